@@ -63,7 +63,7 @@ def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback], data: o
     owners += [(callback, Callback, _hook_names(Callback)) for callback in callbacks]
     owners += [(data, DataModule, [])] if isinstance(data, DataModule) else []
     for owner, base, known in owners:
-        written = {name for kind in type(owner).__mro__ if _is_user_class(kind) for name in vars(kind)}
+        written = {name for kind in type(owner).__mro__ if _may_have_hooks(kind) for name in vars(kind)}
         for name in sorted(written - set(dir(base))):
             meant = get_close_matches(name, known, n=1, cutoff=0.85)
             way = LIGHTNING_HOOKS.get(name) or (f"write {meant[0]}" if meant else "")
@@ -73,7 +73,7 @@ def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback], data: o
     return faults
 
 
-def _is_user_class(kind: type) -> bool:
+def _may_have_hooks(kind: type) -> bool:
     """Return whether `kind` may have mistyped hooks: also one that the user has installed."""
     libraries = ("torch", "torchmetrics", "midstride", "builtins", "lightning", "pytorch_lightning")
     return kind.__module__.partition(".")[0] not in libraries

@@ -1,14 +1,14 @@
-"""For tests: does this module resume exactly? Do a strategy, a store, a launcher keep their laws?
+"""For tests of users: that a module resumes exactly, and that a strategy, a store or a launcher keeps its contract.
 
 `assert_resumes_exactly(Classifier, Digits)` is a whole test.
 
     resume_check     a run cut off at several positions, compared with one that was not
     child_run        one attempt in a process of its own
-    batch_journal    what stood in each batch
-    nondeterminism   where user code asks clocks and the like
-    ranks            functions called in worlds of fresh processes
-    disable_gc       what those processes share is imported without collections
-    freeze_gc        what those processes share is not collected
+    batch_journal    digests of the samples of each batch
+    nondeterminism   where user code calls clocks and the like
+    ranks            functions called in worlds of new processes
+    disable_gc       pauses the garbage collector while modules for these processes are imported
+    freeze_gc        excludes these modules from garbage collection
     laws             classes of tests for authors of strategies, stores and launchers
 """
 

@@ -1,4 +1,4 @@
-"""The journal of an attempt: what stood in every batch that reached the training step, sample by sample."""
+"""The journal of an attempt: digests of every batch that reached the training step, sample by sample."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class BatchJournal(Callback):
     def on_train_batch_start(
         self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int
     ) -> None:
-        """Note what stands in `batch`."""
+        """Write a line with the digests of `batch`."""
         fit = cast("Trainer", trainer).last_fit
         given = fit.context.loaders.training.last_indices if fit is not None else None
         digests, rest = _digests(batch)
@@ -45,7 +45,7 @@ class BatchJournal(Callback):
 
 
 def first_difference(undisturbed: Path, resumed: Path) -> str | None:
-    """Return text on the first batch of a resumed attempt that is not what it was; None if all are."""
+    """Return a message about the first batch in which a resumed attempt differs; None if there is none."""
     was = {(entry["epoch"], entry["batch"]): entry for entry in _entries(undisturbed)}
     for entry in _entries(resumed):
         where = f"batch {entry['batch']} of epoch {entry['epoch']}"

@@ -1,4 +1,4 @@
-"""One training of a run that is checked, in a process of its own: what it keeps in globals ends with it."""
+"""One training of a run that is checked, in its own process, so that no global of it reaches the next one."""
 
 import copy
 import json
@@ -44,12 +44,12 @@ class ChildRun:
 
     @property
     def journal(self) -> Path:
-        """What stood in its batches."""
+        """The file that lists what its batches contained."""
         return self.folder / "journal.jsonl"
 
     def result(self) -> dict[str, Any]:
         """Return its result: digest, warnings of the engine, and the nondeterministic calls."""
-        return dict(json.loads((self.folder / "told.json").read_text()))
+        return dict(json.loads((self.folder / "result.json").read_text()))
 
     def train(self, module: Factory, data: Factory, options: Mapping[str, Any], *, watched: bool = False) -> "ChildRun":
         """Train to the end, from wherever the run stands; return this.
@@ -88,12 +88,12 @@ class ChildRun:
         with tracer if watched else nullcontext():
             made, source = _fresh(module), _fresh(data)
             trainer.fit(made, source, run=self.run)
-        told = {
+        result = {
             "digest": object_digest(made, source, trainer.callbacks[:-1]),
             "warnings": warned.lines,
-            "seen": tracer.calls,
+            "nondeterministic calls": tracer.calls,
         }
-        (self.folder / "told.json").write_text(json.dumps(told))
+        (self.folder / "result.json").write_text(json.dumps(result))
 
 
 class _WarningCollector(logging.Handler):

@@ -1,4 +1,4 @@
-"""Trace calls that answer otherwise each time (clocks, the system's randomness), and where they are made."""
+"""Records the calls of user code whose results differ each time, such as clocks, and where they are made."""
 
 import os
 import random
@@ -22,9 +22,9 @@ _METHODS = {"datetime.now": "datetime.now()", "datetime.utcnow": "datetime.utcno
 
 
 class NondeterminismTracer:
-    """Watches the calls that user code makes in this thread; `seen` lists them, each once.
+    """Records such calls of user code in this thread; `calls` lists each of them once.
 
-    It slows an attempt down manifold, so it watches only one that is known to be wrong.
+    It makes an attempt many times as slow, so it is used only for one that is known to be wrong.
     """
 
     def __init__(self) -> None:

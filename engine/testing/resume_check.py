@@ -36,16 +36,16 @@ def final_state(run: str) -> list[Any]:
 def assert_resumes_exactly(
     module: TrainingModule | Callable[[], TrainingModule], data: Any = None, *, steps: int = 6, **options: Any
 ) -> None:
-    """Train `steps` steps undisturbed, then again from snapshots in between; all must end alike, bit for bit.
+    """Train `steps` steps without an interruption, then again from snapshots in between; compare the ends bit for bit.
 
-    Every attempt is a process of its own, forked from this one, which stays as it is; each begins with what this
-    process holds and nothing that another attempt left. Epochs are cut to half of the steps, and validations to two
-    batches, so that ends of epochs and the middle of a validation are among the positions.
+    Every attempt runs in a process that is forked from this one, so that none sees what another has left. Epochs are
+    cut to half of the steps, and validations to two batches: then some snapshots are of the end of an epoch or of the
+    middle of a validation.
 
     Args:
-        module: the module (a copy of it trains), or what makes it.
-        data: a DataModule or a training DataLoader, or what makes one; None if the module has the loaders.
-        steps: how far to train.
+        module: the module, of which a copy trains, or a function that makes it.
+        data: a DataModule or a training DataLoader, or a function that makes one; None if the module has the loaders.
+        steps: number of steps to train.
         options: for the Trainer, such as `accumulate_grad_batches=2` or `callbacks=[...]`.
 
     Raises:
@@ -107,15 +107,15 @@ def _line(path: str, undisturbed: str, resumed: str) -> str:
 def _message(faults: list[str], cut: Snapshot, whole: ChildRun, resumed: ChildRun, again: ChildRun) -> str:
     progress = cut.manifest["facts"]["progress"]
     position = f"batch {progress['val_batch']} of a validation" if progress["validating"] else "a step"
-    told, undisturbed = resumed.result(), whole.result()
-    hidden = [line for line in differing_lines(undisturbed["digest"], told["digest"]) if line not in faults]
+    result, undisturbed = resumed.result(), whole.result()
+    hidden = [line for line in differing_lines(undisturbed["digest"], result["digest"]) if line not in faults]
     repeats = not (first_difference(whole.journal, again.journal) or _compare(whole, again))
     head = f"resumed after step {cut.position.step}, at {position}, the run ends otherwise than undisturbed"
     head += ":" if repeats else " (as it does when it is merely run again):"
     sections = [
         (head, faults),
         ("What no snapshot holds, and differs too:", hidden),
-        ("What gives another answer each time, and is asked in your code:", again.result()["seen"]),
+        ("What gives another answer each time, and is asked in your code:", again.result()["nondeterministic calls"]),
         ("The engine warned:", undisturbed["warnings"]),
     ]
     return "\n".join("\n  ".join([title, *_few(lines)]) for title, lines in sections if lines)
