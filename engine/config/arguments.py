@@ -11,10 +11,10 @@ __all__ = ["Arguments", "map_texts", "texts_in"]
 
 
 def _as_json(value: Any, path: str = "", above: tuple[int, ...] = ()) -> Any:
-    """Return `value` as it is read back from JSON, paths and tuples of code as texts and lists.
+    """Return `value` as JSON would give it back: paths as texts, tuples as lists.
 
     Raises:
-        ValueError: it would be read back as something else, or not at all.
+        ValueError: JSON cannot hold it, or would give back something else.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -29,7 +29,7 @@ def _as_json(value: Any, path: str = "", above: tuple[int, ...] = ()) -> Any:
 
 
 def _fault(value: Any, above: tuple[int, ...]) -> str:
-    """Return what is wrong with one value, within those with the ids `above`; nothing if nothing is."""
+    """Return what is wrong with one value, an empty text if nothing is; `above` has the ids of the values around it."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value}, which JSON has no number for: say null, or a text that your code reads"
     if id(value) in above:
@@ -42,12 +42,12 @@ def _fault(value: Any, above: tuple[int, ...]) -> str:
     return f"a {type(value).__name__}, {value!r}: a job travels as JSON, of texts, numbers, lists and mappings"
 
 
-#: what is passed by name to something of the user's
+#: keyword arguments for a class or function that a job names
 Arguments = Annotated[dict[str, Any], AfterValidator(_as_json)]
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return `value` with what `change` makes of every text in it, keys aside.
+    """Return `value` with `change` applied to every text in it, except to keys.
 
     >>> map_texts({"folder": "./a", "files": ["b", 1]}, str.upper)
     {'folder': './A', 'files': ['B', 1]}
@@ -60,7 +60,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def texts_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in `value`, which stands at `path`, with the key path at which it stands.
+    """Yield the key path and the value of every text in `value`, whose own key path is `path`.
 
     >>> [*texts_in({"files": ["b", 1]}, "data_args")]
     [('data_args.files.0', 'b')]

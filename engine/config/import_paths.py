@@ -1,4 +1,4 @@
-"""From "package.module:attribute" to the thing itself, with the job's folder importable."""
+"""Imports what "package.module:attribute" names, with the folder of the job importable."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ __all__ = ["IMPORT_PATH", "call_with", "import_path", "load_attribute", "make_im
 
 
 def make_importable(folder: Path | str) -> None:
-    """Put `folder` first on the path of imports."""
+    """Put `folder` first in `sys.path`."""
     sys.path[:] = [str(folder), *(path for path in sys.path if path != str(folder))]
 
 
@@ -25,7 +25,7 @@ IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 def import_path(spec: str) -> str:
-    """Return `spec`, if it can name something.
+    """Return `spec` if it has the form of an import path.
 
     Raises:
         ValueError: it is not of the form "package.module:attribute".
@@ -41,8 +41,8 @@ def load_attribute(spec: str, folder: Path | str, key: str) -> Any:
     """Return what `spec`, "package.module:attribute", names; modules in `folder` come first.
 
     Raises:
-        JobError: there is no such module or attribute; the message names what there is, and `key`, where
-            the job says `spec`.
+        JobError: there is no such module or attribute; the message lists what there is, and names `key`, under which
+            the job has `spec`.
         UserCodeError: importing it raises; the message starts with the traceback.
     """
     name, _, attribute = spec.partition(":")
@@ -65,8 +65,8 @@ def call_with(make: Any, arguments: dict[str, Any], spec: str, key: str) -> Any:
     """Return `make(**arguments)`.
 
     Raises:
-        JobError: `make`, which the job calls `spec`, does not take these arguments: one line for each
-            fault, with `key`, where they stand in the job.
+        JobError: `make`, which the job names by `spec`, does not take these arguments. The message has one line for
+            each fault, with `key`, under which the job has them.
         UserCodeError: it raises; the message starts with the traceback.
     """
     if faults := _argument_faults(spec, make, arguments, key):
@@ -80,7 +80,7 @@ def call_with(make: Any, arguments: dict[str, Any], spec: str, key: str) -> Any:
 
 
 def _forget_stale(top: str, folder: str) -> None:
-    """Drop `top` from the imported modules when it came from elsewhere and `folder` has one of its own.
+    """Remove the module `top` from `sys.modules` if it was imported from elsewhere and `folder` has one of its own.
 
     Two jobs in one process may both have a `model.py`; each must get its own.
     """

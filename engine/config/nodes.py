@@ -1,4 +1,4 @@
-"""On how many machines a world trains, and which numbers of them will do. Reading it needs no torch."""
+"""On how many machines a world trains, and which numbers of machines can share its batches. Needs no torch."""
 
 import math
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ __all__ = ["Nodes"]
 
 @dataclass(frozen=True)
 class Nodes:
-    """The machines of a world: at least so many, at most so many, each with as many ranks.
+    """The numbers of machines of a world, each with the same number of ranks.
 
     Args:
-        least: a round waits for so many.
-        most: more than these wait.
-        processes: ranks on each.
-        lanes: of the run, which the ranks share; None if it has none.
-        batch: samples of a global batch, which the ranks share equally; None where each has its own batches.
+        least: the smallest number with which a round begins.
+        most: the largest number that trains; further machines wait.
+        processes: ranks on each machine.
+        lanes: lanes of the run, which the ranks share; None if it has none.
+        batch: samples of a global batch, which the ranks share equally; None if each rank has its own batches.
 
     >>> Nodes.parse("1:4", processes=2, lanes=8).usable
     [1, 2, 4]
@@ -55,7 +55,7 @@ class Nodes:
 
     @property
     def _shared(self) -> str | None:
-        """What all ranks share, said for people."""
+        """What all ranks share, for messages."""
         if self.lanes is not None:
             return f"{self.lanes} lanes"
         return None if self.batch is None else f"batches of {self.batch} samples"
@@ -66,7 +66,7 @@ class Nodes:
 
     @property
     def errors(self) -> list[str]:
-        """Messages on a choice that could never train, or not always the same run."""
+        """Messages about numbers with which the world could never train, or not always the same run."""
         if self.lanes is not None and self.batch is not None:
             return [
                 f"global_batch_size {self.batch} with lanes, each of which has the loader's batch_size: leave one out"
@@ -91,7 +91,7 @@ class Nodes:
         return []
 
     def _fitting_lanes(self) -> int:
-        """The smallest power of two that all ranks together do not exceed."""
+        """The smallest power of two that is not below the largest number of ranks."""
         return 1 << (self.most * self.processes - 1).bit_length()
 
     def _fitting_batch(self) -> int:
@@ -99,7 +99,7 @@ class Nodes:
         return math.lcm(*range(self.least, self.most + 1)) * self.processes
 
     def sentences(self) -> list[str]:
-        """Return a line for each number of nodes: how many ranks that is, and whether they will do."""
+        """Return a line for each number of nodes: how many ranks it has, and whether they can train."""
         lines = []
         for ready in range(self.least, self.most + 1):
             ranks, used = ready * self.processes, self.training(ready)

@@ -82,12 +82,12 @@ def short_precision(value: Any) -> Any:
 
 
 def _none_if_minus_one(value: object) -> object:
-    """Lightning's way to say that there is no limit."""
+    """Return None for -1, with which Lightning says that there is no limit."""
     return None if value == -1 else value
 
 
 class Record(BaseModel):
-    """Base of what is written down: unknown keys are faults, values never change."""
+    """Base of documents: unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -99,7 +99,7 @@ class Options(Record):
 
 
 def _checked_place(place: str, info: ValidationInfo) -> str:
-    """Return `place`; what would be the name of a folder and is not meant so, a variable or half a URL, is refused."""
+    """Return `place`; refuse a variable that was not filled in, or half a URL: it would become the name of a folder."""
     if half := re.match(r"([a-z][a-z0-9+]+:)/(?!/)", place):
         raise ValueError(f"{place} is a folder called {half[1]} here; a URL has two slashes: {half[1]}//")
     if found := re.search(r"\$[A-Za-z_]\w*|\$?\{.*?\}+", place):

@@ -16,7 +16,7 @@ from midstride.engine.config.validation import validation_errors
 
 __all__ = ["SCHEDULERS", "KubernetesArguments", "RayArguments", "SchedulerSpec", "SlurmArguments", "on_args_errors"]
 
-#: what midstride says itself, and where a job says it
+#: option of sbatch that midstride sets itself -> the key of `world` it follows from; "" if there is none
 _SLURM_OWN = {
     "array": "nodes",
     "nodes": "nodes",
@@ -102,7 +102,7 @@ SCHEDULERS: dict[str, SchedulerSpec] = {
 
 
 def on_args_errors(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Return messages on what the scheduler called `name`, or "join", does not take."""
+    """Return messages about the arguments that the scheduler called `name`, or "join", does not take."""
     if name not in SCHEDULERS:
         return [f"on_args without on: say on: {' or on: '.join(SCHEDULERS)}"] if arguments else []
     try:

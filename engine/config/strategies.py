@@ -263,7 +263,7 @@ STRATEGIES: dict[str, StrategySpec] = {
 
 
 def conflicts(request: StrategyRequest) -> list[str]:
-    """Return a message for everything in `request` that cannot be; its strategy is a name in the table."""
+    """Return a message for every conflict in `request`, whose strategy is a name in the table."""
     row = STRATEGIES[request.strategy]
     faults = [
         fault for name, value in request.options.items() if (fault := _option_error(request.strategy, name, value))

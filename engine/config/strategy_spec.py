@@ -1,4 +1,4 @@
-"""What a row of the table of strategies says, and what is asked of it."""
+"""The types of the table of strategies: a row, a conflict, and the request that conflicts are checked for."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,25 +6,25 @@ from typing import Any, Literal
 
 __all__ = ["Conflict", "Start", "StrategyRequest", "StrategySpec"]
 
-#: who starts the ranks of a Trainer that finds no launcher in its environment: none is started, the script run again,
-#: or processes started from within the caller
+#: how a Trainer without a launcher in its environment starts ranks: none are started, the script is run again for each,
+#: or they are spawned or forked from the calling process
 Start = Literal["none", "subprocess", "spawn", "fork"]
 
 
 @dataclass(frozen=True)
 class StrategyRequest:
-    """A strategy as it was asked for, and where; None where that is not known yet, as in a job read far from its GPUs.
+    """The choice of a strategy and its surroundings; None is what is not known yet, as in a job read without its GPUs.
 
     Args:
         strategy: its name.
         options: its `strategy_args`.
-        precision: as the Trainer has it.
-        ranks: processes of the world.
+        precision: that of the Trainer.
+        ranks: number of processes in the world.
         accelerator: "cpu" or "cuda".
         launcher: what started this process as a rank; None if nothing did.
-        interactive: there is no script to run again.
-        cuda_in_use: this process has initialised CUDA.
-        lanes: equal parts that every batch is cut in; None if it is not.
+        interactive: whether there is no script that could be run again, as in a notebook.
+        cuda_in_use: whether this process has initialised CUDA.
+        lanes: number of equal parts that every batch is cut into; None if it is not cut.
     """
 
     strategy: str
@@ -40,11 +40,11 @@ class StrategyRequest:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two things that do not go together.
+    """Two choices that cannot be combined.
 
     Args:
-        applies: whether a request has both.
-        message: what, why, and what to use instead; {} are fields of the request.
+        applies: returns whether a request has both.
+        message: which choices, why, and what to use instead; names in {} are fields of the request.
     """
 
     applies: Callable[[StrategyRequest], bool]
@@ -57,13 +57,13 @@ class StrategySpec:
 
     Args:
         target: "package.module:Class".
-        start: who starts its ranks when no launcher has.
-        launcher: who starts them in a job.
-        splits_batches: a process has several devices and splits its batch over them.
-        devices: what its processes train on, as text, where that is neither the CPU nor a GPU.
-        options: `strategy_args` by name: a type, or the values there are, among which may be types.
-        conflicts: what it cannot go together with.
-        shards_weights: no rank has the whole of the weights.
+        start: how its ranks are started if no launcher has started them.
+        launcher: the launcher that starts them in a job.
+        splits_batches: whether a process has several devices and splits its batch over them.
+        devices: name of what its processes train on, if that is neither the CPU nor a GPU.
+        options: `strategy_args` by name: the type, or a tuple of possible values and types.
+        conflicts: choices that it cannot be combined with.
+        shards_weights: whether every rank has only a part of the weights.
         in_lanes: "package.module:Class" of the same strategy with `lanes`; "" if it has none.
         remedy: what to do when its library is missing.
     """

@@ -1,4 +1,4 @@
-"""What pydantic refused of a group of options, one message for each key: what is wrong, the value, the way out."""
+"""Messages about the errors of pydantic in a group of options: for each key the fault, the value and what to do."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -50,7 +50,7 @@ def validation_errors(error: ValidationError, model: type[BaseModel], group: str
 
 
 def _joined(messages: Sequence[str]) -> str:
-    """One sentence out of the branches of a union: they end in the same "not 'x'"."""
+    """Return one sentence of the messages for the branches of a union, which all end in the same "not 'x'"."""
     if len(messages) == 1:
         return messages[0]
     heads = [message.rpartition(", not ")[0] or message for message in messages]
@@ -75,7 +75,7 @@ def _reasons(detail: Mapping[str, Any], path: str, known_paths: Sequence[str]) -
 
 
 def _unknown(path: str, known_paths: Sequence[str]) -> str:
-    """Say where a key that is unknown here belongs, or what may stand here."""
+    """Return a message about an unknown key: where it belongs, or which keys there are."""
     group, _, name = path.rpartition(".")
     group = _without_numbers(group)
     if homes := [known for known in known_paths if _leaf(known) == name]:
@@ -116,7 +116,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _path(location: Sequence[int | str], known_paths: Sequence[str]) -> str:
-    """The key path of a fault, without what pydantic adds to a key: the names of a union's branches."""
+    """Return the key path of a fault, without the names of branches of a union that pydantic appends."""
     names = [str(name) for name in location]
     for length in range(len(names) - 1, 0, -1):
         path = ".".join(names[:length])

@@ -25,8 +25,8 @@ def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
     removed again. One step is taken, and one batch of validation and test, in this process alone.
 
     Args:
-        job: what is tried; of one that is meant for nights, a night is.
-        date: have a night tried in any case, on the data of this date; today's if empty.
+        job: the job. If it is meant to be trained nightly, the run of one night is tried.
+        date: date of the data of that night, "" for today; given a date, a night is tried whatever the job.
     """
     faults, judged_by = [], ""
     if date is not None or is_nightly(job):
@@ -43,7 +43,7 @@ def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
 
 
 def _collect(faults: list[str], doing: str, act: Callable[[], T]) -> T | None:
-    """Return what `act` gives; if it raises, add that to `faults`."""
+    """Return the result of `act`; if it raises, add the error to `faults` and return None."""
     try:
         return act()
     except JobError as error:  # the first line counts them

@@ -1,4 +1,4 @@
-"""A job tried for a moment: one step, one batch of each evaluation, in this process alone, nothing kept."""
+"""Tries a job: one step and one batch of each evaluation, in this process only; nothing is kept."""
 
 import logging
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _SKIPPED = 9
 
 
 def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judged_by: str = "") -> list[str]:
-    """Return what is missed where nothing raises; what a step or an evaluation of `job` raises is raised.
+    """Return messages about what is missing in `job`; what a step or an evaluation raises is raised.
 
     Args:
         job: what is tried.
@@ -46,7 +46,7 @@ def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judge
 
 
 def _fitted(job: TrainingJob, module: TrainingModule, data: DataModule) -> Trainer:
-    """Return the Trainer that has fitted the module for a batch; for some, where the first is skipped."""
+    """Return a Trainer that has trained the module on one batch, or on several if the module skips the first."""
     for batches in (1, _SKIPPED + 1):
         trainer = build_trainer(_shortened(job, batches))
         try:
@@ -60,7 +60,7 @@ def _fitted(job: TrainingJob, module: TrainingModule, data: DataModule) -> Train
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep back what a Trainer says about its world, which is not the job's, and what is said twice or refused."""
+    """Suppress log messages about the world of this process, which is not that of the job, and repeated ones."""
     said = [
         logging.getLogger(name)
         for name in (
@@ -80,7 +80,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _shortened(job: TrainingJob, batches: int) -> TrainingJob:
-    """Return `job` with so many batches of one epoch, and one of each evaluation."""
+    """Return `job` limited to this number of training batches in one epoch, and one batch of each evaluation."""
     options = job.trainer
     deterministic = job.snapshots is not None if options.deterministic is None else options.deterministic
     changed = {

@@ -1,4 +1,4 @@
-"""What of a job would not hold elsewhere: in another folder and another process, as a deployment starts it."""
+"""What in a job would fail in another folder and another process, in which a deployment starts it."""
 
 from midstride.engine.config.arguments import texts_in
 from midstride.engine.config.job import TrainingJob
@@ -33,10 +33,10 @@ def relative_paths(job: TrainingJob) -> list[str]:
 
 
 def portability_errors(job: TrainingJob, *, nightly: bool = False) -> list[str]:
-    """Return messages on what would fail in a deployment of `job` although it works here.
+    """Return messages about what would fail in a deployment of `job` although it works here.
 
-    It imports the job's code in a process that knows nothing of this shell's folder and PYTHONPATH. With `nightly`,
-    what would be deployed are its nights.
+    The code of the job is imported in a process without the current folder and PYTHONPATH of this shell. With
+    `nightly`, the flow that would be deployed is the nightly one.
     """
     faults = relative_paths(job)
     try:

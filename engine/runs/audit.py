@@ -1,10 +1,10 @@
 """The audit: over all attempts of a run, every epoch used the samples of its order, each once (law 3).
 
-Where samples stand in an order that is a function of seed and epoch, that order is made again and compared, by
-digest, with the indices that reached the training step. What a sampler gave is compared with what reached that step.
-So is what a stream gave, by digests of its samples. Elsewhere (several loaders, a resumed run over a stream whose
-own state brings it back) only the positions of an epoch can be counted, not the samples in them: each must have
-been trained on once, and law 3 is not said to hold. The metric log must have one row a step.
+If the order of samples is a function of seed and epoch, it is computed again and compared, by digests, with the indices
+that reached the training step. The samples of a sampler or a stream are compared, also by digests, with those that
+reached the training step. In other cases (several loaders, or a resumed run over a stream that restores its own state)
+only the positions of an epoch can be counted: each must have been trained on once, and the audit does not claim that
+law 3 holds. The metric log must have one row for each step.
 """
 
 import csv
@@ -124,7 +124,7 @@ def audit(url: str) -> Audit:
 
 @dataclass
 class _EpochAuditor:
-    """One epoch: the order it should have had beside the stretches it had."""
+    """Compares the order that one epoch should have had with the stretches of batches that it had."""
 
     identity: dict[str, Any]
     stretches: Sequence[BatchRange]
@@ -172,7 +172,7 @@ class _EpochAuditor:
         return first.indexed and told and (first.world == 1 or identity["use_distributed_sampler"])
 
     def _check_batches(self) -> None:
-        """Every batch from the first on, once, and to the end if the epoch is over."""
+        """Check that every batch was trained on once, up to the end if the epoch is over."""
         at = 0
         for stretch in self.stretches:
             if stretch.first > at:
@@ -201,7 +201,7 @@ class _EpochAuditor:
         return True
 
     def _order_of(self, stretch: BatchRange, *, check: bool = True) -> tuple[Indices, int]:
-        """Return the indices that belong to `stretch`, padding aside, and how many positions are padding."""
+        """Return the indices in `stretch` without padding, and how many of its positions are padding."""
         own, digest, positions = [], 0, 0
         for rank in range(stretch.world):
             order = self._order(rank, stretch.world)

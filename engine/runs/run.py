@@ -37,11 +37,11 @@ class Run:
         return cls(TrainingJob.model_validate(document["job"]), document["run"])
 
     def document(self, attempt: int) -> dict[str, Any]:
-        """Return what the processes of attempt number `attempt` are told, as JSON."""
+        """Return the document, as JSON values, that the processes of attempt number `attempt` get."""
         return {"run": self.name, "attempt": attempt, "job": self.job.model_dump(mode="json")}
 
     def save_job(self) -> None:
-        """Write the job into the run's folder: what shows a run needs no job file."""
+        """Write the job into the run's folder, so that commands that show the run need no job file."""
         self.store.write(JOB_FILE, encode_document({"job": self.job.model_dump(mode="json")}))
 
     @cached_property

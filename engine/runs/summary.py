@@ -1,4 +1,4 @@
-"""What stands in the folders of a store's runs, in a line each. Needs no torch."""
+"""Summaries of the runs in a store, read from their folders. Needs no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["RunSummary", "last_sign", "newest_snapshot", "state_of", "summary_of
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How far a run is, as its folder tells.
+    """How far a run is, according to its folder.
 
     Args:
         name: of the run.
@@ -44,7 +44,7 @@ class RunSummary:
 
 
 def summary_of(name: str, store: Store) -> RunSummary:
-    """Return what the folder of the run called `name` tells."""
+    """Return the summary of the run called `name`, read from its folder."""
     job, attempts = job_of(store), AttemptLog(store).attempts()
     last = attempts[-1] if attempts else None
     newest = newest_snapshot(store)
@@ -63,7 +63,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
 
 
 def newest_snapshot(store: Store) -> Snapshot | None:
-    """Return the newest snapshot that counts; None where there is none, or which of them count is unknown."""
+    """Return the newest snapshot that counts; None if there is none, or if damage leaves open which of them count."""
     try:
         return next(reversed(SnapshotCatalog(store).snapshots()), None)
     except SnapshotError:
@@ -71,7 +71,7 @@ def newest_snapshot(store: Store) -> Snapshot | None:
 
 
 def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) -> str:
-    """Return how a run stands, as `RunSummary.state` says it.
+    """Return the state of a run, one of those of `RunSummary.state`.
 
     Args:
         store: of the run.
