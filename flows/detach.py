@@ -12,12 +12,13 @@ _STREAMS = (1, 2)  # standard output and standard error
 
 
 def detach() -> None:
-    """Depend on the parent of this process in nothing but its signals, until this process ends.
+    """Make this process independent of its parent, except for signals that the parent sends to it.
 
-    Ctrl-C goes to every process of a terminal's group; `midstride serve` passes it on, and twice would be at once.
+    It gets a process group of its own: Ctrl-C goes to every process of a terminal's group, and `midstride serve` passes
+    it on as well; a second request to stop would end the run at once.
 
-    Output goes nowhere from the moment on at which no reader is left. Prefect's console handler would end the
-    process at the next line: days of training, for want of a terminal.
+    Once the reader of its output has gone, output is dropped. Otherwise Prefect's console handler would end the
+    process at the next line.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)

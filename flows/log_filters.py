@@ -1,4 +1,4 @@
-"""What the log of a run says of our errors: their words, once, and not the stack around them, which is Prefect's."""
+"""Filters for the logs of runs: an error of ours is logged once, by its message, without the stack of Prefect."""
 
 import logging
 
@@ -10,14 +10,14 @@ _LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 class HideEngineTracebacks(logging.Filter):
-    """Drops an error of ours with its stack: the line on the state that it ends in has the same words."""
+    """Drops records with an error of ours and its stack: the record about the final state has the same message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether `record` is let through."""
+        """Return whether `record` is logged."""
         return not (record.exc_info and isinstance(record.exc_info[1], EngineError))
 
 
 def hide_engine_tracebacks() -> None:
-    """Keep stacks that say nothing to a reader out of the logs of runs; for the rest of this process."""
+    """Keep the stacks of our errors out of the logs of runs, for the rest of this process."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(HideEngineTracebacks())

@@ -1,14 +1,14 @@
-"""What Prefect's server hears of `midstride champion rollback`, which itself needs no Prefect."""
+"""The event that `midstride champion rollback`, which itself needs no Prefect, emits on Prefect's server."""
 
 from midstride.engine.registry.registry import Champion, ModelRegistry
 
 __all__ = ["emit_rollback"]
 
-_TELLING_S = 10.0
+_EMIT_TIMEOUT_S = 10.0
 
 
 def emit_rollback(registry: ModelRegistry, left: Champion, back: Champion) -> None:
-    """Let automations know which champion is back, where a server is configured; the roll-back is done in any case."""
+    """Emit an event about the champion that is back, if a server is configured; errors do not affect the roll-back."""
     from midstride.flows.terminal import quiet_prefect
 
     quiet_prefect()
@@ -27,4 +27,4 @@ def emit_rollback(registry: ModelRegistry, left: Champion, back: Champion) -> No
         print(f"no event says so: {error}")
         return
     emit(ModelRolledBack(run=back.run, weights=registry.weights_url(back), after=left.run), model(registry.name))
-    EventsWorker.drain_all(timeout=_TELLING_S)
+    EventsWorker.drain_all(timeout=_EMIT_TIMEOUT_S)

@@ -35,7 +35,7 @@ class ServerError(EngineError):
 
 
 def need_server() -> None:
-    """Find out whether there is a server to talk to.
+    """Check that a server is configured and answers.
 
     Raises:
         ServerError: none is configured, or it does not answer.
@@ -49,7 +49,7 @@ def need_server() -> None:
 
 
 def name_faults(option: str, name: str) -> list[str]:
-    """Return messages on what keeps `name`, said by `option`, from being a name on Prefect's server."""
+    """Return messages about why `name`, given by `option`, cannot be a name on Prefect's server."""
     if name.strip() and not set(name) & set(_NOT_IN_NAMES):
         return []
     return [f"{option} {name!r}: is no name for Prefect's server; say one without {' '.join(_NOT_IN_NAMES)}"]
@@ -129,7 +129,7 @@ def _start_error(what: str, log: IO[bytes]) -> ServerError:
 
 
 def _drain() -> None:
-    """Have logs and events delivered while a server is there to take them; at exit Prefect would try for a minute."""
+    """Deliver logs and events while the server still runs; at exit Prefect would try for a minute."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -144,7 +144,7 @@ def _start(port: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         "PREFECT_UI_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",
-        # Nothing it says belongs on the terminal; its errors stay in the log that a failed start shows.
+        # Its log is shown only if it does not start, and needs only errors.
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     }
     return subprocess.Popen(

@@ -28,12 +28,12 @@ _VARIABLES = {
 
 @contextmanager
 def credentials_of(job: TrainingJob) -> Iterator[None]:
-    """Have what the block says that `job` names where its store is reached, until the block ends.
+    """Set the variables of the Prefect block that `job` names in the environment, until the context ends.
 
-    Whatever is started meanwhile inherits it. No parameter, log, artifact or file of a run ever holds it.
+    Processes that are started meanwhile inherit them. No parameter, log, artifact or file of a run contains them.
 
     Raises:
-        JobError: there is no such block, or it holds something else; the message holds nothing of it.
+        JobError: there is no such block, or it holds something else; the message contains nothing of its content.
     """
     name = job.snapshots.credentials if job.snapshots else None
     if name is None:
@@ -54,7 +54,7 @@ def credentials_of(job: TrainingJob) -> Iterator[None]:
 
 
 def _variables(name: str) -> dict[str, str]:
-    """Return what the block called `name` says, by environment variable."""
+    """Return the environment variables that the block called `name` holds."""
     full = name if "/" in name else f"secret/{name}"
     try:
         block: Any = Block.load(full)
@@ -69,7 +69,7 @@ def _variables(name: str) -> dict[str, str]:
 
 
 def _fields(block: Any) -> dict[str, str]:
-    """Return what a block of prefect-aws says, by environment variable."""
+    """Return the environment variables for the fields of a block of prefect-aws."""
     found = {}
     for owner in (block, getattr(block, "aws_client_parameters", None)):
         for name, variable in _VARIABLES.items():

@@ -1,4 +1,4 @@
-"""A world as the orchestrator sees it while it runs: progress, snapshots, logs. Seldom, and never in its way."""
+"""Reports a running world to Prefect: progress, snapshots, logs. Calls are rare, and no error of them stops it."""
 
 import signal
 import time
@@ -26,14 +26,14 @@ __all__ = ["RunMonitor", "View", "view_for", "warn"]
 SNAPSHOTS_EVERY_S = 10.0
 CURVES_EVERY_S = 30.0
 WAITING_EVERY_S = 30.0
-#: after a call of Prefect that failed; until then it is left alone
+#: seconds without calls of Prefect after one that failed
 SILENCE_S = 5.0
 _TABLE_ROWS = 100
 _NEVER = float("-inf")
 
 
 class View(Protocol):
-    """Who else wants to see the world: a terminal."""
+    """Where a world is shown beside Prefect, such as a terminal."""
 
     def begin(self, url: str) -> object:
         """A world of the run at `url` is about to start."""
@@ -66,10 +66,10 @@ def warn(text: str) -> None:
 
 
 class RunMonitor:
-    """Hands a world's lines and events on to Prefect and to the view, if there is one.
+    """Passes the lines and events of a world on to Prefect, and to the view if there is one.
 
     Args:
-        run: of which it is a world.
+        run: the run that the world trains.
     """
 
     def __init__(self, run: Run) -> None:
@@ -131,7 +131,7 @@ class RunMonitor:
             self._progress.close()
 
     def _tell(self, event: Event) -> None:
-        """Let automations know of it."""
+        """Emit the event to which automations may listen."""
         if event.kind == "waiting":
             self._waiting(event.fields)
         elif event.kind == "round":
@@ -164,7 +164,7 @@ class RunMonitor:
             self._curves_at = time.monotonic()
 
     def _try(self, act: Callable[[], object]) -> None:
-        """Do `act`; an orchestrator that does not answer is no reason to stop training, nor to wait."""
+        """Call `act`; if Prefect does not answer, warn once and make no calls for a while: training goes on."""
         if time.monotonic() < self._silent_until:
             return
         with _uninterrupted():
@@ -179,9 +179,9 @@ class RunMonitor:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold a request to stop back until the block ends; asked again, give in at once.
+    """Delay a request to stop until the block ends; obey a second one at once.
 
-    A signal's exception that is raised inside Prefect's client comes out of it as another one, and the
+    Prefect's client would turn the exception that the handler of a signal raises in it into another one, and the
     request would be lost.
     """
     pending: list[int] = []

@@ -32,7 +32,7 @@ class Progress:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something new to show, and the last showing is long enough ago."""
+        """Whether there is something new to show, and the last call of Prefect is long enough ago."""
         return self._now != self._shown and time.monotonic() - self._shown_at >= PROGRESS_EVERY_S
 
     def follow(self, event: Event) -> None:

@@ -1,7 +1,7 @@
 """The buffer pool: host memory that snapshots are copied into, used again and again.
 
-Copying to fresh memory costs several times as much as copying to memory that was touched before: every page is a
-fault. So a buffer is touched once, kept, and handed out again only after what lies in it was written.
+Copying to new memory costs several times as much as copying to memory that was used before: each page causes a fault.
+So a buffer is touched once, kept, and reused only after its content was written.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ __all__ = ["Buffer", "BufferPool"]
 
 log = logging.getLogger(__name__)
 
-#: how many snapshots may be on their way: one being written, one being copied
+#: how many snapshots may be in progress: one that is written, and one that is copied
 BUFFERS = 2
-#: a wait of so many seconds is worth a warning
+#: seconds of a wait from which on it is logged as a warning
 LONG_WAIT_S = 1.0
 WARN_EVERY_S = 60.0
 
@@ -34,7 +34,7 @@ class Buffer:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, size: int) -> Tensor:
-        """Return the memory (uint8, `size` bytes); what was in it is lost, and if it is too small it is made anew."""
+        """Return `size` bytes of the memory, as uint8; its content is lost, and it is reallocated if too small."""
         if size > self._memory.numel():
             self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes first: both may not fit
             self._memory = _touched(size)
@@ -50,7 +50,7 @@ class BufferPool:
     The second is made only once a snapshot comes while the one before is still being written.
 
     Args:
-        on_wait: told, every now and then while both are busy, for how many seconds they are by then, and why.
+        on_wait: called repeatedly while both buffers are in use, with the seconds waited so far and the reason.
     """
 
     def __init__(self, on_wait: Callable[[float, str], object] = lambda waited_s, why: None) -> None:
@@ -86,7 +86,7 @@ class BufferPool:
         return buffer, waited_s
 
     def release(self, buffer: Buffer) -> None:
-        """Take a buffer back: what was in it is written, or never will be."""
+        """Take a buffer back, whose content was written or never will be."""
         with self._changed:
             self._free.append(buffer)
             self._changed.notify()

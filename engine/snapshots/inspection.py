@@ -1,4 +1,4 @@
-"""Inspection: everything that lies in a run's store, and what is wrong with it. Needs no torch."""
+"""Inspection: everything in the store of a run, and what is wrong with it. Needs no torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

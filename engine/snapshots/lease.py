@@ -1,11 +1,12 @@
 """Leases: which generation of a run may write. Needs no torch.
 
 Every attempt that begins to train is a generation: it takes its number by creating `lease/NNNNNN.json` exclusively.
-The newest counts. It says from which snapshot it resumed, so what an older one writes later is known to be stale.
+The newest lease counts. It names the snapshot from which its generation resumed, so that snapshots which an older
+generation commits later can be told to be stale.
 
-It also says from which that one's generation had resumed, and so on, back to one whose number is a multiple of 64: that
-one's lease has all the rest, and the lease after it repeats it, should it be lost. However many attempts a run had, two
-leases tell its lineage; manifests repeat it.
+A lease also names the snapshot from which that older generation had resumed, and so on, back to a generation whose
+number is a multiple of 64. The lease of such a generation names all snapshots before it, and the next lease repeats
+them in case it is lost. So the lineage of a run is in two leases, however many attempts it had; manifests repeat it.
 """
 
 import logging
@@ -55,9 +56,9 @@ class Lease:
         generation: which attempt of the run this is, from 1.
         resumed_from: name of the snapshot it continues; None for a fresh start.
         run_id: what tells this run from any other of the same name; made by the first generation.
-        ancestors: names of snapshots: `resumed_from`, the one from which its generation had resumed, and so on, up to
-            the first of a generation that is a multiple of `BLOCK`, or to the very first where this one, or the one
-            before it, is such a multiple; empty if an older version wrote the lease.
+        ancestors: names of snapshots: `resumed_from`, the one from which its generation had resumed, and so on.
+            The last is of a generation that is a multiple of `BLOCK`; if this generation or the one before is such a
+            multiple, it is of the first generation. Empty if an older version wrote the lease.
     """
 
     generation: int
@@ -78,7 +79,7 @@ def newest(store: Store) -> Lease | None:
 
 
 def newest_process(store: Store) -> tuple[dict[str, Any], float] | None:
-    """Return what was kept beside the newest lease, and when, in seconds since the epoch; None without any.
+    """Return the facts in the newest lease, and when it was taken, in seconds since the epoch; None without a lease.
 
     Raises:
         SnapshotDamaged: it is not what was written.
@@ -110,7 +111,7 @@ def acquire(store: Store, resumed_from: str | None, facts: dict[str, Any]) -> Le
 
 
 def lease_document(lease: Lease, facts: dict[str, Any]) -> bytes:
-    """Return what is written down of `lease`, with `facts`; no two of them are alike."""
+    """Return `lease` and `facts` as a document; a nonce makes each document unique."""
     return encode_document({**vars(lease), "facts": facts, "time": time.time(), "nonce": uuid4().hex})
 
 
@@ -147,20 +148,20 @@ def _with_ancestors(store: Store, lease: Lease) -> Lease:
 
 
 def _fence(store: Store, path: str) -> None:
-    """Let no write of an older world end that it began before the lease was taken; what it begins now it asks for."""
+    """Remove unfinished writes of older worlds, which check the lease before they begin further ones."""
     store.remove_drafts("", *_REPLACED)
     store.remove_drafts(_FOLDER, upto=path.rpartition("/")[2])  # others may be about to take the next one
 
 
 def ensure_newest(store: Store, lease: Lease, *, is_read: bool = False) -> None:
-    """Look whether `lease` still counts; a world asks before it replaces anything that others read.
+    """Check that `lease` is still the newest; a world calls this before it replaces anything that others read.
 
-    A lease that is gone is written again: without it no snapshot counts that this world goes on to write.
+    A lease that was removed is written again: without it, no further snapshot of this world would count.
 
     Args:
         store: of the run.
         lease: of this world.
-        is_read: whether the lease there is read, too: one of the same number may be that of another run.
+        is_read: whether the file of the lease is read, too: a lease of the same number may be that of another run.
 
     Raises:
         Superseded: a newer generation advances the run, or another run was begun in its place.

@@ -1,7 +1,7 @@
 """Lineage: which generations of a run count, and how far. Needs no torch.
 
-Of the newest generation everything counts; of the one it resumed from, all up to the snapshot it resumed from; and
-so on back to the first. What a stale world commits later lies beyond that, and is never read.
+All snapshots of the newest generation count; of the generation that it resumed from, those up to the snapshot it
+resumed from; and so on, back to the first. What a stale world commits later comes after that, and is never read.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """The queue of weights: best and last weights on their way to the store, behind training.
 
-Of the weights that wait between two snapshots only the newest of each folder count. What cannot be written waits on,
-and every snapshot has it written first: none that is committed speaks of best weights that are nowhere.
+Of the weights that are queued between two snapshots only the newest of each folder count. Weights that cannot be
+written stay in the queue and are written before the next snapshot is committed: no snapshot names missing weights.
 """
 
 import threading

@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class PendingSnapshot:
-    """A snapshot on its way.
+    """A snapshot that is being written.
 
     Args:
         position: where the run stands.
-        future: the snapshot once it is committed, or why it never will be.
+        future: the snapshot once it is committed, or the error with which it failed.
         stall_s: seconds training was held up, those of `wait_s` included.
         wait_s: seconds it waited for an older snapshot to be written.
         write_s: seconds the thread took to write and commit it; 0 before.
@@ -179,11 +179,11 @@ class Writer:
 
     @property
     def failure(self) -> Exception | None:
-        """What went wrong behind training, if anything did."""
+        """The error of the thread that writes, if there was one."""
         return self._failure
 
     def check(self) -> None:
-        """Raise what went wrong behind training, on every rank the same."""
+        """Raise the error of the thread that writes, the same on every rank."""
         if self._failure is not None:
             raise self._failure
 
@@ -200,7 +200,7 @@ class Writer:
         self._in_turn(self._weights_queue.flush)
 
     def _in_turn(self, act: Callable[[], object]) -> None:
-        """Have the thread do `act` after all that it has to do already; raise what it raises."""
+        """Have the thread call `act` after everything that is queued already; raise what it raises."""
         done: Future[None] = Future()
 
         def settle() -> None:
