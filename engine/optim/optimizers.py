@@ -2,8 +2,10 @@
 
 import copy
 import itertools
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from midstride.engine.user_code import call_user_code
 
 __all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers", "scheduler_objects"]
 
+log = logging.getLogger(__name__)
 
 _OF_A_STEP = (
     "on several processes, what a step logs with sync_dist is reduced where the ranks next meet: watch a value of a "
@@ -34,34 +37,54 @@ class SchedulerConfig:
     Args:
         scheduler: a torch scheduler.
         interval: "epoch" or "step".
-        frequency: epochs (or steps) between two of its steps.
-        monitor: the logged value that ReduceLROnPlateau watches.
+        frequency: epochs between two of its steps; of interval "step", batches, counted anew in each epoch.
+        monitor: the logged value that it watches.
+        reduce_on_plateau: whether it steps with that value, as ReduceLROnPlateau does.
+        strict: whether the value has to be there; without it the scheduler does not step.
+        name: what the user calls it.
     """
 
     scheduler: Any
     interval: Literal["epoch", "step"] = "epoch"
     frequency: int = 1
     monitor: str | None = None
+    reduce_on_plateau: bool = False
+    strict: bool = True
+    name: str | None = None
 
     def due(self, count: int) -> bool:
-        """Return whether it steps after `count` epochs or steps."""
+        """Return whether it steps after `count` epochs, or batches of an epoch."""
         return count % self.frequency == 0
 
     def step(self, values: dict[str, float], by: Callable[[Any, float | None], None] | None = None) -> None:
-        """Step the scheduler, with the monitored value if it watches one; `by` a function of the user's if given."""
-        where = f"{type(self.scheduler).__name__}.step"
-        if not isinstance(self.scheduler, ReduceLROnPlateau):
-            if by is None:
-                call_user_code(where, self.scheduler.step)
-            else:
-                by(self.scheduler, values.get(self.monitor or ""))
+        """Step the scheduler, with the value if it watches one; `by` a function of the user's if given."""
+        if self.reduce_on_plateau and self.monitor not in values:
+            self._miss(values)
             return
-        if self.monitor not in values:
-            known = ", ".join(sorted(values)) or "nothing"
-            why = "; " + _OF_A_STEP if self.interval == "step" else ""
-            raise UserError(f"ReduceLROnPlateau watches {self.monitor!r}, not logged; logged so far: {known}{why}.")
-        value = float(values[self.monitor])
-        call_user_code(where, self.scheduler.step, value) if by is None else by(self.scheduler, value)
+        value = float(values[self.monitor or ""]) if self.reduce_on_plateau else None
+        if by is not None:
+            by(self.scheduler, value)
+        else:
+            given = () if value is None else (value,)
+            call_user_code(f"{type(self.scheduler).__name__}.step", self.scheduler.step, *given)
+
+    def _miss(self, values: dict[str, float]) -> None:
+        """Say that the value is not there.
+
+        Raises:
+            UserError: it has to be.
+        """
+        kind, known = type(self.scheduler).__name__, ", ".join(sorted(values)) or "nothing"
+        if not self.strict:
+            _warn_of_no_value(kind, self.monitor)
+            return
+        why = "; " + _OF_A_STEP if self.interval == "step" else ""
+        raise UserError(f"{kind} watches {self.monitor!r}, not logged; logged so far: {known}{why}.")
+
+
+@cache
+def _warn_of_no_value(kind: str, monitor: str | None) -> None:
+    log.warning("%s watches %r, which is not logged so far: until it is, the learning rate stays", kind, monitor)
 
 
 class OptimizerList:
@@ -237,7 +260,7 @@ def _check_schedulers(optimizers: list[Optimizer], schedulers: list[SchedulerCon
                 f"{where} returned a {name} of an optimizer that it did not return: it would change the learning rate "
                 "of nothing that is stepped. Build the scheduler with the optimizer that is returned."
             )
-        if isinstance(config.scheduler, ReduceLROnPlateau) and config.monitor is None:
+        if config.reduce_on_plateau and config.monitor is None:
             raise UserError(
                 f"{where} returned a {name} that watches nothing: say which logged value, as in "
                 '{"scheduler": ..., "monitor": "val/loss"}.'
@@ -293,8 +316,8 @@ def lazy_tensors(module: nn.Module) -> str:
 
 def _scheduler(entry: Any, monitor: str | None = None) -> SchedulerConfig:
     entry = entry if isinstance(entry, dict) else {"scheduler": entry}
-    known = {"scheduler", "interval", "frequency", "monitor"}
-    if unknown := set(entry) - known - {"name", "strict", "reduce_on_plateau"}:
+    known = {field.name for field in fields(SchedulerConfig)}
+    if unknown := set(entry) - known:
         raise UserError(f"lr_scheduler has the keys {sorted(unknown)}; there are: {', '.join(sorted(known))}")
     scheduler = entry.get("scheduler")
     if isinstance(scheduler, Optimizer) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
@@ -306,5 +329,6 @@ def _scheduler(entry: Any, monitor: str | None = None) -> SchedulerConfig:
         raise UserError(
             f"lr_scheduler has frequency {frequency!r}; a whole number of epochs or steps is needed, from 1"
         )
-    chosen: dict[str, Any] = {"monitor": monitor, **{key: entry[key] for key in known if key in entry}}
+    watches = isinstance(scheduler, ReduceLROnPlateau)
+    chosen: dict[str, Any] = {"monitor": monitor, "reduce_on_plateau": watches, **entry}
     return SchedulerConfig(**chosen)

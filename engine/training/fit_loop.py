@@ -137,7 +137,7 @@ class FitLoop:
         self.optimizer_step.zero_grad()
         if stepped:
             if self.context.schedulers:
-                self.optimizer_step.step_schedulers("step", progress.step)
+                self.optimizer_step.step_schedulers("step", index + 1)
             self.boundary.after_step(self.batches, outputs)
         else:
             self.boundary.inside_accumulation()

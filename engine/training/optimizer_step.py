@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -41,8 +42,7 @@ class OptimizerStep:
     """
 
     def __init__(self, context: FitContext) -> None:
-        self.context, self.loader = context, context.loaders.training
-        self.module = context.module
+        self.context, self.loader, self.module = context, context.loaders.training, context.module
         self._options = context.options
         self.window = context.options.accumulate_grad_batches
         self._needs_closure: dict[type[Optimizer], bool] = {}
@@ -53,6 +53,7 @@ class OptimizerStep:
         self._forward = context.step.forward if is_bare else context.step
         self._backward = self._backward_pass()
         self._gradients = self._by_strategy()
+        self._schedulers = sorted(context.schedulers, key=attrgetter("reduce_on_plateau"))
         self._take_step, self._check_parameters = self._own_step(), parameter_check(context.strategy)
         self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
         lanes = context.strategy if isinstance(context.strategy, RunsLanes) else None
@@ -295,11 +296,11 @@ class OptimizerStep:
                 parameter.requires_grad_(True)
 
     def step_schedulers(self, interval: Literal["epoch", "step"], count: int) -> None:
-        """Step the schedulers of `interval` that are due after `count` of them."""
+        """Step the schedulers of `interval` that are due after `count` epochs, or batches; those that watch go last."""
         if not self.module.automatic_optimization:
             return
         step = self._calls.own.get("lr_scheduler_step")
-        for config in self.context.schedulers:
+        for config in self._schedulers:
             if config.interval == interval and config.due(count):
                 config.step(self.context.metric_logger.values, step)
 

@@ -22,8 +22,8 @@ ERRORS = [
     Mutant(
         "an error of a scheduler is taken for one that a retry may help",
         "engine/optim/optimizers.py",
-        "call_user_code(where, self.scheduler.step)",
-        "self.scheduler.step()",
+        'call_user_code(f"{type(self.scheduler).__name__}.step", self.scheduler.step, *given)',
+        "self.scheduler.step(*given)",
         "unit/training/test_refusals.py",
     ),
     Mutant(
