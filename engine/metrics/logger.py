@@ -140,6 +140,8 @@ class MetricLogger:
         stepping = training and not self._in_epoch_end
         on_step = stepping if on_step is None else on_step
         on_epoch = not stepping if on_epoch is None else on_epoch
+        if not (on_step or on_epoch):
+            raise UserError(f"self.log({name!r}, on_step=False): it would be kept nowhere here; say on_epoch=True too.")
         suffix = "" if self._loader is None or not add_dataloader_idx else f"/dataloader_idx_{self._loader}"
         target = self._targets[asked] = _LogTarget(
             step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,

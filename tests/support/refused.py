@@ -156,9 +156,9 @@ class Odd(Module):
         checkpoint["tokenizer"] = {"words": Numbers()}
 
 
-def unlogged(name: str, value: Any) -> Callable[[Any, int], Tensor]:
+def unlogged(name: str, value: Any, **options: Any) -> Callable[[Any, int], Tensor]:
     def act(module: Module, batch_idx: int) -> Tensor:
-        module.log(name, value)
+        module.log(name, value, **options)
         return module.layer(torch.ones(1, 2)).mean()
 
     return act

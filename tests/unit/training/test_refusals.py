@@ -138,6 +138,11 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "a column's name": ({"module": Module(unlogged("step", 1.0))}, UserError, ["'step'", "column"]),
     "no number": ({"module": Module(unlogged("x", None))}, UserError, ["'x'", "NoneType"]),
     "a vector": ({"module": Module(unlogged("x", torch.ones(3)))}, UserError, ["'x'", "(3,)", "mean()"]),
+    "a value for nothing": (
+        {"module": Module(unlogged("x", 1.0, on_step=False))},
+        UserError,
+        ["'x', on_step=False", "kept nowhere", "on_epoch=True"],
+    ),
     "no optimizer returned": ({"module": configured(lambda m, o: None)}, UserError, ["returned None; an optimizer"]),
     "an optimizer for a scheduler": (
         {"module": configured(lambda m, o: ([o], [o]))},
