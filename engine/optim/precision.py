@@ -1,7 +1,7 @@
 """The arithmetic a module trains in: 32, bf16, 16 (with a gradient scaler) or 64 bits."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +49,8 @@ class Precision:
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of one forward pass; a new one each time, so that no cached cast goes stale."""
+        if self.name == "64":
+            return _in_doubles()
         if self._autocast is None:
             return self._plain
         return torch.autocast(self._device, dtype=self._autocast)
@@ -93,6 +95,17 @@ class Precision:
         """Take the scaler's state back."""
         if self._scaler is not None:
             self._scaler.load_state_dict(state_dict)
+
+
+@contextmanager
+def _in_doubles() -> Iterator[None]:
+    """Make tensors of 64 bits where user code does not say otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
