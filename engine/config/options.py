@@ -27,6 +27,7 @@ from midstride.engine.errors import JobError
 from midstride.engine.storage.store import PASSWORD, StoreOptions, holds_password
 
 __all__ = [
+    "LONG_PRECISIONS",
     "IdentityOption",
     "MonitorOptions",
     "NightlyOptions",
@@ -71,14 +72,17 @@ Limit = Annotated[
 ]
 
 
+#: Lightning's name of a precision -> the short one
+LONG_PRECISIONS = {"16-mixed": "16", "bf16-mixed": "bf16", "32-true": "32", "64-true": "64"}
+
+
 def short_precision(value: Any) -> Any:
     """Return the short name of a precision: 16 and "16-mixed" are "16".
 
     >>> short_precision("bf16-mixed")
     'bf16'
     """
-    named = {"16-mixed": "16", "bf16-mixed": "bf16", "32-true": "32", "64-true": "64"}
-    return named.get(str(value), str(value)) if type(value) in (int, str) else value
+    return LONG_PRECISIONS.get(str(value), str(value)) if type(value) in (int, str) else value
 
 
 def _none_if_minus_one(value: object) -> object:

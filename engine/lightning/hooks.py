@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from midstride.engine.errors import UserError
 from midstride.engine.lightning.checkpoint import checkpoint_of
 from midstride.engine.trees import convert
 
@@ -19,11 +20,21 @@ def wrapped(kind: type, name: str) -> Method | None:
     """Return what is called in place of the method `name` of the user's class `kind`; None for that itself."""
     method = getattr(kind, name)
     if name in _STEPS:
+        _ensure_no_iterator(kind, name)
         return _of_batch(method) if _takes_batch(method) else None
     return _WRAPPERS[name](method) if name in _WRAPPERS else None
 
 
 _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+
+
+def _ensure_no_iterator(kind: type, name: str) -> None:
+    """Refuse a step that Lightning hands the loader's iterator: what it reads ahead no snapshot could know."""
+    if "dataloader_iter" in inspect.signature(getattr(kind, name)).parameters:
+        raise UserError(
+            f"{kind.__name__}.{name} takes dataloader_iter, and a step is given a batch here: write "
+            f"{name}(self, batch, batch_idx), or let several loaders give one batch (CombinedLoader)"
+        )
 
 
 def _takes_batch(step: Method) -> bool:

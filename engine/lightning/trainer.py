@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midstride.engine.config.options import TrainerOptions
+from midstride.engine.config.options import LONG_PRECISIONS, TrainerOptions
 from midstride.engine.lightning.counterparts import origins_of
 from midstride.engine.modules.interface import TrainerInterface
 
@@ -92,7 +92,24 @@ class LightningTrainer:
             for name, value in values.items()
         }
 
-    logged_metrics = progress_bar_metrics = callback_metrics
+    logged_metrics = callback_metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """Of those, what was logged with `prog_bar`, as numbers."""
+        shown = self._trainer.metric_logger.progress_bar_names
+        return {name: float(value) for name, value in self._trainer.callback_metrics.items() if name in shown}
+
+    @property
+    def precision(self) -> str:
+        """What the module computes in, by Lightning's name, such as "bf16-mixed"."""
+        short = self._trainer.options.precision
+        return next(name for name, of in LONG_PRECISIONS.items() if of == short)
+
+    @property
+    def min_epochs(self) -> int:
+        """Passes over the data before the fit may be stopped."""
+        return self._trainer.options.min_epochs or 0
 
     @property
     def max_epochs(self) -> int:
@@ -109,8 +126,12 @@ class LightningTrainer:
     @property
     def num_training_batches(self) -> float:
         """Training batches of an epoch; infinite where only reading them tells."""
-        batches = self._trainer.num_training_batches
-        return math.inf if batches is None else batches
+        return _known(self._trainer.num_training_batches)
+
+    @property
+    def num_val_batches(self) -> list[float]:
+        """Batches of each validation loader; infinite where only reading them tells."""
+        return [_known(batches) for batches in self._trainer.num_val_batches]
 
     @property
     def lightning_module(self) -> Any:
@@ -219,6 +240,10 @@ class LightningTrainer:
     def predicting(self) -> bool:
         """Whether a prediction is under way."""
         return self._trainer.metric_logger.stage == "predict"
+
+
+def _known(batches: int | None) -> float:
+    return math.inf if batches is None else batches
 
 
 class LightningStrategy:

@@ -68,7 +68,7 @@ class MetricLogger:
         self.step_values: dict[str, list[float]] = {}
         #: hyperparameters that a logger was given beside those of module and data; those of rank 0 count
         self.hparams: dict[str, Any] = {}
-        #: names to show in the progress bar
+        #: names of the values that were logged with `prog_bar`
         self.progress_bar_names: set[str] = set()
         self._running: dict[str, Accumulator] = {}
         self._evaluated: dict[str, Accumulator] = {}
@@ -134,8 +134,6 @@ class MetricLogger:
             raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
         if reduce_fx not in REDUCTIONS:
             raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
-        if prog_bar:
-            self.progress_bar_names.add(name)
         training = self.stage == "train"
         stepping = training and not self._in_epoch_end
         on_step = stepping if on_step is None else on_step
@@ -151,6 +149,8 @@ class MetricLogger:
             reduce_fx=reduce_fx,
             plain=on_step and training and not (sync or on_epoch),
         )
+        if prog_bar:
+            self.progress_bar_names |= {target.step, target.also or target.epoch}
         return target
 
     def _accumulate(self, wanted: _LogTarget, value: Any, weight: float) -> None:
