@@ -41,6 +41,9 @@ def _model_checkpoint(given: Any, faults: list[str]) -> Callback | None:
 
 
 def _learning_rate_monitor(given: Any, faults: list[str]) -> Callback:
+    for name in ("log_momentum", "log_weight_decay"):
+        if getattr(given, name, False):
+            log.warning("LearningRateMonitor(%s=True): learning rates alone are logged; log it in a hook", name)
     return LearningRateMonitor()
 
 

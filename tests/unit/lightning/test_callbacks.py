@@ -129,10 +129,21 @@ def test_training_stops_early_where_lightning_does(scores: Sequence[float], chec
     assert epochs[1] == epochs[0]
 
 
-def test_a_folder_for_checkpoints_that_is_not_used_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    Trainer(callbacks=[callbacks.ModelCheckpoint(dirpath="kept", monitor="score")])
-    assert "ModelCheckpoint(dirpath=" in caplog.text
-    assert "is not used: weights are in the folder of the run" in caplog.text
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (
+            callbacks.ModelCheckpoint(dirpath="kept", monitor="score"),
+            ("ModelCheckpoint(dirpath=", "is not used: weights are in the folder of the run"),
+        ),
+        (callbacks.LearningRateMonitor(log_momentum=True), ("LearningRateMonitor(log_momentum=True)", "rates alone")),
+    ],
+)
+def test_an_option_that_is_not_used_is_named(
+    callback: Any, words: Sequence[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Trainer(callbacks=[callback])
+    assert all(word in caplog.text for word in words)
 
 
 def test_callbacks_say_what_those_that_stand_for_them_have_seen(tmp_path: Path) -> None:
