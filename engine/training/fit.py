@@ -28,6 +28,7 @@ from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
+from midstride.engine.training.extra_steps import peek_batch
 from midstride.engine.training.fit_loop import FitLoop
 from midstride.engine.training.fit_warnings import idle_evaluation, layers_in_eval_mode, untrained_parameters
 from midstride.engine.training.sample_log import SampleLog
@@ -203,7 +204,7 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
     module, strategy, options = ready.module, ready.strategy, ready.options
     if lazy := lazy_tensors(module):
         raise JobError(lazy)
-    strategy.setup_module(module, ready.scope, lambda: ready.to_device(next(loaders.training.batches(0))))
+    strategy.setup_module(module, ready.scope, lambda: peek_batch(ready, loaders.training))
     with collector_paused():  # the first optimizer of a process imports torch._dynamo
         configured = call_user_code("configure_optimizers", module.configure_optimizers)
     optimizers, schedulers = read_optimizers(configured, module)

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,75 @@ def test_a_cut_by_time_stays_and_other_stages_are_refused(tmp_path: Path) -> Non
     said = (tmp_path / "1.txt").read_text()
     assert f"strategy: the snapshot has 'pipeline(stages=2, balance={first}, micro_batches=2)'" in said
     assert "this run has 'pipeline(stages=2, balance=[3, 3], micro_batches=2)'" in said
+
+
+class Keeps(Counts):
+    """Keeps what it is trained on, of whatever loaders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(self.joined(batch), batch_idx)
+
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:
+        self.given += self.joined(batch).flatten().tolist()
+        return super().training_step_end(outputs, self.joined(batch))
+
+    @staticmethod
+    def joined(batch: Any) -> Tensor:
+        return torch.cat(list(batch.values())) if isinstance(batch, dict) else batch
+
+
+class Counting(Numbers):
+    """Counts what it is asked for."""
+
+    asked = 0
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.asked += 1
+        return super().__getitem__(index)
+
+
+class Turning(Stream):
+    """Begins each epoch one sample later."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from (Numbers()[(index + self.epoch) % SAMPLES] for index in range(SAMPLES))
+
+
+def drawn() -> DataLoader[Any]:
+    return DataLoader(Numbers(), 4, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+
+READ: dict[str, Callable[[], Any]] = {
+    "drawn": drawn,
+    "counting": lambda: DataLoader(Counting(), 4),
+    "several": lambda: {"drawn": drawn(), "turning": DataLoader(Turning(), 4)},
+}
+
+
+def keep(folder: str, name: str, arguments: dict[str, Any]) -> None:
+    module, loaders = Keeps(), READ[name]()
+    options: dict[str, Any] = {"strategy_args": arguments, "max_epochs": 2, "limit_val_batches": 0}
+    trainer = Trainer(strategy="pipeline", enable_progress_bar=False, **options)
+    trainer.fit(module, loaders)
+    if trainer.world.is_first:
+        asked = loaders.dataset.asked if name == "counting" else 0
+        Path(folder, "given.json").write_text(json.dumps([asked, module.given]))
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_batch_that_layers_are_measured_with_counts_as_not_read(name: str, tmp_path: Path) -> None:
+    given = []
+    for arguments in ({"balance": [3, 3]}, {}):
+        assert run_ranks(keep, str(tmp_path), name, arguments, processes=2) == [0, 0]
+        given.append(json.loads((tmp_path / "given.json").read_text()))
+    assert given[0] == given[1]
 
 
 class Fails(nn.Module):
