@@ -22,7 +22,7 @@ from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.state.row_shards import RowShard, distributed_tensor, reshard_rows, row_shard_of, shard_rows
-from midstride.engine.state.stateful import Stateful
+from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import FixedParameters, ModelParallel
@@ -238,8 +238,10 @@ class FullySharded(Sharded):
     frees_after_forward = True
 
 
-class _ShardedState:
+class _ShardedState(AlikeOnRanks):
     """A part of a run's state whose tensors are cut over the ranks: a snapshot has a `RowShard` per rank."""
+
+    in_words = "what is not cut, such as the statistics of batch norm,"
 
     def __init__(self, part: Stateful, module: TrainingModule, shards: int) -> None:
         self._part, self._module, self._shards = part, module, shards
@@ -259,7 +261,11 @@ class _ShardedState:
         self._part.load_state_dict(map_leaves(distributed, state_dict, is_leaf=is_state_leaf))
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the row shards of `rank` in a new world, given those of all ranks of the old one."""
+        """Return the row shards of `rank` in a new world, given those of all ranks of the old one.
+
+        What is not cut is rank 0's, with a warning where it differs.
+        """
+        super().resharded([map_leaves(_uncut, state, is_leaf=is_state_leaf) for state in states], rank)
         return cast("dict[str, Any]", reshard_rows(states, rank % self._shards, self._shards))
 
 
@@ -288,6 +294,11 @@ def _free(module: nn.Module) -> None:
     for submodule in module.modules():
         if isinstance(submodule, FSDPModule):
             submodule.reshard()
+
+
+def _uncut(value: Any) -> Any:
+    """Return `value`, and nothing in place of a row shard."""
+    return None if isinstance(value, RowShard) else value
 
 
 def _row_shard(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Sharded training as a user meets it: weights that come out whole, pieces that fit any world, what is refused."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -152,6 +153,7 @@ class Adaptive(Deep):
 
 def go_on(folder: str, strategy: str, arguments: dict[str, Any], steps: int) -> None:
     trainer = trainer_of(strategy, strategy_args=arguments, max_steps=steps, callbacks=[Witness(folder)])
+    logging.getLogger("midstride").addHandler(logging.FileHandler(f"{folder}/warnings-of-{trainer.world.size}"))
     trainer.fit(Adaptive(), SampleData(3, 0), run=f"{folder}/run")
 
 
@@ -174,6 +176,9 @@ def test_row_shards_are_cut_anew_for_another_world_bit_for_bit(
             kept = {part: whole(tmp_path / "run", part, before) for part in ("module", "optimizers")}
             kept["averages"] = averages(tmp_path / "run", before)
             assert differences(kept, begins) == []
+            warnings = (tmp_path / f"warnings-of-{size}").read_text()
+            assert warnings.count("the statistics of batch norm, differs between the ranks") == 1
+            assert "norm.running_mean" in warnings
         before = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1].name
 
 
