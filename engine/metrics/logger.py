@@ -249,6 +249,11 @@ class MetricLogger:
         for key, running in logged.items():
             self._log_step(key, running.pending_value, running.weight, running.sync, running.reduce_fx)
 
+    def progress_bar_values(self) -> dict[str, float]:
+        """Return what the newest step logged with `prog_bar` on this rank, in the order of logging."""
+        row, names = self.rows.newest, self.progress_bar_names
+        return {name: float(value) for name, value in row.items() if name in names and value is not None}
+
     def drain_rows(self) -> str:
         """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
         shares = self._gather_shares(lambda: self.rows.shares())

@@ -5,7 +5,7 @@ logs stands in the row of the step after which it came. Rows travel in segments,
 snapshot; the open row is part of the run's state.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from midstride.engine.metrics.accumulator import Accumulator
@@ -68,6 +68,11 @@ class MetricLog:
         if self._pending_shares:
             self._shares.update({(step, name): share for name, share in self._pending_shares.items()})
             self._pending_shares = {}
+
+    @property
+    def newest(self) -> Mapping[str, Any]:
+        """The row of the newest step: numbers or tensors; None what is still to be reduced over the ranks."""
+        return self._open
 
     def set_current(self, name: str, value: Any) -> None:
         """Write `value` into the row of the last step.

@@ -150,7 +150,8 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
             on_step: a value for this batch; the default while training. With on_epoch too, the step's is called
                 "..._step" and the epoch's "..._epoch" as well. Of a metric it is that of the batch alone.
             on_epoch: one value for the epoch; the default while validating and testing.
-            prog_bar: show it in the progress bar.
+            prog_bar: while training, show it in the progress bar in place of the loss; all values of a validation
+                are there.
             sync_dist: reduce it over the ranks; a metric always is.
             reduce_fx: how batches become an epoch: mean (weighted by samples), sum, min or max.
             batch_size: samples in this batch; taken from the batch's first tensor if not given.

@@ -1,7 +1,7 @@
 """A world on a terminal: its output, and a progress bar."""
 
 from types import TracebackType
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -44,7 +44,7 @@ class TerminalView:
             disable=not (bar and self.console.is_terminal),
         )
         self._task = self._progress.add_task("steps", total=None, epoch=0, details="", visible=False)
-        self._metrics: list[str] = []
+        self._validated: list[str] = []
         self.url = ""
 
     def __enter__(self) -> "TerminalView":
@@ -77,10 +77,11 @@ class TerminalView:
         elif event.kind in _STARTING:
             self._progress.update(self._task, details=_STARTING[event.kind])
         elif event.kind == "validation":
-            metrics = fields.get("metrics") or {}
-            self._metrics = [f"{name} {_number(value)}" for name, value in metrics.items()]
+            self._validated = _named(fields.get("metrics"))
             if not self.console.is_terminal:  # where no bar shows them
-                self.line(f"validation at step {fields['step']:,}, epoch {fields['epoch']}: {', '.join(self._metrics)}")
+                self.line(
+                    f"validation at step {fields['step']:,}, epoch {fields['epoch']}: {', '.join(self._validated)}"
+                )
         elif event.kind == "waiting":
             self._progress.update(self._task, details=f"waiting for the store: {fields['waited_s']:.0f} s")
         elif event.kind == "resumed" and fields.get("resumed_from"):
@@ -88,7 +89,8 @@ class TerminalView:
 
     def _step(self, fields: dict[str, object]) -> None:
         rate, total = fields.get("rate"), fields.get("steps_total")
-        details = [f"loss {_number(fields.get('loss'))}", *self._metrics, f"{_number(rate)} steps/s" if rate else ""]
+        chosen = _named(fields.get("metrics")) or _named({"loss": fields.get("loss")})
+        details = [*chosen, *self._validated, f"{_number(rate)} steps/s" if rate else ""]
         # What stands beside them: names, counts, the time, spaces, and room for the terminal's ^C.
         room = self.console.width - self._bar_width - len(f"epoch {fields.get('epoch')}{total}{total}") - 18
         self._progress.update(
@@ -110,6 +112,10 @@ def _that_fit(texts: list[str], room: int) -> str:
             break
         line = longer
     return line
+
+
+def _named(values: Any) -> list[str]:
+    return [f"{name} {_number(value)}" for name, value in (values or {}).items()]
 
 
 def _number(value: object) -> str:

@@ -21,7 +21,8 @@ class StepBoundary:
 
     def __init__(self, context: EvaluationContext, checkpointer: Checkpointer | None) -> None:
         self._context, self._checkpointer = context, checkpointer
-        self._progress, self._rows = context.progress, context.metric_logger.rows
+        self._progress, self._metric_logger = context.progress, context.metric_logger
+        self._rows = self._metric_logger.rows
         self._heartbeat, self._requests, self._reporter = context.heartbeat, context.requests, context.reporter
         self._faults = context.faults_at("after_step")
         self._lazy = context.strategy if isinstance(context.strategy, LazyDevice) else None
@@ -35,7 +36,7 @@ class StepBoundary:
         """
         self._rows.step(self._progress.epoch, self._progress.step)
         if self._reporter.shows_steps:
-            self._reporter.step(self._progress, batches, outputs)
+            self._reporter.step(self._progress, batches, outputs, self._metric_logger)
         for fault in self._faults:
             fault()
         self.after_batch()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from midstride.engine.config.options import TrainerOptions
+from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.progress import Progress
 from midstride.engine.session.events import Event, EventLog
 from midstride.engine.session.session import Session
@@ -62,7 +63,7 @@ class Reporter:
             self._view = TerminalView().__enter__()
         self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
 
-    def step(self, progress: Progress, batches: int | None, outputs: Any) -> None:
+    def step(self, progress: Progress, batches: int | None, outputs: Any, metric_logger: MetricLogger) -> None:
         """Tell about a step, if the last telling was long enough ago."""
         now_s = time.monotonic()
         # The first step is always told: it ends a restart.
@@ -79,6 +80,7 @@ class Reporter:
             step=progress.step,
             steps_total=self._steps,
             loss=float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else None,
+            metrics=metric_logger.progress_bar_values(),
             rate=(progress.step - began) / max(now_s - began_s, 1e-9),
         )
 

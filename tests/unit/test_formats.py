@@ -120,7 +120,7 @@ WORDS = {
     "events": "imported met started resumed step snapshot validation finished",
     "events/started": "epoch generation step steps_total",
     "events/resumed": "generation resumed_from step",
-    "events/step": "batch batches epoch loss rate step steps_total",
+    "events/step": "batch batches epoch loss metrics rate step steps_total",
     "events/snapshot": "bytes epoch name stall_s step wait_s write_s",
     "events/validation": "epoch metrics step",
     "events/finished": "epoch step",

@@ -17,19 +17,20 @@ STEP = {"epoch": 55, "step": 1150, "steps_total": 1200, "loss": 0.0156, "rate": 
 
 
 @pytest.mark.parametrize(
-    ("width", "told"),
+    ("width", "chosen", "told"),
     [
-        (60, "loss 0.0156"),
-        (80, "loss 0.0156  val/loss 0.0742"),
-        (120, "loss 0.0156  val/loss 0.0742  val/accuracy 0.97  333.2 steps/s"),
+        (60, {}, "loss 0.0156"),
+        (80, {}, "loss 0.0156  val/loss 0.0742"),
+        (120, {}, "loss 0.0156  val/loss 0.0742  val/accuracy 0.97  333.2 steps/s"),
+        (80, {"right": 0.5}, "right 0.5  val/loss 0.0742"),
     ],
 )
-def test_what_fits_is_told_whole(width: int, told: str) -> None:
+def test_what_fits_is_told_whole(width: int, chosen: dict[str, float], told: str) -> None:
     file = io.StringIO()
     with TerminalView(Console(width=width, file=file, force_terminal=True, color_system=None)) as view:
         view.begin("runs/first")
         view.event(Event("validation", 0.0, {"step": 1150, "epoch": 55, "metrics": METRICS}))
-        view.event(Event("step", 0.0, STEP))
+        view.event(Event("step", 0.0, {**STEP, "metrics": chosen}))
     lines = re.split(r"\r|\n|\x1b\[[0-9;?]*[A-Za-z]", file.getvalue())
     bars = [line.rstrip() for line in lines if "1150/1200" in line]
     assert bars
