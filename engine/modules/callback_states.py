@@ -1,4 +1,4 @@
-"""The state of callbacks, and of a DataModule that has one, as a part of a run's."""
+"""The states of callbacks, and of a DataModule with a `state_dict`, as one part of the state of a run."""
 
 import copy
 import logging
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def by_class_name(owners: Sequence[T]) -> dict[str, T]:
-    """Return callbacks by the names of their classes; a second one of a class is `Name#1`."""
+    """Return callbacks by the names of their classes; the second callback of a class is `Name#1`."""
     named: dict[str, T] = {}
     for owner in owners:
         name = type(owner).__name__
@@ -30,11 +30,11 @@ def by_class_name(owners: Sequence[T]) -> dict[str, T]:
 
 
 class Callbacks(AlikeOnRanks):
-    """All callbacks of a Trainer as one part of a run's state, and a DataModule that has a `state_dict`, by class.
+    """The states of all callbacks of a Trainer, and of its DataModule, by class name.
 
     Args:
-        owners: those whose state it is.
-        device: where tensors belong that were on an accelerator.
+        owners: the callbacks and the DataModule.
+        device: where tensors are put that were on an accelerator.
     """
 
     in_words = "what a callback or the DataModule keeps"
@@ -43,7 +43,7 @@ class Callbacks(AlikeOnRanks):
         self.by_name, self._device = by_class_name(owners), device
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each by name."""
+        """Return the state of each callback by name."""
         return {name: self._state_of(name) for name in self.by_name}
 
     def _state_of(self, name: str) -> Any:
@@ -51,7 +51,10 @@ class Callbacks(AlikeOnRanks):
         return mark_device_tensors(call_user_code(f"{type(owner).__name__}.state_dict", owner.state_dict))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give each its state back; who is new, or watches another value, starts afresh, who is gone is forgotten."""
+        """Load the state of each callback that is in `state_dict` and still monitors the same value.
+
+        Other callbacks start afresh; states of callbacks that are gone are dropped.
+        """
         for name in set(state_dict) - set(self.by_name):
             del state_dict[name]
         for name, callback in self.by_name.items():
@@ -64,9 +67,9 @@ class Callbacks(AlikeOnRanks):
 
 
 def _watches_another(callback: Stateful, saved: dict[str, Any]) -> bool:
-    """Return whether `saved` is the state of a callback that watched another value; warn if it is.
+    """Return whether `saved` is the state of a `Monitor` of another value or mode, and warn if so.
 
-    An older snapshot does not say what was watched.
+    Snapshots of earlier versions do not name the value; False then.
     """
     if not isinstance(callback, Monitor) or "monitor" not in saved or saved == saved | callback.watched:
         return False

@@ -1,4 +1,4 @@
-"""Callbacks: what acts beside a module at its hooks, with state of its own."""
+"""Callbacks: objects that are called at the hooks of a fit, beside the module, with state of their own."""
 
 import copy
 import math
@@ -31,7 +31,7 @@ __all__ = [
 class Callback:
     """Base of callbacks; a hook that is not written costs nothing.
 
-    A callback whose doings depend on what it has seen gives and takes `state_dict`.
+    A callback that depends on earlier calls overrides `state_dict` and `load_state_dict`.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Callback:
         """Become the callback that gave `state_dict`."""
 
     def trainer_view(self, trainer: "TrainerInterface") -> Any:
-        """Return what the hooks are given for `trainer`: it is that itself, unless the callback is of other making."""
+        """Return the object that the hooks get as `trainer`; adapters, as for Lightning's callbacks, return a view."""
         return trainer
 
     def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
@@ -176,7 +176,7 @@ class Callback:
     def on_save_checkpoint(
         self, trainer: "TrainerInterface", module: "TrainingModule", checkpoint: dict[str, Any]
     ) -> None:
-        """Put into `checkpoint`, which is the module's too, what `state_dict` does not say."""
+        """Put into `checkpoint`, which the module's hook gets too, what is not in `state_dict`."""
 
     def on_load_checkpoint(
         self, trainer: "TrainerInterface", module: "TrainingModule", checkpoint: dict[str, Any]
@@ -184,18 +184,18 @@ class Callback:
         """Take back what `on_save_checkpoint` put in."""
 
 
-#: by address: a callback that was in a fit, and how it stood before its first
+#: id of a callback that was in a fit -> a reference to it, and its state before its first fit
 _FIRST_STATES: dict[int, tuple["weakref.ref[Callback]", dict[str, Any]]] = {}
 
 
 def first_state(callback: Callback) -> dict[str, Any]:
-    """Return how `callback` stood before its first fit, which may have been another Trainer's; else how it stands."""
+    """Return the state of `callback` before its first fit, of this or another Trainer; without one, its state now."""
     known = _FIRST_STATES.get(id(callback))
     return known[1] if known else copy.deepcopy(callback.state_dict())
 
 
 def keep_first_state(callback: Callback, state: dict[str, Any]) -> None:
-    """Remember, for as long as `callback` lives, that it stood at `state` before its first fit."""
+    """Record `state` as the state of `callback` before its first fit, for as long as `callback` exists."""
     key = id(callback)
     if key not in _FIRST_STATES:
         _FIRST_STATES[key] = weakref.ref(callback, lambda _: _FIRST_STATES.pop(key, None)), state
@@ -217,17 +217,17 @@ class Monitor(Callback):
         self.best = math.inf if mode == "min" else -math.inf
 
     def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
-        """Judge the newest value, if the validation is one of a fit."""
+        """Call `judge`, if the validation is part of a fit."""
         if trainer.is_fitting:
             self.judge(trainer)
 
     def judge(self, trainer: "TrainerInterface") -> None:
-        """Act on the newest value: after each validation, or at the end of each epoch of a fit that has none."""
+        """Act on the newest value: after each validation, or at the end of each epoch of a fit without validation."""
         raise NotImplementedError("a callback that watches a value says what comes of it: write judge")
 
     @property
     def watched(self) -> dict[str, str]:
-        """What is watched, as part of the state: the best of another value, or by another mode, says nothing here."""
+        """The monitored value and the mode, as part of the state: a best value is of use only for the same two."""
         return {"monitor": self.monitor, "mode": self.mode}
 
     def is_better(self, value: float, margin: float = 0.0) -> bool:
@@ -235,7 +235,11 @@ class Monitor(Callback):
         return value < self.best - margin if self.mode == "min" else value > self.best + margin
 
     def value(self, trainer: "TrainerInterface") -> float:
-        """Return the monitored value, alike on every rank."""
+        """Return the newest monitored value, which is the same on every rank.
+
+        Raises:
+            UserError: it was not logged.
+        """
         values = trainer.metric_logger.values
         if self.monitor not in values:
             known = ", ".join(sorted(values)) or "nothing"
@@ -266,11 +270,11 @@ class BestCheckpoint(Monitor):
             trainer.save_weights("best")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and its step, and what is watched."""
+        """Return the best value, its step, and what is monitored."""
         return {"best": self.best, "best_step": self.best_step, **self.watched}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take best value and step back."""
+        """Restore the best value and its step."""
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
 
 
@@ -311,11 +315,11 @@ class EarlyStopping(Monitor):
             trainer.stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, the validations since, and what is watched."""
+        """Return the best value, the validations since, and what is monitored."""
         return {"best": self.best, "wait_count": self.wait_count, **self.watched}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take best value and count back."""
+        """Restore the best value and the count."""
         self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]
 
 

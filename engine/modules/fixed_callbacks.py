@@ -1,4 +1,4 @@
-"""The callbacks of a Trainer: those that it was given, in every attempt."""
+"""The callbacks of a Trainer, which cannot be changed after it was made."""
 
 from typing import NoReturn
 
@@ -9,12 +9,12 @@ __all__ = ["FixedCallbacks"]
 
 
 class FixedCallbacks(tuple[Callback, ...]):
-    """Callbacks in the order in which they are called; none comes or goes."""
+    """Callbacks in the order in which they are called; none can be added or removed."""
 
     __slots__ = ()
 
     def append(self, *_: object) -> NoReturn:
-        """Refuse the change, which no hook would see.
+        """Refuse the change: hooks are looked up once, so it would have no effect.
 
         Raises:
             UserError: always.

@@ -1,4 +1,4 @@
-"""Hooks: who wants to be called when, found once, so that a hook that is not written costs nothing."""
+"""The hooks that a module and its callbacks override, looked up once, so that other hooks cost nothing."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ __all__ = ["Hooks", "bind_step_end", "own_hook", "unknown_hooks"]
 
 
 class Hooks:
-    """The hooks of a module and its callbacks, by name; callbacks go first."""
+    """The overridden hooks of a module and its callbacks, by name; those of callbacks are called first."""
 
     def __init__(self, trainer: "TrainerInterface", module: TrainingModule, callbacks: Sequence[Callback]) -> None:
         self._by_name: dict[str, list[tuple[str, Callable[..., Any], tuple[Any, ...]]]] = {}
@@ -36,28 +36,31 @@ class Hooks:
         self._by_name.setdefault(name, []).append(row)
 
     def has(self, name: str) -> bool:
-        """Return whether anyone wants to be called at `name`."""
+        """Return whether the module or a callback overrides the hook `name`."""
         return name in self._by_name
 
     def bound(self, name: str) -> Sequence[Callable[..., object]]:
-        """Return what calls each hook called `name`, in order: for a loop, which looks them up once."""
+        """Return a function for each hook called `name`, in order, so that a loop looks them up once."""
         return [partial(call_user_code, where, hook, *first) for where, hook, first in self._by_name.get(name, ())]
 
     def call(self, name: str, *arguments: Any, of: Literal["all", "module", "callbacks"] = "all") -> None:
-        """Call every hook called `name`, or only the module's, or only the callbacks'."""
+        """Call every hook called `name`, or only the module's, or only those of callbacks."""
         for where, hook, first in self._by_name.get(name, ()):
             if of == "all" or (of == "callbacks") == bool(first):
                 call_user_code(where, hook, *first, *arguments)
 
 
 def own_hook(owner: object, name: str) -> Callable[..., Any] | None:
-    """Return the hook called `name` that `owner` has written, to be called; None if it has none."""
+    """Return a function that calls the method `name` of `owner`; None if it has no such method.
+
+    The function raises UserCodeError where the method fails.
+    """
     hook = getattr(owner, name, None)
     return None if hook is None else partial(call_user_code, f"{type(owner).__name__}.{name}", hook)
 
 
 def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback], data: object = None) -> list[str]:
-    """Return messages on which methods were written to be called and never would be: Lightning's, and mistyped ones."""
+    """Return messages on methods that look like hooks and are never called: hooks of Lightning, and mistyped names."""
     faults = []
     owners: list[tuple[object, type, list[str]]] = [(module, TrainingModule, _hook_names(ModuleHooks))]
     owners += [(callback, Callback, _hook_names(Callback)) for callback in callbacks]
@@ -74,15 +77,15 @@ def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback], data: o
 
 
 def _may_have_hooks(kind: type) -> bool:
-    """Return whether `kind` may have mistyped hooks: also one that the user has installed."""
+    """Return whether `kind` is user code, which may have mistyped hooks; a class of an installed package is, too."""
     libraries = ("torch", "torchmetrics", "midstride", "builtins", "lightning", "pytorch_lightning")
     return kind.__module__.partition(".")[0] not in libraries
 
 
 def bind_step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any] | None:
-    """Return the module's `..._step_end`, called with a step's outputs and its batch; None if it has not written one.
+    """Return a function of a step's outputs and batch that calls `<step>_end`; None if the module does not override it.
 
-    It need not take the batch. A prediction has none.
+    The batch is passed only if the method takes it. There is no `predict_step_end`.
     """
     default = getattr(TrainingModule, f"{step}_end", None)
     if default is None or getattr(getattr(module, f"{step}_end"), "__func__", None) is default:

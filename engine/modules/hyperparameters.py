@@ -1,4 +1,4 @@
-"""The arguments a module or its data were made with, kept under the names their constructors give them."""
+"""`save_hyperparameters`: the constructor arguments of a module or a DataModule, by name."""
 
 import inspect
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ __all__ = ["Hyperparameters", "HyperparametersMixin", "accepted_arguments", "ens
 
 
 class Hyperparameters(dict[str, Any]):
-    """A dict whose items are attributes as well: `hparams["lr"]` and `hparams.lr` are one."""
+    """A dict whose items are attributes as well: `hparams["lr"]` is `hparams.lr`."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -27,7 +27,7 @@ class Hyperparameters(dict[str, Any]):
 
 
 class HyperparametersMixin:
-    """Something that may keep its constructor's arguments."""
+    """Gives a class `save_hyperparameters` and `hparams`."""
 
     #: what `save_hyperparameters` has kept
     hparams: Hyperparameters
@@ -53,7 +53,7 @@ class HyperparametersMixin:
 
 
 def accepted_arguments(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `arguments` that the constructor of `kind` takes: a base class may have kept its own."""
+    """Return the `arguments` that the constructor of `kind` takes: saved ones may be those of a base class."""
     parameters = inspect.signature(kind).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(arguments)
@@ -61,7 +61,7 @@ def accepted_arguments(kind: type, arguments: Mapping[str, Any]) -> dict[str, An
 
 
 def ensure_accepted(kind: type, arguments: Mapping[str, Any], path: object) -> None:
-    """Raise UserError if `kind` cannot be made with `arguments`, those that weights at `path` keep among them."""
+    """Raise UserError if `kind` cannot be made with `arguments`, some of them saved with the weights at `path`."""
     try:
         inspect.signature(kind).bind(**arguments)
     except TypeError as error:
@@ -73,7 +73,11 @@ def ensure_accepted(kind: type, arguments: Mapping[str, Any], path: object) -> N
 
 
 def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
-    """Return by name what the constructors of `owner` that are under way were called with."""
+    """Return the arguments, by name, of the constructor calls of `owner` in `frame` and its callers.
+
+    Raises:
+        RuntimeError: no constructor of `owner` is running.
+    """
     arguments: dict[str, Any] = {}
     is_called = False
     while frame is not None:

@@ -44,7 +44,7 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def set_by_users(self) -> dict[str, Any]:
-        """Return the attributes that user code has set: they are part of snapshots."""
+        """Return the attributes that user code has set on the Trainer: they are part of snapshots."""
 
     @property
     @abstractmethod
@@ -64,17 +64,17 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def metric_logger(self) -> MetricLogger:
-        """What `self.log` was given."""
+        """The values logged by `self.log`."""
 
     @property
     @abstractmethod
     def precision(self) -> Precision:
-        """The arithmetic that the module computes in."""
+        """The precision in which the module computes."""
 
     @property
     @abstractmethod
     def optimizers(self) -> list[Optimizer]:
-        """What `configure_optimizers` returned; none before it has. `on_fit_start` may set others."""
+        """The optimizers that `configure_optimizers` returned; empty before. `on_fit_start` may set others."""
 
     @optimizers.setter
     @abstractmethod
@@ -88,7 +88,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def module(self) -> "TrainingModule":
-        """What is trained or evaluated."""
+        """The module that is trained or evaluated."""
 
     @property
     @abstractmethod
@@ -98,27 +98,27 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def train_dataloader(self) -> Any:
-        """What is trained on, as it was given: a DataLoader or a nest of them; None before a fit has begun to read."""
+        """The training loader as it was given: a DataLoader or a nest of them; None before a fit has begun to read."""
 
     @property
     @abstractmethod
     def val_dataloaders(self) -> Any:
-        """What is validated on in a fit, as it was given; None if there is nothing."""
+        """The validation loaders of a fit as they were given; None without any."""
 
     @property
     @abstractmethod
     def num_training_batches(self) -> int | None:
-        """Training batches of an epoch on this rank; None where only reading them tells."""
+        """Training batches of an epoch on this rank; None where the loader has no length."""
 
     @property
     @abstractmethod
     def num_val_batches(self) -> list[int | None]:
-        """Batches of each validation loader on this rank; None where only reading them tells."""
+        """Batches of each validation loader on this rank; None where it has no length."""
 
     @property
     @abstractmethod
     def is_last_batch(self) -> bool:
-        """Whether the training batch in hand is the last of its epoch."""
+        """Whether the current training batch is the last of its epoch."""
 
     @abstractmethod
     def gather(self, value: object) -> list[Any]:
@@ -126,7 +126,7 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def clip_gradients(self, optimizer: Optimizer, largest: float, algorithm: Literal["norm", "value"]) -> None:
-        """Clip the gradients of what `optimizer` trains to that norm, or each to that value."""
+        """Clip the gradients of the parameters of `optimizer` to the norm `largest`, or each element to this value."""
 
     @abstractmethod
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -137,22 +137,22 @@ class TrainerInterface(Protocol):
             options: for `Tensor.backward`, such as `retain_graph`.
 
         Raises:
-            LossNotFinite: the loss is infinite or no number.
+            LossNotFinite: the loss is infinite or NaN.
         """
 
     @abstractmethod
     def step_optimizer(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Step `optimizer` by hand: after `closure`, then the hooks `on_before_optimizer_step`; return what it does.
+        """Call `closure`, the hooks `on_before_optimizer_step`, then `optimizer.step`; return what that returns.
 
         Args:
             optimizer: one of `optimizers`.
-            closure: computes gradients, if they are not there.
+            closure: computes gradients, if they were not computed before.
             options: for `optimizer.step`.
         """
 
     @abstractmethod
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Write the module's weights to `folder` of the run, if it is kept; every rank calls this."""
+        """Write the module's weights to `folder` of the run, if the run is stored; every rank calls this."""
 
     @abstractmethod
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = True) -> None:
@@ -165,16 +165,16 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def stop(self) -> None:
-        """Let the fit end at the next boundary, as its own end; every rank calls this at the same point."""
+        """End the fit at the next boundary, as if it were complete; every rank calls this at the same point."""
 
     @property
     def callback_metrics(self) -> dict[str, float]:
-        """The newest logged values by name, alike on every rank."""
+        """The newest logged values by name, the same on every rank."""
         return self.metric_logger.values
 
     @property
     def estimated_stepping_batches(self) -> float:
-        """Optimizer steps of the whole fit, for schedules of the learning rate; infinite if nothing tells."""
+        """Optimizer steps of the whole fit, for schedules of the learning rate; infinite if the number is unknown."""
         options, batches = self.options, self.num_training_batches
         steps = math.inf if options.max_steps is None else options.max_steps
         if batches is None or options.max_epochs is None:

@@ -1,4 +1,4 @@
-"""Which layers a module has, by path: those that are gone, and those that are one with others, in training."""
+"""The layers of a module by path, and how they change in training: removed, shared with another path, reordered."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,14 +9,17 @@ from midstride.engine.modules.torch_internals import children_of
 
 __all__ = ["Layers", "change_layers", "layer_changes", "layers_of", "own_layers", "owner_of", "set_layer"]
 
-#: path of each child of each module -> where that layer is met first; None for a name without a layer
+#: path of each child of each module -> the first path of that layer in `named_modules()`; None where the child is None
 Layers = Mapping[str, str | None]
 
 _GONE, _SAME, _ORDER = "gone layers", "same layers", "order of layers"
 
 
 def layers_of(module: nn.Module) -> dict[str, str | None]:
-    """Return the layers of `module`, itself included, as `""`; what is in one that was met before is left out."""
+    """Return the layers of `module`, with `module` itself as `""`.
+
+    A layer that is shared is listed under each of its paths, its children only under the first.
+    """
     first = {id(layer): path for path, layer in module.named_modules()}
     layers: dict[str, str | None] = {"": ""}
     for path, owner in module.named_modules():
@@ -27,15 +30,17 @@ def layers_of(module: nn.Module) -> dict[str, str | None]:
 
 
 def own_layers(layers: Layers) -> set[str]:
-    """Return the paths at which a layer is met first."""
+    """Return the first path of each layer."""
     return {path for path, first in layers.items() if path == first}
 
 
 def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
-    """Return how the layers differ from those that were built, new ones aside; what is empty is left out.
+    """Return how the layers `now` differ from the layers that were `built`; new layers are not included.
 
-    Those that are gone, the topmost ones, and whether None stands for them; those that have come to be others; names in
-    the order they have, where it is another one.
+    Keys without an entry are left out:
+        "gone layers": path -> whether the child is None now (else its name is gone), for the topmost removed layers.
+        "same layers": path -> first path of the layer that it shares now.
+        "order of layers": path of a module -> the names of its children, where their order differs.
     """
     both = own_layers(built) & own_layers(now)
     emptied = [path for path, first in now.items() if first is None and built.get(path, path) is not None]
@@ -49,22 +54,28 @@ def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
 
 
 def change_layers(module: nn.Module, built: Layers, state: dict[str, Any], rebuild: Callable[[], None]) -> None:
-    """Let the layers of `module` differ from those that were built as `state` says; `rebuild` makes those that are new.
+    """Apply the changes in `state`, as `layer_changes` returned them, to the layers of `module`.
 
-    In `state` stands then what `layer_changes` says, which earlier versions did not write, and which the code may have
-    changed since.
+    `state` is updated to the changes that hold afterwards: an earlier version may not have written them, and the code
+    may build other layers since.
+
+    Args:
+        module: as this attempt built it.
+        built: its layers by then.
+        state: of the module's structure.
+        rebuild: adds the layers that are new.
     """
-    _take_away(module, state.get(_GONE, {}))
+    _remove_layers(module, state.get(_GONE, {}))
     rebuild()
-    _make_same(module, state.get(_SAME, {}))
-    _put_in_order(module, state.get(_ORDER, {}))
+    _share_layers(module, state.get(_SAME, {}))
+    _reorder_layers(module, state.get(_ORDER, {}))
     for name in (_GONE, _SAME, _ORDER):
         state.pop(name, None)
     state.update(layer_changes(built, layers_of(module)))
 
 
-def _take_away(module: nn.Module, gone: Mapping[str, bool]) -> None:
-    """Let layers be gone: None where that is what they became, else without their names."""
+def _remove_layers(module: nn.Module, gone: Mapping[str, bool]) -> None:
+    """Set the layers in `gone` to None where the value is True; delete the others with their names."""
     for path, is_none in gone.items():
         owner, name = dict(module.named_modules()).get(owner_of(path)), path.rpartition(".")[2]
         if owner is not None and is_none:
@@ -73,14 +84,14 @@ def _take_away(module: nn.Module, gone: Mapping[str, bool]) -> None:
             children_of(owner).pop(name, None)
 
 
-def _make_same(module: nn.Module, same: Mapping[str, str]) -> None:
-    """Let layers be one with those that they came to be."""
+def _share_layers(module: nn.Module, same: Mapping[str, str]) -> None:
+    """Set each path in `same` to the layer at the path that it maps to."""
     for path, first in same.items():
         set_layer(module.get_submodule(owner_of(path)), path.rpartition(".")[2], module.get_submodule(first))
 
 
-def _put_in_order(module: nn.Module, order: Mapping[str, list[str]]) -> None:
-    """Let the names of layers stand in the order that they had."""
+def _reorder_layers(module: nn.Module, order: Mapping[str, list[str]]) -> None:
+    """Reorder the children of each module in `order` by the names listed for it."""
     layers = dict(module.named_modules())
     for owner in order.keys() & layers.keys():
         children = children_of(layers[owner])
@@ -89,7 +100,7 @@ def _put_in_order(module: nn.Module, order: Mapping[str, list[str]]) -> None:
 
 
 def set_layer(owner: nn.Module, name: str, layer: nn.Module | None) -> None:
-    """Set a layer, also where an attribute has its name."""
+    """Set a child of `owner`, in place of a plain attribute of that name."""
     vars(owner).pop(name, None)
     children_of(owner)[name] = layer
 
@@ -99,7 +110,7 @@ def _is_other(path: str, built: Layers, now: Layers) -> bool:
 
 
 def _other_order(built: Layers, now: Layers) -> dict[str, list[str]]:
-    """Return the names in each layer where they are not those that were built, and then what is new."""
+    """Return, by module, the names of its children where they are not in the order as built, with new ones last."""
     expected = {owner: [name for name in names if _path(owner, name) in now] for owner, names in _names(built).items()}
     for path in now:
         if path not in built and now[path] == path:
@@ -108,7 +119,7 @@ def _other_order(built: Layers, now: Layers) -> dict[str, list[str]]:
 
 
 def _names(layers: Layers) -> dict[str, list[str]]:
-    """Return the names in each layer, in their order."""
+    """Return, by module, the names of its children, in their order."""
     names: dict[str, list[str]] = {}
     for path in list(layers)[1:]:
         names.setdefault(owner_of(path), []).append(path.rpartition(".")[2])
@@ -120,5 +131,5 @@ def _path(owner: str, name: str) -> str:
 
 
 def owner_of(path: str) -> str:
-    """Return the path of the layer that has what is called `path`."""
+    """Return the path of the layer that holds the child, parameter or buffer at `path`."""
     return path.rpartition(".")[0]

@@ -61,7 +61,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self._trainer: list[TrainerInterface] = []  # in a list, so that nn.Module leaves it alone
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of, or a file: the module alone, without the Trainer it is with."""
+        """Return the attributes to copy or pickle: all but the Trainer."""
         return {**vars(self), "_trainer": []}
 
     # What a user writes -------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         )
 
     def configure_callbacks(self) -> Any:
-        """Return a callback, or a list of them, each in place of the Trainer's of its class, beside its others."""
+        """Return a callback or a list of them: each replaces the Trainer's callbacks of its class."""
         return []
 
     def training_step_end(self, outputs: Any) -> Any:
@@ -96,20 +96,20 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         return outputs
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Log what a validation batch shows; takes `dataloader_idx` too where there are several loaders."""
+        """Log values of a validation batch; with several loaders, the third argument is `dataloader_idx`."""
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
-        """Log what a test batch shows; takes `dataloader_idx` too where there are several loaders."""
+        """Log values of a test batch; with several loaders, the third argument is `dataloader_idx`."""
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Return the prediction for `batch`, by default `self(batch)`; several loaders are told by `dataloader_idx`."""
+        """Return the prediction for `batch`, by default `self(batch)`; `dataloader_idx` is the number of the loader."""
         return self(batch)
 
     # What a user calls --------------------------------------------------------------------------
 
     @property
     def trainer(self) -> "TrainerInterface":
-        """The Trainer this module is with."""
+        """The Trainer that runs this module."""
         if not self._trainer:
             raise RuntimeError(f"{type(self).__name__} is not with a Trainer: call Trainer(...).fit(module) first")
         return self._trainer[0]
@@ -227,7 +227,7 @@ class DataModule(HyperparametersMixin):
         """Build data sets for `stage`: "fit", "validate", "test" or "predict"."""
 
     def teardown(self, stage: str) -> None:
-        """Let go of what `setup` took."""
+        """Release what `setup` acquired."""
 
     def train_dataloader(self) -> Any:
         """Return the training loader."""
@@ -246,21 +246,21 @@ class DataModule(HyperparametersMixin):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides what the data give next, beside their attributes, which snapshots have anyway."""
+        """Return what decides the next data, besides the attributes, which snapshots hold anyway."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back; the loaders, which go on by themselves where they stood, are made before."""
+        """Restore what `state_dict` returned; called after the loaders are made, which resume on their own."""
 
 
 @cache
 def _warn_of_no_trainer(name: str) -> None:
-    """Say once that a class logs to nothing: a step may be called alone, to try it."""
+    """Warn once for each class that logged values are dropped: a step may be called without a Trainer, to try it."""
     log.warning("%s is not with a Trainer: what self.log is given goes nowhere", name)
 
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:
-    """Let `owner`, a module with those in it, or data that ask for it, be with `trainer`, or with none."""
+    """Set the Trainer of `owner`, a DataModule or a module with its submodules; None removes it."""
     holder: Any
     for holder in owner.modules() if isinstance(owner, nn.Module) else [owner]:
         if holder is owner or isinstance(holder, TrainingModule):
@@ -268,12 +268,12 @@ def attach(owner: Any, trainer: "TrainerInterface | None") -> None:
 
 
 def set_device(module: TrainingModule, device: torch.device) -> None:
-    """Say where `module` computes; its tensors stay where they are."""
+    """Set `module.device`; its tensors are not moved."""
     module.device = device
 
 
 def ensure_module(module: object, verb: str) -> None:
-    """Refuse what `verb` of a Trainer cannot be done to.
+    """Check that `module` is something that the method `verb` of a Trainer can be called with.
 
     Raises:
         UserError: `module` is no TrainingModule, or the class of one.

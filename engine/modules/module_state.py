@@ -1,4 +1,4 @@
-"""What a user's module carries besides weights and attributes: other buffers, and which parts of it train."""
+"""State of a module besides weights and attributes: non-persistent buffers, train or eval mode, frozen parameters."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class NonPersistentBuffers(AlikeOnRanks):
-    """The buffers of a module that its own state leaves out (`persistent=False`): training may change those too."""
+    """The buffers that `Module.state_dict` leaves out (`persistent=False`): training may change those too."""
 
     in_words = "a buffer that is not persistent"
 
@@ -31,30 +31,30 @@ class NonPersistentBuffers(AlikeOnRanks):
         self._built = frozenset(self._filled())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return those that are filled, by name, and None for those that training emptied, in layers there are."""
+        """Return the buffers by name; None for a buffer that training set to None or deleted, if its layer exists."""
         filled, modules = self._filled(), dict(self._module.named_modules())
-        other = {where for where in self._built if owner_of(where) not in modules}  # gone with their layers
-        other.update(name for name, _ in self._module.named_buffers())  # or persistent by now
+        other = {where for where in self._built if owner_of(where) not in modules}  # their layers were removed
+        other.update(name for name, _ in self._module.named_buffers())  # or they are persistent now
         return {**filled, **dict.fromkeys(sorted(self._built - filled.keys() - other))}
 
     def _filled(self) -> dict[str, Any]:
         return {
             f"{path}.{name}" if path else name: buffers_of(module)[name]
             for path, module in self._module.named_modules()
-            if not is_metric(module)  # those are kept by the strategy
+            if not is_metric(module)  # TorchmetricsState has those
             for name in sorted(transient_buffers(module))
             if buffers_of(module).get(name) is not None
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Put them back, in place where they have the form they had: others may hold them too.
+        """Restore the buffers: in place where shape and dtype match, since other objects may hold them.
 
-        Some come up in training, as caches do: filled later than they are registered, or registered later.
+        Others are registered anew, such as caches that training registers or fills late.
         """
         filled, modules = self._filled(), dict(self._module.named_modules())
         new = [where for where in filled if where in self._built and where not in state_dict]
         gone = [where for where in state_dict if owner_of(where) not in modules]
-        _tell("buffers", new, gone)
+        _warn_of_code_changes("buffers", new, gone)
         state_dict.update({where: filled[where] for where in new})
         for where in gone:
             del state_dict[where]
@@ -75,22 +75,23 @@ class TrainingModes(AlikeOnRanks):
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._held: dict[str, bool] | None = None
-        #: submodules that were put into training mode within the evaluation that a snapshot is of, until it goes on
+        #: the modes before the evaluation that is under way, which it ends with; None outside an evaluation
+        self._before_evaluation: dict[str, bool] | None = None
+        #: submodules that were in training mode within the evaluation of the loaded snapshot, until it is continued
         self._within: list[str] = []
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the module into evaluation, and back; a snapshot taken within holds what it goes back to."""
-        self._held = self._training()
+        """Put the module into eval mode, and restore the modes at the end; a snapshot within holds those modes."""
+        self._before_evaluation = self._training()
         self._module.eval()
         self._set(dict.fromkeys(self._within, True))
         self._within = []
         try:
             yield
         finally:
-            self._set(self._held)
-            self._held = None
+            self._set(self._before_evaluation)
+            self._before_evaluation = None
 
     def _training(self) -> dict[str, bool]:
         return {name: module.training for name, module in self._module.named_modules()}
@@ -100,20 +101,20 @@ class TrainingModes(AlikeOnRanks):
             module.training = training.get(name, module.training)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both, by name; within an evaluation also what is in training mode there, if anything is."""
-        now = self._training()
-        within = self._within if self._held is None else [name for name, is_training in now.items() if is_training]
+        """Return both by name; within an evaluation also the submodules that are in training mode there, if any."""
+        now, before = self._training(), self._before_evaluation
+        within = self._within if before is None else [name for name, is_training in now.items() if is_training]
         return {
-            "training": now if self._held is None else self._held,
+            "training": now if before is None else before,
             "requires_grad": {name: parameter.requires_grad for name, parameter in self._module.named_parameters()},
             **({"training within evaluation": within} if within else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take both back; a submodule that the code builds since is as built."""
+        """Restore both; a submodule that is not in the snapshot stays as built."""
         training, built = state_dict["training"], self._training()
         new, gone = [name for name in built if name not in training], [name for name in training if name not in built]
-        _tell("submodules", new, gone)
+        _warn_of_code_changes("submodules", new, gone)
         self._set(training)
         self._within = list(state_dict.get("training within evaluation", []))
         state_dict["training"] = self._training()
@@ -122,12 +123,12 @@ class TrainingModes(AlikeOnRanks):
 
 
 def _can_take(buffer: Tensor, saved: Tensor) -> bool:
-    """Return whether the values of `saved` can be put into `buffer`."""
+    """Return whether the values of `saved` can be copied into `buffer` in place."""
     return not is_expanded(buffer) and (buffer.shape, buffer.dtype) == (saved.shape, saved.dtype)
 
 
-def _tell(what: str, new: Sequence[str], gone: Sequence[str]) -> None:
-    """Say what the code builds otherwise than that of the snapshot's attempt."""
+def _warn_of_code_changes(what: str, new: Sequence[str], gone: Sequence[str]) -> None:
+    """Warn of `new` and `gone` submodules or buffers: the code builds others than when the snapshot was taken."""
     lines = {"new, and as built": new, "gone, and dropped": gone}
     if said := [f"{line}: {', '.join(names)}" for line, names in lines.items() if names]:
         log.warning("the code builds other %s than those the snapshot is of: %s", what, "; ".join(said))

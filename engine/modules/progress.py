@@ -21,8 +21,8 @@ class Progress:
         val_loader: the validation loader being read, while a validation is under way.
         val_batch: batches consumed of that loader.
         validating: whether a validation is under way.
-        stop: early stopping or the user asked to stop at the next boundary.
-        finished: the fit came to its own end.
+        stop: whether early stopping or the user requested an end at the next boundary.
+        finished: whether the fit is complete.
         skipped: batches of this epoch, from its first on, whose training step returned no loss.
     """
 
@@ -61,7 +61,7 @@ class Progress:
         self.after += 1
 
     def begin_validation(self) -> None:
-        """Stand before the first batch of a validation."""
+        """Set the position to the first batch of a validation."""
         self.validating, self.val_loader, self.val_batch = True, 0, 0
 
     def validation_batch_done(self) -> None:
@@ -70,7 +70,7 @@ class Progress:
         self.after += 1
 
     def next_validation_loader(self) -> None:
-        """Stand before the first batch of the next validation loader."""
+        """Set the position to the first batch of the next validation loader."""
         self.val_loader, self.val_batch = self.val_loader + 1, 0
 
     def end_validation(self) -> None:
@@ -82,7 +82,7 @@ class Progress:
         self.validated = self.batch
 
     def request_stop(self) -> None:
-        """Let the fit come to its end at the next boundary."""
+        """Request the end of the fit at the next boundary."""
         self.stop = True
 
     def begin_fit(self) -> None:
@@ -90,7 +90,7 @@ class Progress:
         self.finished = False
 
     def end_fit(self) -> None:
-        """Note that the fit came to its own end."""
+        """Note that the fit is complete."""
         self.finished = True
 
     def next_epoch(self) -> None:
@@ -107,7 +107,7 @@ class Progress:
         return counts if self.skipped else {name: count for name, count in counts.items() if name != "skipped"}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take every count back."""
+        """Restore every count."""
         for field in fields(self):
             setattr(
                 self, field.name, state_dict.get(field.name, 0) if field.name == "skipped" else state_dict[field.name]

@@ -1,4 +1,4 @@
-"""Weights that come back from another process, where hooks and training may have given the module other layers."""
+"""Weights that ranks in other processes return: hooks and training may have changed the layers of the module there."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +17,7 @@ __all__ = ["structure_of", "take_weights"]
 
 
 def structure_of(built: ModuleStructure) -> dict[str, Any] | UserError:
-    """Return how a module differs from when it was built, or why nothing can say that."""
+    """Return how a module differs from when it was built, or the error that tells why this cannot be described."""
     try:
         return built.state_dict()
     except UserError as error:
@@ -25,15 +25,20 @@ def structure_of(built: ModuleStructure) -> dict[str, Any] | UserError:
 
 
 def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: dict[str, Any] | UserError) -> None:
-    """Give `module` the `weights` of another process, and the layers that they are of where it has others.
+    """Load `weights` of another process into `module`; where they do not fit, change its layers first.
+
+    Args:
+        module: as this process built it.
+        weights: the state_dict of the module in the other process.
+        structure: what `structure_of` returned there.
 
     Raises:
-        UserError: it cannot have such layers.
+        UserError: this process cannot build those layers.
     """
     if not _fits(module, weights):
         if isinstance(structure, UserError):
             raise structure
-        for _, made in instances_in(structure, "object"):  # its class may have been imported there alone
+        for _, made in instances_in(structure, "object"):  # this process may not have imported its class yet
             with suppress(ImportError):
                 import_module(made.kind.partition(":")[0])
         ModuleStructure(module, torch.device("cpu")).load_state_dict(structure)
@@ -41,7 +46,7 @@ def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: di
 
 
 def _fits(module: nn.Module, weights: Mapping[str, Any]) -> bool:
-    """Return whether `module` has what `weights` are of; a lazy layer takes its shape from them."""
+    """Return whether names and shapes of `weights` are those of `module`; a lazy layer takes its shape from them."""
     own: Mapping[str, Any] = module.state_dict(keep_vars=True)
     pairs = [(own[name], value) for name, value in weights.items() if isinstance(own.get(name), Tensor)]
     return own.keys() == weights.keys() and all(is_lazy(mine) or mine.shape == value.shape for mine, value in pairs)

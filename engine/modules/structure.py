@@ -33,10 +33,13 @@ log = logging.getLogger(__name__)
 
 
 class ModuleStructure:
-    """How a module differs from what every attempt builds; given back before its weights are.
+    """How the layers, parameters and buffers of a module differ from those that every attempt builds.
+
+    It is restored before the weights, which are then loaded into the changed structure.
 
     Args:
         module: as it was built.
+        device: where new tensors are made, unless they were on the host.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -49,10 +52,10 @@ class ModuleStructure:
         self._reported: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is new, gone, one with another, or has another form; nothing if all is as built.
+        """Return what was added, removed, shared, or changed in shape, dtype or layout; empty if all is as built.
 
         Raises:
-            UserError: a parameter is gone: its optimizer would find another one in the next attempt.
+            UserError: a parameter was removed or tied: the next attempt could not match it to its optimizer state.
         """
         modules = dict(self._module.named_modules())
         new = [path for path in modules if path not in self._modules and owner_of(path) in self._modules]
@@ -77,7 +80,7 @@ class ModuleStructure:
         return state
 
     def _built_as_one(self, found: dict[str, Tensor]) -> list[list[str]]:
-        """Return the names of parameters that were built as one, of those that are still there."""
+        """Return groups of names of parameters that were tied when the module was built and still exist."""
         still = [[name for name in names if name in found and not self._is_buffer(name)] for names in self._same]
         return [names for names in still if len(names) > 1]
 
@@ -92,17 +95,17 @@ class ModuleStructure:
             )
 
     def _gone_as(self, name: str) -> str:
-        """Return what is where a persistent buffer was: one that is not, "transient", or "none", or nothing, "away"."""
+        """Return what became of a persistent buffer: "transient" (not persistent), "none", or "away" (deleted)."""
         owner, attribute = self._module.get_submodule(owner_of(name)), name.rpartition(".")[2]
         if attribute not in buffers_of(owner):
             return "away"
         return "transient" if attribute in transient_buffers(owner) else "none"
 
-    def _take_buffer_away(self, name: str, gone_as: str) -> None:
+    def _remove_buffer(self, name: str, gone_as: str) -> None:
         owner, attribute = self._module.get_submodule(owner_of(name)), name.rpartition(".")[2]
         if gone_as == "away":
             buffers_of(owner).pop(attribute, None)
-        elif gone_as == "transient":  # its value is given back later
+        elif gone_as == "transient":  # NonPersistentBuffers restores its value later
             buffers_of(owner).setdefault(attribute, None)
             transient_buffers(owner).add(attribute)
         else:
@@ -121,20 +124,20 @@ class ModuleStructure:
         return name.rpartition(".")[2] in buffers_of(self._module.get_submodule(owner_of(name)))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Let the module consist of what it did; the values are given back after it."""
+        """Change the module to the structure in `state_dict`; the values of its tensors are loaded later."""
         change_layers(self._module, self._layers, state_dict, partial(self._rebuild, state_dict.get("modules", {})))
         for name, gone_as in state_dict.get("gone buffers", {}).items():
-            self._take_buffer_away(name, gone_as)
+            self._remove_buffer(name, gone_as)
         for name, form in state_dict.get("tensors", {}).items():
-            self._shape(name, form)
+            self._reshape(name, form)
         if "shared buffers" in state_dict:
             self._share(state_dict["shared buffers"], buffers=True)
         if "shared parameters" in state_dict:
             self._share(state_dict["shared parameters"], buffers=False)
-        self._unfold()
+        self._materialize_expanded()
 
-    def _shape(self, name: str, form: dict[str, Any]) -> None:
-        """Let the tensor `name` have the form that it had."""
+    def _reshape(self, name: str, form: dict[str, Any]) -> None:
+        """Replace the tensor `name` by zeros of the saved `form`, unless it has that form already."""
         owner, attribute = self._module.get_submodule(owner_of(name)), name.rpartition(".")[2]
         device = "cpu" if form.get("on_host") else self._device
         value = torch.zeros(form["shape"], dtype=form["dtype"], device=device)
@@ -153,16 +156,16 @@ class ModuleStructure:
             tensor.data = value
         else:
             buffers_of(owner).pop(attribute, None)
-            vars(owner).pop(attribute, None)  # such as the None that it was built as
+            vars(owner).pop(attribute, None)  # a plain attribute of that name, such as None
             owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return what rank 0 has, of distributed tensors this rank's rows."""
+        """Return the state of rank 0, with this rank's rows of distributed tensors."""
         reshard_nodes(states, self._module.parameters())
         return states[0]
 
     def _share(self, groups: list[list[str]], *, buffers: bool) -> None:
-        """Let the buffers, or the parameters, of each group be one, and all others be apart."""
+        """Make the buffers, or the parameters, of each group one tensor, and give all others memory of their own."""
         tensors = _tensors(self._module)
         for name in [name for names in _same(tensors) for name in names[1:] if self._is_buffer(name) == buffers]:
             own = tensors[name].detach().clone()
@@ -172,8 +175,8 @@ class ModuleStructure:
             for name in others:
                 self._set(name, tensors[first])
 
-    def _unfold(self) -> None:
-        """Let the numbers of expanded buffers have memory of their own: torch cannot give back their values else."""
+    def _materialize_expanded(self) -> None:
+        """Replace expanded buffers (strides of 0) by contiguous copies: torch cannot copy values into expanded ones."""
         unfolded: dict[int, Tensor] = {}
         for name, tensor in _tensors(self._module).items():
             if self._is_buffer(name) and is_expanded(tensor):
@@ -182,7 +185,7 @@ class ModuleStructure:
                 self._set(name, value)
 
     def _set(self, name: str, value: Any) -> None:
-        """Let the buffer, or parameter, `name` be `value`."""
+        """Set the buffer or parameter `name` to `value`."""
         kind: Any = buffers_of if self._is_buffer(name) else parameters_of
         kind(self._module.get_submodule(owner_of(name)))[name.rpartition(".")[2]] = value
 
@@ -198,7 +201,7 @@ class ModuleStructure:
                 ", ".join(lost[:3]),
             )
         for node in nodes.values():
-            _leave_kept_out(node)
+            _drop_separate_state(node)
         return nodes
 
     def _described_tensor(self, tensor: Tensor) -> dict[str, Any]:
@@ -213,15 +216,16 @@ class ModuleStructure:
         return form
 
     def _walk(self) -> GraphWalk:
-        """Return a walk that knows what was built."""
+        """Return a walk whose anchors are the modules and tensors that were built."""
         anchors = {n: v for n, v in module_anchors(self._module).items() if _is_built(n, v, self._modules)}
         tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
         return GraphWalk({id(value): name for name, value in anchors.items()}, tensors)
 
     def _rebuild(self, nodes: dict[str, Any]) -> None:
-        restore = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)  # what they share is one
+        # one for all nodes: what new modules share is made once
+        restore = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)
         for path, node in nodes.items():
-            _leave_kept_out(node)
+            _drop_separate_state(node)
             owner, name = self._module.get_submodule(owner_of(path)), path.rpartition(".")[2]
             if path in own_layers(layers_of(self._module)):
                 continue
@@ -238,8 +242,8 @@ class ModuleStructure:
                     f"the module {path} came up in training, and this attempt cannot build it as it was: "
                     f"{format_names(lost)}. Make it in __init__, setup or on_fit_start, which every attempt calls."
                 )
-            _complete(made)
-            set_layer(owner, name, made)  # each of its tensors on the host or not, as it was
+            _reset_metrics(made)
+            set_layer(owner, name, made)  # its tensors stay where they were restored: on the host or the device
 
 
 def _lost_constants(walk: GraphWalk) -> list[str]:
@@ -248,21 +252,21 @@ def _lost_constants(walk: GraphWalk) -> list[str]:
     return [path for path in walk.constants if path not in found]
 
 
-def _leave_kept_out(node: Any) -> None:
-    """Leave out what other parts keep: the mode, for a validation may be under way, and what metrics have seen."""
+def _drop_separate_state(node: Any) -> None:
+    """Drop from `node` what other parts of the state hold: the training mode, and the values of metrics."""
     attributes = node.state.get("attributes", {}) if isinstance(node, Instance) else {}
     if isinstance(children := attributes.get("_modules"), dict):
         node.state["attributes"] = OrderedDict(without_seen(attributes), training=True)
         for child in children.values():
-            _leave_kept_out(child)
+            _drop_separate_state(child)
 
 
-def _complete(module: nn.Module) -> None:
-    """Let the metrics in a module that was made have states: without them not even `named_modules` goes through it."""
+def _reset_metrics(module: nn.Module) -> None:
+    """Give the metrics in a rebuilt module their initial states: `named_modules` fails on a metric without states."""
     begin_anew(module)
     for child in children_of(module).values():
         if child is not None:
-            _complete(child)
+            _reset_metrics(child)
 
 
 def _is_built(name: str, value: object, modules: set[str]) -> bool:
@@ -271,7 +275,7 @@ def _is_built(name: str, value: object, modules: set[str]) -> bool:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by name, those of metrics left out, and those without a shape yet."""
+    """Return parameters and persistent buffers by name; not those of metrics, nor lazy ones without a shape yet."""
     return {
         f"{path}.{name}" if path else name: tensor
         for path, submodule in module.named_modules()
@@ -283,7 +287,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _same(tensors: dict[str, Tensor]) -> list[list[str]]:
-    """Return the names of what is one tensor, for each that has several."""
+    """Return the names of each tensor that has several."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
@@ -291,12 +295,13 @@ def _same(tensors: dict[str, Tensor]) -> list[list[str]]:
 
 
 def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:
+    """Return kind ("parameter" or "buffer"), shape, dtype, strides and whether it is distributed."""
     kind = kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer")
     return kind, tensor.shape, tensor.dtype, _strides(tensor), is_distributed(tensor)
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return how `tensor` lies in memory; None if a new tensor does so too, or if its numbers share memory."""
+    """Return the strides of `tensor`; None if it is contiguous, expanded, or has no strides."""
     if tensor.layout != torch.strided or tensor.is_contiguous() or 0 in tensor.stride():
         return None
     return tensor.stride()
