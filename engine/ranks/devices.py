@@ -1,4 +1,4 @@
-"""Which devices of a machine are meant, and which of them one rank has."""
+"""Which devices of a machine a Trainer uses, and which of them one rank uses."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ UNSET: Any = object()
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """What a Trainer was asked for; see its arguments."""
+    """The arguments of a Trainer that select strategy and devices; see `Trainer`."""
 
     strategy: str | Strategy | None = None
     strategy_args: Mapping[str, Any] = field(default_factory=dict)
@@ -47,21 +47,21 @@ class DeviceRequest:
 
     @property
     def names_none(self) -> bool:
-        """Whether nothing says which devices are meant, or how many."""
+        """Whether neither the number of devices nor their indices were given."""
         return self.devices in (None, "auto") and self.gpus is UNSET
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is there.
+    """The hardware and the process that a placement is resolved for.
 
     Args:
-        gpus: how many, as far as CUDA_VISIBLE_DEVICES lets this process see.
-        environment: of this process.
-        interactive: there is no script that could be run again.
-        cuda_in_use: this process has initialised CUDA.
-        cannot_fork: finds out whether a fork of this process could not use CUDA; merely to ask for CUDA is enough.
-        free_gpus: finds the free GPUs; the same list in every rank of a world on this machine.
+        gpus: number of GPUs that this process sees, as CUDA_VISIBLE_DEVICES limits them.
+        environment: environment variables of this process.
+        interactive: whether there is no script that could be run again.
+        cuda_in_use: whether this process has initialised CUDA.
+        cannot_fork: returns whether a fork of this process could not use CUDA, as after any query of CUDA.
+        free_gpus: returns the indices of free GPUs; the same list in every rank of a world on this machine.
     """
 
     gpus: int = 0
@@ -73,7 +73,7 @@ class Hardware:
 
     @classmethod
     def here(cls) -> "Hardware":
-        """Return what is here."""
+        """Return the hardware of this machine, and the state of this process."""
         # A process that multiprocessing has spawned imports its parent's script, under the second name.
         mains = (sys.modules.get(name) for name in ("__main__", "__mp_main__"))
         files = (getattr(main, "__file__", None) for main in mains)  # "<stdin>" where the code is piped in
@@ -84,11 +84,11 @@ class Hardware:
 
 @dataclass(frozen=True)
 class MachineDevices:
-    """The devices of a machine that are meant.
+    """The devices of one machine that a Trainer uses.
 
     Args:
-        gpus: their indices; none where it is the CPU or a device of the strategy's.
-        count: how many devices.
+        gpus: indices of the GPUs; empty for the CPU, and where the strategy has devices of its own.
+        count: number of devices.
     """
 
     gpus: list[int]
@@ -98,9 +98,9 @@ class MachineDevices:
 def devices_of_machine(
     request: DeviceRequest, hardware: Hardware, world: World, spec: StrategySpec
 ) -> tuple[MachineDevices, list[str]]:
-    """Return the devices of a machine that are meant, and what is wrong with how they were asked for.
+    """Return the devices of a machine that `request` selects, and messages on what is wrong with it.
 
-    A strategy with devices of its own takes no GPU by default.
+    For a strategy with devices of its own, no GPU is selected by default.
     """
     available = 0 if request.accelerator == "cpu" else hardware.gpus
     try:
@@ -119,7 +119,11 @@ def devices_of_machine(
 
 
 def _check_accelerator(request: DeviceRequest, hardware: Hardware) -> None:
-    """Refuse an accelerator that there is not, or that what else was said contradicts."""
+    """Check the argument `accelerator`.
+
+    Raises:
+        ValueError: it is unknown, not available here, or contradicts `gpus` or `devices`.
+    """
     kind, gpus = request.accelerator, request.gpus
     if kind not in ("auto", "cpu", "gpu"):
         raise ValueError(f"accelerator={kind!r}: one of auto, cpu and gpu is needed")
@@ -135,11 +139,11 @@ def _check_accelerator(request: DeviceRequest, hardware: Hardware) -> None:
 def _select_gpus(
     request: DeviceRequest, gpus: list[int], hardware: Hardware, world: World
 ) -> tuple[list[int], list[str]]:
-    """Return as many GPUs as in `gpus`, of those that are free; where a launcher started ranks, one for each.
+    """Return free GPUs, as many as there are in `gpus`; one per rank on this machine if no number was given.
 
-    Where that cannot be, return `gpus` and what is wrong.
+    If this is not possible, return `gpus` and a message.
     """
-    if chosen := hardware.environment.get(World.STARTED):  # by rank 0; its own GPU is no longer free
+    if chosen := hardware.environment.get(World.STARTED):  # rank 0 has selected them, and uses one of them by now
         return [int(gpu) for gpu in chosen.split(",")], []
     given = request.devices if request.gpus is UNSET else request.gpus
     count = world.local_size if request.names_none else len(gpus)
@@ -160,7 +164,7 @@ def _select_gpus(
 def devices_of_rank(
     request: DeviceRequest, hardware: Hardware, world: World, spec: StrategySpec, machine: MachineDevices
 ) -> tuple[list[torch.device], list[str]]:
-    """Return the devices of this process, of those of its machine, and what is wrong if they are too few."""
+    """Return the devices of this process among those of its machine, and a message if there are too few."""
     gpus = machine.gpus
     per_process = machine.count if spec.splits_batches else 1
     if not gpus:
@@ -168,19 +172,19 @@ def devices_of_rank(
     if world.local_size > 1 and spec.splits_batches and request.gpus is not UNSET:
         per_process = len(gpus) // world.local_size
     elif world.local_size > 1 and (spec.splits_batches or request.names_none) and not request.auto_select_gpus:
-        # Each process of a machine takes the next ones.
+        # The processes of a machine take consecutive GPUs, in the order of their local ranks.
         gpus = [0] * world.local_size * per_process if _is_given_its_gpu(hardware, world) else [*range(hardware.gpus)]
     per_process = max(1, per_process)
-    too_few = len(gpus) < world.local_size * per_process  # every rank says so, not the last ones alone
+    too_few = len(gpus) < world.local_size * per_process  # for all processes, so that every rank raises the error
     mine = gpus[world.local_rank * per_process : (world.local_rank + 1) * per_process]
     devices = [torch.device("cuda", gpu) for gpu in mine] or [torch.device("cpu")]
     return devices, [_too_few_gpus(hardware, world, per_process)] if too_few else []
 
 
 def _is_given_its_gpu(hardware: Hardware, world: World) -> bool:
-    """Whether the one GPU that this process sees may be its own: torchrun hides none from any process.
+    """Return whether the launcher may have given this process a GPU of its own, the only one it sees.
 
-    That it is not another rank's as well is seen when the ranks meet.
+    torchrun hides no GPU from its processes. `ensure_devices` checks later that no two ranks have the same GPU.
     """
     hidden = "CUDA_VISIBLE_DEVICES" in hardware.environment or world.launcher not in ("torchrun", "midstride")
     return hardware.gpus == 1 and hidden
@@ -200,12 +204,16 @@ def _too_few_gpus(hardware: Hardware, world: World, per_process: int) -> str:
 
 
 def ensure_devices(strategy: Strategy, uuid_of: Callable[[torch.device], str] = _uuid) -> None:
-    """Refuse ranks on other kinds of devices than rank 0, and a GPU that two ranks have. Every rank calls this.
+    """Check that all ranks have devices of the same kind, and no two ranks the same GPU. Every rank calls this.
 
-    A machine whose GPUs are not seen gives its ranks the CPU; torchrun and the like hide no GPU from any process.
+    Both happen: ranks use the CPU where torch finds no GPU, and torchrun hides no GPU from its processes.
+
+    Args:
+        strategy: attached to its world and devices; its collective is used.
+        uuid_of: returns the UUID of a GPU.
 
     Raises:
-        JobError: naming the ranks and their machines, or the GPU.
+        JobError: it names the ranks and their machines, and the GPU.
     """
     if strategy.world.size == 1:
         return

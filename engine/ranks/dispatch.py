@@ -1,4 +1,4 @@
-"""A Trainer's calls, made in every rank of its world, which is started now if no launcher has."""
+"""Runs a call of a Trainer in every rank of its world; starts the ranks if no launcher has started them."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -26,37 +26,37 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class StartsRanks(Protocol):
-    """A Trainer, as the process that starts its ranks sees it."""
+    """The members of a Trainer that are used to start its ranks."""
 
     @property
     def placement(self) -> Placement:
-        """Where it trains, and how many ranks are to be started."""
+        """The placement of the Trainer, with the number of ranks to start."""
         ...
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """Its constructor's arguments, to make another like it in each rank."""
+        """The arguments of the Trainer's constructor, to build the same Trainer in each rank."""
         ...
 
     def leave(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Let `module` go into the ranks without this Trainer; return the arguments of `verb` as ranks take them."""
+        """Detach `module` from this Trainer; return the arguments of the method `verb` for a Trainer in a rank."""
         ...
 
     def export_result(self, built: ModuleStructure) -> dict[str, Any]:
-        """Return what a call has changed, to be adopted by the Trainer that was called; `built`: the module before."""
+        """Return what a call has changed, for `adopt_result`; `built` is the structure of the module before."""
         ...
 
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
-        """Stand where the Trainer that gave `result` ended."""
+        """Take over the `result` that `export_result` of a Trainer in a rank returned."""
         ...
 
 
 def on_all_ranks(verb: Verb) -> Verb:
-    """Have `verb`, a method of the Trainer, run in every rank."""
+    """Decorate `verb`, a method of the Trainer, so that a call of it runs in every rank."""
     signature = inspect.signature(verb)
 
     @wraps(verb)
-    def started(*given: Any, **named: Any) -> Any:
+    def on_ranks(*given: Any, **named: Any) -> Any:
         try:
             arguments = signature.bind(*given, **named).arguments
         except TypeError as error:
@@ -81,7 +81,7 @@ def on_all_ranks(verb: Verb) -> Verb:
             end_by_exit_codes()
             raise
 
-    return cast("Verb", started)
+    return cast("Verb", on_ranks)
 
 
 def _in_subprocesses(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
@@ -123,5 +123,5 @@ def _here(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: di
     return verb(trainer, module, data, **arguments)
 
 
-#: how a call is made, by how the ranks start
+#: how the ranks start -> the function that makes a call in them
 _CALLS = {"none": _here, "subprocess": _in_subprocesses, "spawn": _in_children, "fork": _in_children}

@@ -1,4 +1,4 @@
-"""Which GPUs are meant, which there are, and which are free; without touching CUDA in this process."""
+"""Parses `gpus` and `devices`, and finds the GPUs of this machine and which are free, without initialising CUDA."""
 
 import atexit
 import fcntl
@@ -19,7 +19,7 @@ __all__ = ["fork_cannot_use_cuda", "free_gpus_of_world", "gpus_here", "parse_dev
 
 _PROBE_S = 120.0
 
-#: run in a process of its own: looking at a GPU takes memory on it, and a process that did so can no longer fork
+#: run in a process of its own: a query of a GPU takes memory on it, and after one a process cannot fork ranks
 _PROBE = """
 import json, torch
 free = []
@@ -32,20 +32,20 @@ for gpu in range(torch.cuda.device_count()):
         free.append(0.0)  # in exclusive mode, and held by another process
 print(json.dumps(free))
 """
-#: a GPU with less of its memory left is in use; a context of our own takes a few percent
+#: share of its memory below which a GPU counts as in use; a CUDA context takes a few percent
 _FREE = 0.9
 
 
 def parse_gpus(gpus: Any, available: int) -> list[int]:
-    """Return the indices that `gpus` means; none of them is the CPU.
+    """Return the indices of the GPUs that `gpus` selects; an empty list means the CPU.
 
     Args:
         gpus: None or 0 for the CPU, k for the first k, -1 or "-1" for all, a list of indices, or text that
             names indices: "3" is GPU 3, "1, 3" are two.
-        available: GPUs there are.
+        available: number of GPUs here.
 
     Raises:
-        ValueError: it means nothing, or a GPU that is not there; both are named.
+        ValueError: `gpus` is not understood, or selects a GPU that does not exist.
 
     >>> parse_gpus("1, 3", available=4)
     [1, 3]
@@ -84,22 +84,22 @@ def _not_a_number_of_gpus(gpus: Any, available: int) -> str:
 
 
 def gpus_here(available: int) -> str:
-    """Return which GPUs there are, as text."""
+    """Return a text that tells which GPUs there are."""
     if not available:
         return "there is no GPU here (torch.cuda sees none)"
     return "there is GPU 0 here" if available == 1 else f"there are GPUs 0 to {available - 1} here"
 
 
 def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
-    """Return the GPUs that `devices` means and how many devices that is; with no GPU here, it counts on the CPU.
+    """Return the indices of the GPUs that `devices` selects, and the number of devices; without GPUs, of the CPU.
 
     Args:
         devices: None for one, "auto" for all GPUs or else the CPU, k for so many, -1 for all GPUs, or a list of
             their indices.
-        available: GPUs there are.
+        available: number of GPUs here.
 
     Raises:
-        ValueError: it means nothing, or a GPU that is not there.
+        ValueError: `devices` is not understood, or selects a GPU that does not exist.
 
     >>> parse_devices(2, available=0)
     ([], 2)
@@ -122,9 +122,10 @@ def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
 
 
 def free_gpus_of_world() -> list[int]:
-    """Return the free GPUs, the same list in every process that has this one's parent: the first to come looks.
+    """Return the free GPUs, the same list in every process with the same parent process.
 
-    Each for itself would find the GPUs taken that its neighbours have taken meanwhile.
+    The first process to call this probes them and writes the list to a file: a later probe would count the GPUs that
+    other ranks of this world use by then as taken.
     """
     path = Path(tempfile.gettempdir()) / f"midstride-gpus-{os.getuid()}-{_world_here()}"
     with path.open("a+") as file:
@@ -139,7 +140,7 @@ def free_gpus_of_world() -> list[int]:
 
 
 def fork_cannot_use_cuda() -> bool:
-    """Return whether a process forked from this one could not use CUDA; one is forked to see."""
+    """Return whether a process forked from this one could not use CUDA; forks one to find out."""
     child = os.fork()
     if child == 0:
         os._exit(int(is_in_bad_fork()))
@@ -147,13 +148,13 @@ def fork_cannot_use_cuda() -> bool:
 
 
 def _world_here() -> str:
-    """What the processes of one world on this machine have in common, and those of no other world."""
+    """Return a text that is the same in all processes of one world on this machine, and differs between worlds."""
     parent = os.getppid()
     return f"{parent}-{began(parent)}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _free_gpus() -> list[int]:
-    """The GPUs with nearly all their memory left, and not taken in exclusive mode."""
+    """Return the GPUs with nearly all their memory free, and not taken in exclusive mode."""
     probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=True)
     shares: Sequence[float] = json.loads(probe.stdout.splitlines()[-1])
     return [gpu for gpu, share in enumerate(shares) if share >= _FREE]

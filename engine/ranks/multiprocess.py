@@ -1,6 +1,6 @@
-"""Ranks as children of the process that calls a Trainer: `ddp_spawn`, `ddp_fork` and `ddp_notebook`.
+"""Ranks as child processes of the process that calls a Trainer: `ddp_spawn`, `ddp_fork` and `ddp_notebook`.
 
-The children train; what comes back are the weights, the metrics, the callbacks' state and the value of the call.
+The children train, and return the weights, the metrics, the state of callbacks and the return value of the call.
 """
 
 import os
@@ -33,21 +33,21 @@ from midstride.engine.world import World
 
 __all__ = ["RankResult", "TrainerCall", "run_in_children"]
 
-#: after one rank has failed, for the others to write what they raised
+#: seconds that the other ranks have, after one failed, to write the errors that they raised
 _OTHERS_S = 10.0
 
 
 @dataclass
 class TrainerCall:
-    """One call of a Trainer, on its way into the ranks.
+    """One call of a Trainer's method, to be sent to the ranks.
 
     Args:
-        trainer: its class.
-        settings: the Trainer's arguments.
+        trainer: class of the Trainer.
+        settings: arguments of its constructor.
         verb: "fit", "validate", "test" or "predict".
-        module: its first argument.
-        data: its second.
-        arguments: the others.
+        module: first argument of the method.
+        data: second argument of the method.
+        arguments: its other arguments by name.
     """
 
     trainer: type[Any]
@@ -58,17 +58,17 @@ class TrainerCall:
     arguments: Mapping[str, Any]
 
     def make(self) -> "RankResult":
-        """Make the call in this process, by a Trainer of its own."""
+        """Make the call in this process, with a new Trainer."""
         trainer = self.trainer(**self.settings)
         built = ModuleStructure(self.module, torch.device("cpu"))
         value = getattr(trainer, self.verb)(self.module, self.data, **self.arguments)
         return RankResult(value, trainer.export_result(built))
 
     def check_picklable(self) -> None:
-        """Refuse what a fresh process could not be handed, all of it at once.
+        """Check that the call can be pickled for a new process.
 
         Raises:
-            UserError: naming each part by its path.
+            UserError: it cannot; all parts that cannot are named by their paths.
         """
         named = {"module": self.module, "data": self.data, **{f"Trainer({n}=...)": v for n, v in self.settings.items()}}
         faults = [fault for path, value in named.items() if (fault := find_unpicklable(value, path))]
@@ -79,7 +79,7 @@ class TrainerCall:
 
 
 class RemoteTraceback(Exception):
-    """The traceback, as text, of an error that came from another process; it stands as the error's cause."""
+    """The traceback, as text, of an error of another process; it is set as the `__cause__` of that error."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -87,11 +87,11 @@ class RemoteTraceback(Exception):
 
 @dataclass
 class RankResult:
-    """What one rank gives back to the process that started it.
+    """What one rank returns to the process that started it.
 
     Args:
-        value: of the call.
-        state: for the Trainer that was called, which alone understands it.
+        value: return value of the call.
+        state: what `export_result` of the rank's Trainer returned.
     """
 
     value: Any
@@ -99,9 +99,9 @@ class RankResult:
 
 
 def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "fork"]) -> list[RankResult]:
-    """Return what every rank gives back from `call`, made in `ranks` children of this process.
+    """Make `call` in `ranks` children of this process, and return their results in the order of ranks.
 
-    Call it from anywhere; however it ends, no child lives on.
+    No child outlives this function, whether it returns or raises.
 
     Raises:
         UserError: the call cannot be pickled for fresh processes; nothing was started.
@@ -126,7 +126,7 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
 
 
 def _watch(children: ChildProcesses) -> bool:
-    """Wait until all children have ended; when one fails, the others soon follow. Return whether a stop was asked."""
+    """Wait until all children have ended, or some seconds after one failed; return whether a stop was requested."""
     deadline = float("inf")
     with _stop_signals_forwarded(children) as stops:
         while children.running() and time.monotonic() <= deadline:
@@ -138,7 +138,7 @@ def _watch(children: ChildProcesses) -> bool:
 
 @contextmanager
 def _stop_signals_forwarded(children: ChildProcesses) -> Iterator[list[int]]:
-    """Have a request to stop reach the ranks, which take a snapshot and end within their grace; yield such requests."""
+    """Forward SIGTERM to the ranks, which then take a snapshot and end; yield the list of signals received so far."""
     stops: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:
@@ -150,9 +150,9 @@ def _stop_signals_forwarded(children: ChildProcesses) -> Iterator[list[int]]:
 
 
 def _run_rank(folder: Path, call: TrainerCall | None) -> None:
-    """Be one rank: make the call, leave what came of it in `folder`."""
+    """Run one rank: make the call, and write its result, or the error that it raised, to `folder`."""
     torch.set_num_threads(1 if call is not None else torch.get_num_threads())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which ends the ranks
     rank = World.from_environment().rank
     try:
         made: TrainerCall = call or torch.load(folder / "call.pt", weights_only=False)
@@ -169,12 +169,12 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return what a rank has written, on the host: a process that uses a GPU can fork no ranks any more."""
+    """Return what a rank has written, with tensors on the host: a process that uses CUDA cannot fork ranks again."""
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:
-    """The error as it can travel, and its traceback as text."""
+    """Return the error, or a WorldError in its place if it cannot be pickled, and its traceback as text."""
     text = "".join(traceback.format_exception(error))
     try:
         return pickle.loads(pickle.dumps(error)), text

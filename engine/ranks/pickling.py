@@ -1,4 +1,4 @@
-"""What keeps something from being pickled, by its path: `module.transform.fn`, not "can't pickle lambda"."""
+"""Finds the part of an object that cannot be pickled, by its path, such as `module.transform.fn`."""
 
 import pickle
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ __all__ = ["find_unpicklable"]
 
 
 def find_unpicklable(value: Any, path: str) -> str | None:
-    """Return the innermost part of `value` that cannot be pickled, by its path, and why; None if all of it can.
+    """Return path and error of the innermost part of `value` that cannot be pickled; None if all of it can.
 
     >>> find_unpicklable({"rate": 0.1, "fn": lambda x: x}, "module.options").partition(":")[0]
     "module.options['fn']"
@@ -34,7 +34,7 @@ def _innermost(value: Any, path: str, seen: set[int]) -> str | None:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is directly in `value`, and how it is reached: of a module, submodules by their names."""
+    """Yield the attributes or items of `value`, each with the code that reaches it; submodules as `.name`."""
     if isinstance(value, nn.Module):
         yield from ((f".{name}", child) for name, child in children_of(value).items())
     if not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Where a Trainer trains: its strategy, its world, its devices, and who has to start the ranks."""
+"""Where a Trainer trains: its strategy, its world, its devices, and how its ranks are started."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,11 +26,11 @@ class Placement:
 
     Args:
         strategy: attached to world and devices.
-        world: this process among all of them; it is rank 0 of a world that has still to be started by the script.
-        start: who has to start the ranks before they can meet.
-        ranks: how many are to be started.
-        gpus: of this machine, for all of them.
-        summary: strategy, processes and devices, in a line.
+        world: the world of this process; rank 0 of it, if the script has still to start the others.
+        start: how the Trainer starts the ranks; "none" if they are started already, or this process is the only one.
+        ranks: number of ranks to start.
+        gpus: indices of the GPUs of this machine, for all ranks on it.
+        summary: strategy, processes and devices, in one line.
     """
 
     strategy: Strategy
@@ -42,13 +42,13 @@ class Placement:
 
 
 def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Placement, list[str]]:
-    """Return where a Trainer trains, and every fault of what it was asked for; with one, the placement is not used.
+    """Return where a Trainer trains, and messages on all faults of `request`; with faults, do not use the placement.
 
     Raises:
         StrategyUnavailable: no such strategy, or its library is not installed.
     """
     world = World.from_environment(hardware.environment)
-    request, tpu_faults = _on_tpu(_resolve_alias(request))
+    request, tpu_faults = _resolve_tpu_cores(_resolve_alias(request))
     own, strategy_faults = _own_strategy(request)
     named = own.name if own is not None else str(request.strategy)
     chosen = STRATEGIES.get(named) or StrategySpec("", "subprocess")
@@ -76,7 +76,7 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
     if name in STRATEGIES:
         faults += conflicts(replace(choice, strategy=name))
     devices, rank_faults = devices_of_rank(request, hardware, world, spec, machine)
-    if faults := faults or rank_faults:  # what is used instead need not be here
+    if faults := faults or rank_faults:  # the strategy asked for may not be installed
         own = build_strategy("single")
     strategy = own if own is not None else build_strategy(name, request.strategy_args, request.lanes)
     start: Start = spec.start if to_start > 1 else "none"
@@ -88,10 +88,10 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
 
 
 def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
-    """Return what was asked for, with a strategy of Lightning's under the name it has here.
+    """Return `request` with Lightning's name of a strategy replaced by the name it has here.
 
     Raises:
-        StrategyUnavailable: it is an object of another library.
+        StrategyUnavailable: the strategy is an object of another library.
     """
     given: Any = request.strategy
     if given is None or isinstance(given, Strategy):
@@ -105,8 +105,8 @@ def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
     return replace(request, strategy=None if name == "auto" else name)
 
 
-def _on_tpu(request: DeviceRequest) -> tuple[DeviceRequest, list[str]]:
-    """Return what was asked for with `tpu_cores` as options of strategy xla, and what is wrong with `tpu_cores`."""
+def _resolve_tpu_cores(request: DeviceRequest) -> tuple[DeviceRequest, list[str]]:
+    """Return `request` with `tpu_cores` turned into options of strategy xla, and messages on faults of `tpu_cores`."""
     cores, strategy = request.tpu_cores, request.strategy
     if cores is None:
         return request, []
@@ -128,9 +128,9 @@ def _on_tpu(request: DeviceRequest) -> tuple[DeviceRequest, list[str]]:
 
 
 def _own_strategy(request: DeviceRequest) -> tuple[Strategy | None, list[str]]:
-    """Return the strategy that a user made, or of which they gave the import path, and what is wrong with its options.
+    """Return a strategy that the user built or gave by import path, and messages on faults of `strategy_args`.
 
-    It is None where the strategy is one of ours.
+    The strategy is None if the request names a built-in one.
     """
     given = request.strategy
     if isinstance(given, Strategy):
@@ -149,9 +149,9 @@ def _own_strategy(request: DeviceRequest) -> tuple[Strategy | None, list[str]]:
 
 
 def _default_strategy(world: World, count: int, hardware: Hardware) -> str:
-    """Return the name of the strategy when none was asked for.
+    """Return the name of the strategy if the request names none.
 
-    What a launcher started may have had more ranks before and may have them again: alone it is the same strategy.
+    Under a launcher, a world of one rank gets the same strategy as a larger one: elastic worlds change their size.
     """
     if world.launcher is None and count > 1:
         return "ddp_notebook" if hardware.interactive else "ddp"
@@ -161,12 +161,12 @@ def _default_strategy(world: World, count: int, hardware: Hardware) -> str:
 
 
 def _ranks_to_start(spec: StrategySpec, world: World, count: int) -> int:
-    """Return how many processes are to be started; 1 where a launcher has started them, or one process is enough."""
+    """Return the number of processes; 1 if a launcher has started them, or one process uses all devices."""
     return 1 if world.launcher is not None or spec.splits_batches else count
 
 
 def _world_errors(request: DeviceRequest, spec: StrategySpec, world: World, count: int) -> list[str]:
-    """Return where what a launcher started differs from what was asked for."""
+    """Return messages on differences between the world that a launcher started and `request`."""
     faults = []
     nodes = request.num_nodes
     if nodes is not None and (type(nodes) is not int or nodes < 1):
@@ -201,10 +201,10 @@ def _summary(
     devices: list[torch.device],
     hardware: Hardware,
 ) -> str:
-    """Return in a line which strategy trains, in how many processes, and where."""
-    by_itself = request.strategy is None and processes > 1
-    who = f"{name} (default: several devices and no strategy given)" if by_itself else name
+    """Return one line with the strategy, the number of processes and their devices."""
+    is_default = request.strategy is None and processes > 1
+    strategy = f"{name} (default: several devices and no strategy given)" if is_default else name
     where = "GPUs" if devices[0].type == "cuda" else "the CPU" if hardware.gpus else "the CPU (there is no GPU here)"
     chunks = f", each batch in {len(devices)} parts" if len(devices) > 1 else ""
     lanes = "" if request.lanes is None else f", {request.lanes} lanes"
-    return f"{who}, {processes} process{'es' if processes > 1 else ''} on {spec.devices or where}{lanes}{chunks}"
+    return f"{strategy}, {processes} process{'es' if processes > 1 else ''} on {spec.devices or where}{lanes}{chunks}"

@@ -1,4 +1,4 @@
-"""What `Trainer.predict` returns: of several loaders, and of several ranks."""
+"""The return value of `Trainer.predict`, for one or several loaders, on one or several ranks."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -12,12 +12,12 @@ class LoaderPredictions(list[Any]):
 
 
 def of_loaders(predictions: Sequence[list[Any]]) -> list[Any]:
-    """Return the predictions of every loader in a list of its own; those of a single loader as they are."""
+    """Return a list of predictions for each loader; of a single loader, its predictions themselves."""
     return predictions[0] if len(predictions) == 1 else [LoaderPredictions(one) for one in predictions]
 
 
 def join_ranks(ranks: Sequence[list[Any]]) -> list[Any]:
-    """Return the predictions of all ranks, those of each loader rank after rank.
+    """Return the predictions of all ranks, concatenated in the order of ranks for each loader.
 
     >>> join_ranks([of_loaders([["a", "b"]]), of_loaders([["c"]])])
     ['a', 'b', 'c']

@@ -1,6 +1,6 @@
-"""The ranks of a plain script: the script runs again, once for each other rank, and this process is rank 0.
+"""The ranks of a plain script: the script is run again for each other rank, and this process is rank 0.
 
-Each of them makes the same calls; they meet in the first.
+All ranks make the same calls of a Trainer, and connect in the first of them.
 """
 
 import atexit
@@ -22,11 +22,11 @@ from midstride.engine.world import World
 
 __all__ = ["ended_early", "ranks_watched", "start_other_ranks"]
 
-#: at the end of the script, for ranks that still do what stands after its last call
+#: seconds that the other ranks have at the end of the script, for code after its last call of a Trainer
 _PATIENCE_S = 60.0
-#: after an error in this process or another, for the others to print theirs
+#: seconds that the other ranks have after an error in one process, to print their own
 _OTHERS_S = 5.0
-#: between two looks at the other ranks
+#: seconds between two checks of the other ranks
 _POLL_S = 0.5
 
 _processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -34,9 +34,16 @@ _stores: list[TCPStore] = []
 
 
 def start_other_ranks(size: int, gpus: list[int]) -> None:
-    """Run this script again for ranks 1 to `size` - 1, and become rank 0; the second time, do nothing.
+    """Run this script again for ranks 1 to `size` - 1, and make this process rank 0; once per process.
 
-    No other rank outlives this process. They are told which `gpus` were selected.
+    No other rank outlives this process.
+
+    Args:
+        size: ranks in the world.
+        gpus: indices of the GPUs that were selected for all of them.
+
+    Raises:
+        WorldError: ranks were started before, and for a world of another size.
     """
     if _processes:
         if size != len(_processes) + 1:
@@ -57,7 +64,7 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
 
 
 def ended_early() -> list[str]:
-    """Return text on which other ranks have ended by an error."""
+    """Return a line for each other rank that has ended with an error."""
     codes = {rank: process.poll() for rank, process in _processes.items()}
     return [
         f"rank {rank} had ended with code {code}; what it said stands above" for rank, code in codes.items() if code
@@ -66,9 +73,9 @@ def ended_early() -> list[str]:
 
 @contextmanager
 def ranks_watched(patience_s: float) -> Iterator[None]:
-    """End this process if another rank has died and this one still waits for it after `patience_s`.
+    """End this process if another rank died and the block has not ended `patience_s` seconds later.
 
-    Over gloo a wait ends as soon as the other has gone; over NCCL nothing tells.
+    gloo raises as soon as the connection to a rank is lost; NCCL waits until its timeout.
     """
     over = threading.Event()
     watcher = threading.Thread(target=_watch, args=(over, patience_s), name="midstride ranks", daemon=True)

@@ -1,4 +1,4 @@
-"""Which cores of a TPU are meant; without asking torch_xla."""
+"""Parses `tpu_cores`, without importing torch_xla."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ _CORES = 8
 
 
 def parse_tpu_cores(tpu_cores: Any) -> tuple[int, int | None]:
-    """Return how many cores `tpu_cores` means, and the index of the one that it names, if it names one.
+    """Return the number of cores that `tpu_cores` selects, and the index of the core if it names one, else None.
 
     Args:
         tpu_cores: 1 or 8 for so many, as a number or as text, or a list with the index of one.
 
     Raises:
-        ValueError: it means nothing.
+        ValueError: `tpu_cores` is not understood.
 
     >>> parse_tpu_cores("8"), parse_tpu_cores([5])
     ((8, None), (1, 5))
