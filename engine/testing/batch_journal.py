@@ -45,7 +45,7 @@ class BatchJournal(Callback):
 
 
 def first_difference(undisturbed: Path, resumed: Path) -> str | None:
-    """Return a message about the first batch in which a resumed attempt differs; None if there is none."""
+    """Return a message on the first batch in which a resumed attempt differs; None if there is none."""
     was = {(entry["epoch"], entry["batch"]): entry for entry in _entries(undisturbed)}
     for entry in _entries(resumed):
         where = f"batch {entry['batch']} of epoch {entry['epoch']}"
@@ -70,7 +70,7 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def _digests(batch: Any) -> tuple[list[str], str]:
-    """Return a digest of each sample over all tensors that hold one row for each, and one of everything else."""
+    """Return a digest of each sample, over all tensors and lists with one row per sample, and one of all the rest."""
     samples = samples_in(batch)
     of_samples = [xxhash.xxh3_64() for _ in range(samples)]
     rest = xxhash.xxh3_64()
@@ -78,7 +78,7 @@ def _digests(batch: Any) -> tuple[list[str], str]:
         if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == samples:
             for digest, row in zip(of_samples, leaf, strict=True):
                 digest.update(_bytes(row))
-        elif isinstance(leaf, (list, tuple)) and len(leaf) == samples:  # of text
+        elif isinstance(leaf, (list, tuple)) and len(leaf) == samples:  # such as a list of texts
             for digest, item in zip(of_samples, leaf, strict=True):
                 digest.update(repr(item).encode())
         else:
@@ -87,7 +87,7 @@ def _digests(batch: Any) -> tuple[list[str], str]:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    """Yield tensors, and what holds none and no nest, such as a list of texts, as a whole."""
+    """Yield the leaves of a nested batch; a container of plain values only, such as a list of texts, is one leaf."""
     items = items_of(batch)
     if items is None or not any(isinstance(item, Tensor) or items_of(item) is not None for item in items):
         yield batch

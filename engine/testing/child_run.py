@@ -1,4 +1,4 @@
-"""One training of a run that is checked, in its own process, so that no global of it reaches the next one."""
+"""One attempt of a checked run, in a process of its own, so that no global state reaches the next attempt."""
 
 import copy
 import json
@@ -29,10 +29,10 @@ Factory = Any | Callable[[], Any]
 
 @dataclass(frozen=True)
 class ChildRun:
-    """What one training left in its folder.
+    """One attempt, and the files that it writes to its folder.
 
     Args:
-        folder: of the run, the journal, the digest and, if it failed, the error.
+        folder: where the run, the journal, the result and, if it failed, the error are written.
     """
 
     folder: Path
@@ -44,18 +44,24 @@ class ChildRun:
 
     @property
     def journal(self) -> Path:
-        """The file that lists what its batches contained."""
+        """Path of the file with the digests of its batches."""
         return self.folder / "journal.jsonl"
 
     def result(self) -> dict[str, Any]:
-        """Return its result: digest, warnings of the engine, and the nondeterministic calls."""
+        """Return its result: "digest", "warnings" of the engine, and "nondeterministic calls"."""
         return dict(json.loads((self.folder / "result.json").read_text()))
 
     def train(self, module: Factory, data: Factory, options: Mapping[str, Any], *, watched: bool = False) -> "ChildRun":
-        """Train to the end, from wherever the run stands; return this.
+        """Train to the end, from the newest snapshot of the run if there is one; return self.
+
+        Args:
+            module: a module, of which a copy trains, or a function that makes it.
+            data: likewise.
+            options: arguments of the Trainer.
+            watched: whether nondeterministic calls are recorded.
 
         Raises:
-            AssertionError: it failed; the error is the message.
+            AssertionError: the attempt failed; the message is its error.
         """
         self.folder.mkdir(exist_ok=True)
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Imported first by the process that ranks are forked from: what it imports is no garbage."""
+"""Imported first by the process that ranks are forked from: disables the garbage collector during its imports."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Records the calls of user code whose results differ each time, such as clocks, and where they are made."""
+"""Records where user code calls functions whose results differ each time, such as clocks."""
 
 import os
 import random
@@ -22,16 +22,16 @@ _METHODS = {"datetime.now": "datetime.now()", "datetime.utcnow": "datetime.utcno
 
 
 class NondeterminismTracer:
-    """Records such calls of user code in this thread; `calls` lists each of them once.
+    """Records nondeterministic calls of user code in this thread; `calls` has one line for each place.
 
-    It makes an attempt many times as slow, so it is used only for one that is known to be wrong.
+    It slows an attempt down many times (`sys.setprofile`), so it is used only after a comparison has failed.
     """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
     def __enter__(self) -> "NondeterminismTracer":
-        sys.setprofile(self._called)
+        sys.setprofile(self._profile)
         return self
 
     def __exit__(
@@ -39,15 +39,15 @@ class NondeterminismTracer:
     ) -> None:
         sys.setprofile(None)
 
-    def _called(self, frame: FrameType, event: str, function: Any) -> None:
-        if event != "c_call" or (name := _suspicious(function)) is None:
+    def _profile(self, frame: FrameType, event: str, function: Any) -> None:
+        if event != "c_call" or (name := _nondeterministic(function)) is None:
             return
         caller: FrameType | None = frame
         while caller is not None and is_python_file(caller.f_code.co_filename):
             caller = caller.f_back
         if caller is None or not is_user_file(caller.f_code.co_filename):
             return
-        if function is id and caller is not frame:  # copy.deepcopy and json know objects by it; no answer depends on it
+        if function is id and caller is not frame:  # by copy.deepcopy and json, whose results do not depend on it
             return
         code = caller.f_code
         line = f"{name} in {code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{caller.f_lineno})"
@@ -55,12 +55,13 @@ class NondeterminismTracer:
             self.calls.append(line)
 
 
-def _suspicious(function: Any) -> str | None:
+def _nondeterministic(function: Any) -> str | None:
+    """Return how a message calls `function`, if its results differ each time; else None."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, random.Random):
         own = owner is not random._inst
         return "a random.Random of its own" if own and function.__name__ in ("random", "getrandbits") else None
     try:
         return _CALLS.get(function) or _METHODS.get(getattr(function, "__qualname__", ""))
-    except TypeError:  # a method of something that has no hash
+    except TypeError:  # a method of an unhashable object
         return None

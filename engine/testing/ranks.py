@@ -1,4 +1,4 @@
-"""Functions called in a world of fresh processes."""
+"""`run_ranks`: calls a function in each rank of a world of new processes."""
 
 import multiprocessing
 import os
@@ -33,10 +33,13 @@ def run_ranks(
     timeout_s: float = 600.0,
     preload: Sequence[str] = PRELOAD,
 ) -> list[int]:
-    """Call `target(*arguments)` in a world of fresh processes; return their exit codes (0, or -9 after SIGKILL).
+    """Call `target(*arguments)` in each of `processes` new ranks; return exit codes (0, or -9 after SIGKILL).
 
-    They are forked from one process that has torch (and, from its first start on, `preload`) imported already,
-    so a world starts in a tenth of a second.
+    The ranks are forked from a server process that has imported torch and the modules in `preload` once, so a world
+    starts in about 0.1 s.
+
+    Raises:
+        TimeoutError: a rank did not end within `timeout_s` seconds.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["midstride.engine.testing.disable_gc", *preload, "midstride.engine.testing.freeze_gc"]

@@ -1,4 +1,4 @@
-"""`assert_resumes_exactly`: interrupted anywhere, this module on these data ends as if nothing had happened."""
+"""`assert_resumes_exactly`: a test that a training resumed from any snapshot ends with the same bits."""
 
 import importlib
 import shutil
@@ -20,7 +20,7 @@ __all__ = ["assert_resumes_exactly", "final_state"]
 
 #: positions at which the run is cut off
 CUTS = 5
-#: lines of each kind that a failure shows
+#: lines that a failure message shows of each section
 SHOWN = 8
 
 
@@ -36,11 +36,11 @@ def final_state(run: str) -> list[Any]:
 def assert_resumes_exactly(
     module: TrainingModule | Callable[[], TrainingModule], data: Any = None, *, steps: int = 6, **options: Any
 ) -> None:
-    """Train `steps` steps without an interruption, then again from snapshots in between; compare the ends bit for bit.
+    """Train `steps` steps without an interruption, then resume from snapshots in between; compare the ends bit for bit.
 
-    Every attempt runs in a process that is forked from this one, so that none sees what another has left. Epochs are
-    cut to half of the steps, and validations to two batches: then some snapshots are of the end of an epoch or of the
-    middle of a validation.
+    Every attempt runs in a new process forked from this one, so that no global state is passed on. Epochs are limited
+    to half of the steps, and validations to two batches, so that some snapshots are taken at the end of an epoch or
+    in the middle of a validation.
 
     Args:
         module: the module, of which a copy trains, or a function that makes it.
@@ -49,7 +49,7 @@ def assert_resumes_exactly(
         options: for the Trainer, such as `accumulate_grad_batches=2` or `callbacks=[...]`.
 
     Raises:
-        AssertionError: naming what is not exact and, where it can be seen, why.
+        AssertionError: it names what differs and, where it can be found, why.
     """
     __tracebackhide__ = True
     importlib.import_module("torch._dynamo")  # the first optimizer would, in each attempt anew: seconds
@@ -76,7 +76,7 @@ def _cuts(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
-    """Return an attempt that finds the run as it was when `cut` was its newest snapshot."""
+    """Return an attempt in `folder`, with a copy of the run in which `cut` is the newest snapshot."""
     shutil.copytree(Path(whole.run), folder / "run")
     for path in (folder / "run" / "snapshots").iterdir():
         if path.name > cut.name:
@@ -85,7 +85,7 @@ def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
 
 
 def _compare(whole: ChildRun, resumed: ChildRun) -> list[str]:
-    """Return what a resumed attempt did otherwise, the first cause first."""
+    """Return lines on the differences of a resumed attempt: in its batches, its final state, or else its metrics."""
     faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
     for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
         faults += [_line(*difference) for difference in iter_differences(expected, found)]

@@ -1,10 +1,9 @@
-"""Laws of what plugs in: inherit the class, say what is tried, and pytest has the tests. Needs pytest.
+"""Tests for authors of launchers, stores and strategies: derive a test class, set what is tested. Needs pytest.
 
-launcher        what every launcher keeps: one process a rank, deaths that are noticed, runs that resume
-small_training  a small training with what is easily lost: dropout, momentum, a schedule, a shuffled loader
-store           what every store keeps: whole files, one winner of `create`, folders that appear and go
-strategy        what every strategy keeps: the bits of an undisturbed run, each sample once, values of all
-                ranks
+launcher        tests of a launcher: one process per rank, deaths that are noticed, runs that resume
+small_training  a small training with state that is easily lost: dropout, momentum, a schedule, a shuffled loader
+store           tests of a store: atomic writes, one winner of `create`, listing and removal of folders
+strategy        tests of a strategy: resumes bit for bit, uses each sample once, ends all ranks together
 """
 
 from midstride.engine.testing.laws.launcher import LauncherLaws

@@ -1,4 +1,4 @@
-"""What every launcher keeps."""
+"""Tests that every launcher passes."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +24,7 @@ SMALL = "midstride.engine.testing.laws.small_training"
 
 
 class LauncherLaws:
-    """The laws of a launcher, on this machine.
+    """Tests of a launcher, on this machine.
 
     class TestMine(LauncherLaws):
         launcher = "mine"
@@ -36,9 +36,9 @@ class LauncherLaws:
     ranks: ClassVar[int] = 2
 
     def test_a_run_that_lost_a_rank_is_resumed_to_the_bits_of_an_undisturbed_one(self, tmp_path: Path) -> None:
-        """A rank that is killed ends its world, which leaves no process and a record; launched again, it resumes.
+        """If a rank is killed, its world ends without leftover processes and is recorded; a relaunch resumes.
 
-        The undisturbed run is not launched at all: who starts the ranks of a run changes no bit of it.
+        The undisturbed run needs no launcher: the way ranks are started changes no bit of a run.
         """
         job = self._job(tmp_path)
         assert run_ranks(_train, job, "whole", processes=self.ranks) == [0] * self.ranks

@@ -1,4 +1,4 @@
-"""A small training with what is easily lost: dropout, momentum, a schedule, a shuffled loader."""
+"""A small training with state that is easily lost: dropout, momentum, a schedule, a shuffled loader."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ STEPS = 8
 
 
 class SmallModule(TrainingModule):
-    """Two layers with dropout; logs its losses and the number of its rank."""
+    """Two layers with dropout; logs its losses and its rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ class SmallModule(TrainingModule):
         self.log("val/rank", float(self.global_rank), sync_dist=True, reduce_fx="max")
 
     def configure_optimizers(self) -> Any:
-        """Adam, and a rate that falls in the middle of each epoch."""
+        """Return Adam, and a learning rate that drops in the middle of each epoch."""
         optimizer = torch.optim.Adam(self.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 class SmallData(DataModule):
-    """Four batches an epoch for each of `ranks` ranks, the last one smaller, shuffled; six samples to validate on."""
+    """Four shuffled batches per epoch and rank, the last one smaller; six samples to validate on."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks

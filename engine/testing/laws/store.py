@@ -1,4 +1,4 @@
-"""What every store keeps."""
+"""Tests that every store passes."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ RACERS = 8
 
 
 class StoreLaws:
-    """The laws of a store. A subclass has a fixture `store`, which returns an empty one.
+    """Tests of a store. A subclass has a fixture `store`, which returns an empty store.
 
     class TestMine(StoreLaws):
         @pytest.fixture
@@ -22,11 +22,11 @@ class StoreLaws:
             return MyStore(f"mine://{tmp_path}/runs")
     """
 
-    #: whether `create` has one winner; a store without it is used with `snapshots.lease: none`, one world at a time
+    #: whether exactly one of concurrent `create` calls succeeds; without that, `snapshots.lease: none` is needed
     creates_exclusively = True
 
     def test_a_file_is_what_was_written_last(self, store: Store) -> None:
-        """`write` replaces a file whole; `read`, `stream` and `size` agree about it."""
+        """`write` replaces the whole file; `read`, `stream` and `size` agree on its content."""
         store.write("folder/two", b"22")
         store.write("folder/two", memoryview(b"222"))
         store.write("empty", b"")
@@ -35,20 +35,20 @@ class StoreLaws:
         assert [store.exists(path) for path in ("folder/two", "folder", "other")] == [True, False, False]
 
     def test_bytes_are_any_bytes_and_any_number(self, store: Store) -> None:
-        """A file of more than one chunk comes back as it was."""
+        """A file of several chunks is read as it was written."""
         data = bytes(range(256)) * (3 << 12)
         store.write("large", data)
         assert b"".join(store.stream("large")) == store.read("large") == data
 
     def test_files_of_a_folder_are_written_together(self, store: Store) -> None:
-        """`write_all` is as many `write`, and asks for one after the other."""
+        """`write_all` writes each of its files, and consumes them one at a time."""
         store.write("a/folder/two", b"2")
         store.write_all("a/folder", ((name, data) for name, data in (("one", b"1"), ("two", memoryview(b"22")))))
         assert store.find("a/folder") == {"one": 1, "two": 2}
         assert store.read("a/folder/two") == b"22"
 
     def test_a_folder_is_listed_by_the_names_in_it(self, store: Store) -> None:
-        """`list` sorts names, `find` gives paths and bytes, `at` is the same folder as a store."""
+        """`list` returns sorted names, `find` paths and sizes in bytes, `at` the folder as a store."""
         assert store.list() == store.list("no/where") == []
         for path in ("b/two", "b/one", "b-a", "b/deep/three"):
             store.write(path, b"1")
@@ -58,13 +58,13 @@ class StoreLaws:
         assert store.at("b").read("one") == b"1"
 
     def test_what_is_not_there_is_a_file_not_found(self, store: Store) -> None:
-        """Readers tell a file that is missing from a store that fails by this error."""
+        """Reading a missing file raises FileNotFoundError, which tells it from a failing store."""
         for ask in (store.read, store.size, lambda path: list(store.stream(path))):
             with pytest.raises(FileNotFoundError):
                 ask("no/where")
 
     def test_what_is_removed_is_gone(self, store: Store) -> None:
-        """`remove` takes files and whole folders, and what is gone already."""
+        """`remove` deletes files and whole folders, and accepts paths that do not exist."""
         for path in ("b/one", "b/two", "c"):
             store.write(path, b"1")
         store.remove("b/one")
@@ -76,7 +76,7 @@ class StoreLaws:
         assert not store.exists("b/two")
 
     def test_a_refused_write_leaves_what_was_there(self, store: Store) -> None:
-        """`check` is asked before a file changes; what it raises reaches the caller."""
+        """`check` is called before a file changes; an error that it raises reaches the caller."""
 
         def refuse() -> None:
             raise PermissionError("superseded")
@@ -88,7 +88,7 @@ class StoreLaws:
         assert store.list() == ["file"]
 
     def test_of_many_who_create_a_file_one_wins(self, store: Store) -> None:
-        """The lease of a run rests on this."""
+        """Of concurrent `create` calls for one path, exactly one succeeds: leases of runs depend on it."""
         if not self.creates_exclusively:
             pytest.skip("this store creates no file exclusively")
         gate = threading.Barrier(RACERS)

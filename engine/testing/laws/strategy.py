@@ -1,4 +1,4 @@
-"""What every strategy keeps."""
+"""Tests that every strategy passes."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ __all__ = ["StrategyLaws", "assert_same_bits"]
 
 
 class StrategyLaws:
-    """The laws of a strategy. Ranks are processes of this machine, forked from one that has torch imported.
+    """Tests of a strategy. Ranks are processes of this machine, forked from one that has torch imported.
 
     class TestMine(StrategyLaws):
         options = {"strategy": "my_package.my_strategy:Mine", "strategy_args": {...}}
@@ -33,29 +33,29 @@ class StrategyLaws:
     module: ClassVar[Callable[[], TrainingModule]] = SmallModule
 
     def test_a_run_that_was_killed_ends_with_the_bits_of_an_undisturbed_one(self, tmp_path: Path) -> None:
-        """Killed once in a backward pass and once in a validation, on two ranks: state, weights and metrics are equal.
+        """A run killed in a backward pass and in a validation has the state, weights and metrics of one that was not.
 
-        So is the account of samples: each of every epoch was used once. A value that each rank logged is that of all.
+        Each sample of every epoch was used once, and a value that each rank logged is reduced over the ranks.
         """
         whole, killed = tmp_path / "whole", tmp_path / "killed"
-        assert self._live(whole) == [0] * self.ranks
+        assert self._train_on_ranks(whole) == [0] * self.ranks
         plan = FaultPlan(tmp_path).add("kill", rank=self.ranks - 1, step=2, phase="backward")
         plan.add("kill", rank=0, step=STEPS // EPOCHS, phase="validation")
         for _ in range(2):
-            assert -9 in self._live(killed, plan)
-        assert self._live(killed, plan) == [0] * self.ranks
+            assert -9 in self._train_on_ranks(killed, plan)
+        assert self._train_on_ranks(killed, plan) == [0] * self.ranks
         plan.assert_all_fired()
         assert_same_bits(str(killed), str(whole))
         assert audit(str(killed)).is_clean, audit(str(killed))
 
     def test_an_error_of_one_rank_ends_all(self, tmp_path: Path) -> None:
-        """No rank waits for ever for one that is gone, and none ends as if it had trained."""
+        """If a rank raises an error, every other rank ends with an error as well, and none hangs."""
         plan = FaultPlan(tmp_path).add("raise", rank=self.ranks - 1, step=1, phase="forward")
-        codes = self._live(tmp_path / "run", plan)
+        codes = self._train_on_ranks(tmp_path / "run", plan)
         plan.assert_all_fired()
         assert all(codes), f"ranks ended with {codes}, though one of them failed"
 
-    def _live(self, run: Path, plan: FaultPlan | None = None) -> list[int]:
+    def _train_on_ranks(self, run: Path, plan: FaultPlan | None = None) -> list[int]:
         environment = {**os.environ, **(plan.environment if plan is not None else {})}
         kind: Any = type(self)  # where its module is no method
         arguments = (kind.module, dict(self.options), self.ranks, str(run))
