@@ -20,7 +20,7 @@ __all__ = ["Strategy"]
 
 
 class Strategy(ABC):
-    """How one module trains on many devices. An author writes three methods; the others have defaults.
+    """How one module trains on many devices. Three methods are abstract; the others have defaults.
 
     A strategy never starts processes (a launcher does), never writes files (snapshots do), never reads the environment
     (`World` does), and knows no Trainer (a `StepScope` has what it needs of one). Its `Collective` exchanges everything
@@ -31,7 +31,7 @@ class Strategy(ABC):
         collective: how the ranks meet and exchange values; by default that of a single process.
     """
 
-    #: its row in `midstride.engine.config.strategies.STRATEGIES`; what is made from a class keeps that class's row
+    #: its row in `midstride.engine.config.strategies.STRATEGIES`; a derived class inherits it
     name: ClassVar[str]
 
     def __init__(self, collective: Collective | None = None) -> None:
@@ -45,19 +45,19 @@ class Strategy(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are moved to and weights live; some strategies know it only once the ranks have met."""
+        """The device of batches and weights; some strategies set it in `init_process_group`."""
         return self.devices[0]
 
     @property
     def identity(self) -> str:
-        """What part of the strategy decides a run's bits, as text: its name, or the import path of a user's class."""
+        """What of the strategy decides the bits of a run, as text: its name, or the import path of a user's class."""
         kind = type(self)
         ours = kind.__module__.startswith("midstride.")
         return self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
 
     @property
     def data_world(self) -> World:
-        """The ranks among which samples are shared out; ranks that read the same samples have the same rank here."""
+        """The world among whose ranks samples are divided; ranks that read the same samples have the same rank here."""
         return self.world
 
     def module_errors(self, module: TrainingModule) -> list[str]:
@@ -86,8 +86,8 @@ class Strategy(ABC):
         """Move `module`, or the part of it that this rank has, to its device; called before optimizers are made.
 
         Args:
-            module: whole and on the host, or as an earlier call left it.
-            scope: what surrounds the module's steps.
+            module: the whole module on the host, or as an earlier call left it.
+            scope: the context in which the module's steps run.
             first_batch: reads the first training batch, for a strategy that measures; None in an evaluation.
         """
         module.to(self.device)
@@ -106,7 +106,7 @@ class Strategy(ABC):
         """
 
     def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Call the user's step and return its outputs; a training step is called inside of what `wrap` returned.
+        """Call the user's step and return its outputs; a training step is called inside the module from `wrap`.
 
         Args:
             scope: calls the step.
@@ -119,18 +119,18 @@ class Strategy(ABC):
 
     @abstractmethod
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average the gradients of `parameters` over the ranks, where `wrap` did not arrange for it."""
+        """Average the gradients of `parameters` over the ranks, unless the backward pass has done so."""
 
     @abstractmethod
     def is_replicated(self, path: str) -> bool:
-        """Return whether the tensor at `path` of the state has the same bits on every rank: then one rank writes it."""
+        """Return whether the tensor at `path` of the state is the same on every rank, so that one rank writes it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides the bits of the sums that this strategy makes."""
+        """Return the state that decides the bits of sums over ranks, such as their order."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take back what `state_dict` gave; called after `wrap` and before any other part is loaded."""
+        """Restore what `state_dict` returned; called after `wrap` and before any other part is loaded."""
 
     def clone(self) -> Self:
         """Return a copy that a state can be loaded into while this one trains; loading it calls no collective."""

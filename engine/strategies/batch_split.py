@@ -1,4 +1,4 @@
-"""Cutting a batch into chunks, and joining what came out of them, by the rules of `nn.DataParallel`."""
+"""Cuts a batch into chunks, and joins the outputs for them, by the rules of `nn.DataParallel`."""
 
 from numbers import Number
 from typing import Any
@@ -18,7 +18,7 @@ def cut(batch: Any, chunks: int) -> list[Any]:
     Args:
         batch: a nest of dicts, lists, tuples and dataclasses. Tensors are cut; a list of plain values that is as
             long as the batch (texts, say) is cut too; other plain values go to every chunk.
-        chunks: at most so many.
+        chunks: largest number of chunks.
 
     Raises:
         UserError: tensors disagree on the number of samples, or something cannot be cut.
@@ -36,12 +36,12 @@ def cut(batch: Any, chunks: int) -> list[Any]:
 
 
 def _sizes(value: Any, path: str) -> list[tuple[str, int]]:
-    """The first dimension of every tensor in `value`, by its path."""
+    """Return the path and the first dimension of every tensor in `value`."""
     return [(where, len(leaf)) for where, leaf in named_leaves(value, path) if isinstance(leaf, Tensor) and leaf.ndim]
 
 
 def _chunk(value: Any, start: int, length: int, samples: int) -> Any:
-    """The chunk of `value` from sample `start` on."""
+    """Return `length` samples of `value` from sample `start` on."""
     if isinstance(value, Tensor):
         return value.narrow(0, start, length) if value.ndim else value
     items = items_of(value)
@@ -53,7 +53,7 @@ def _chunk(value: Any, start: int, length: int, samples: int) -> Any:
 
 
 def _check_whole(value: Any, chunks: int) -> None:
-    """Refuse what holds tensors in a way that only it knows."""
+    """Refuse objects that may hold tensors (they have a method `to`) and cannot be cut."""
     for _, leaf in named_leaves(value):
         if hasattr(leaf, "to") and not isinstance(leaf, Tensor):
             raise UserError(
@@ -63,10 +63,10 @@ def _check_whole(value: Any, chunks: int) -> None:
 
 
 def join(outputs: list[Any]) -> Any:
-    """Return the outputs of the chunks as one: tensors one after the other, single numbers as a vector.
+    """Return the outputs for the chunks as one: tensors concatenated, scalars as a vector.
 
     Raises:
-        UserError: they differ in kind.
+        UserError: the outputs differ in type or length.
     """
     first = outputs[0]
     if any(type(output) is not type(first) for output in outputs):

@@ -1,4 +1,4 @@
-"""Strategies by name: nothing is imported until its name is asked for."""
+"""Builds strategies by name; the module of a strategy is imported only when it is built."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -20,10 +20,10 @@ def build_strategy(name: str, options: Mapping[str, Any] | None = None, lanes: i
     Args:
         name: of a row, or "package.module:Class" of your own.
         options: its `strategy_args`.
-        lanes: equal parts that every batch is cut in; only where its row has them.
+        lanes: number of equal parts of every batch; only for strategies that support lanes.
 
     Raises:
-        StrategyUnavailable: no such name, or its library is not installed.
+        StrategyUnavailable: the name is unknown, or its library is not installed.
     """
     row = STRATEGIES.get(name)
     target = name if row is None else row.target if lanes is None else row.in_lanes

@@ -1,4 +1,4 @@
-"""What ranks exchange beside gradients: values of any kind, on the host."""
+"""Exchanges between ranks other than gradients: Python values, on the host."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ __all__ = ["Collective", "SingleProcess"]
 
 
 class Collective(ABC):
-    """How the ranks of a world meet, and what they tell each other. Every rank makes the same calls, in the same order.
+    """Connects the ranks of a world and exchanges values. Every rank makes the same calls, in the same order.
 
-    What is exchanged is small: logged values, whether to stop, where a snapshot stands. Gradients are the strategy's.
+    The values are small: logged metrics, stop requests, positions of snapshots. Strategies exchange gradients.
     """
 
     @abstractmethod
     def init_process_group(self, world: World, device: torch.device) -> None:
-        """Meet the other ranks of `world`; `device` is that of this rank. Calling it again does nothing.
+        """Connect to the other ranks of `world`; `device` is that of this rank. Calling it again does nothing.
 
         Raises:
-            WorldError: they could not be met.
+            WorldError: a rank could not be connected.
         """
 
     @abstractmethod
@@ -40,20 +40,20 @@ class Collective(ABC):
         return all(self.gather(value))
 
     def key_value_store(self) -> Any:
-        """Return a new corner of the key-value store in which the ranks met (a `torch.distributed.Store`), or None."""
+        """Return the `torch.distributed.Store` of the ranks under a new prefix; None if there is none."""
         return None
 
     def side_channel(self) -> SideChannel:
-        """Return a way to exchange values from a thread beside training."""
+        """Return a channel for exchanges in a background thread while training runs."""
         return SideChannel(1)
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
-        """Let ranks wait at most so long for one that does not answer, until the block ends; where that can be set."""
+        """Limit waits for other ranks to `timeout_s` seconds in the block, where the backend supports it."""
         yield
 
     def is_peer_failure(self, error: Exception) -> bool:
-        """Return whether `error` says that another rank did not answer, or left."""
+        """Return whether `error` was raised because another rank did not answer, or ended."""
         return False
 
 
@@ -64,5 +64,5 @@ class SingleProcess(Collective):
         """Do nothing: there are no other ranks."""
 
     def gather(self, value: object) -> list[Any]:
-        """Return `value` alone."""
+        """Return a list of `value` alone."""
         return [value]

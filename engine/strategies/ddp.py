@@ -28,9 +28,9 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
     """Replicate the module on every rank (`torch.nn.parallel.DistributedDataParallel`).
 
     From the second backward pass on, DDP sums gradients in the order in which they became ready in
-    the first. A resumed process has no first pass to learn from and would sum in another order,
-    which at three ranks and more gives other bits. So that order is recorded, belongs to a
-    snapshot, and is replayed by two synthetic backward passes before state is loaded.
+    the first pass. A resumed process would learn another order, which gives other bits with three
+    or more ranks. So the order is recorded, stored in snapshots, and replayed by two synthetic
+    backward passes before state is loaded.
 
     Args:
         find_unused_parameters: some parameters may take no part in a step; costs a walk over the graph each time.
@@ -61,7 +61,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
         self._comm_hook, self._sync_batchnorm = comm_hook, sync_batchnorm
         self._bucket_view, self._bucket_cap_mb = gradient_as_bucket_view, bucket_cap_mb
         self._order: list[str] | None = None
-        self._noted: list[str] = []
+        self._ready: list[str] = []
         self._wrapped: DistributedDataParallel | None = None
         self._buckets: GradientBuckets | None = None
         self._shares_buffers = True
@@ -81,14 +81,14 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
         return f"{super().identity}({options})" if options else super().identity
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Name what DDP cannot: a static graph over windows, optimizers with a part of their state on each rank."""
+        """Return messages on a static graph with gradient accumulation, and on a ZeroRedundancyOptimizer."""
         faults, window = [], options.accumulate_grad_batches
         if self._static_graph and window > 1:
             faults.append(
                 f"strategy_args: static_graph with accumulate_grad_batches={window}: DDP learns a static graph from a "
                 "first batch whose gradients it exchanges, and only the last of a window's are: leave static_graph out"
             )
-        # By its name: to import it takes a second.
+        # By the name of its class, since its import takes a second.
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for one in optimizers for kind in type(one).__mro__):
             faults.append(
                 "a ZeroRedundancyOptimizer, which has a part of the state on each rank: use strategy sharded with the "
@@ -99,12 +99,12 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
         super().wrap(step, one_backward=one_backward)
-        self._order, self._wrapped, self._noted, self._needed, self._buckets = None, None, [], [], None
+        self._order, self._wrapped, self._ready, self._needed, self._buckets = None, None, [], [], None
         self._shares_buffers = True
         if self._sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(step.module)
         if not one_backward:
-            self._refuse_by_hand(step.module)
+            self._check_averaging_outside_ddp(step.module)
         if not one_backward or not any(p.requires_grad for p in step.parameters()):
             broadcast(step)
             have_any, bucket_bytes = partial(anywhere, device=self.device), (self._bucket_cap_mb or 25) << 20
@@ -112,7 +112,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
             return step
         self._wrapped = DistributedDataParallel(
             _Replayable(step),
-            device_ids=None,  # the batch is there already; DDP would rebuild its dicts, and some cannot be
+            device_ids=None,  # the batch is on the device; DDP would rebuild its containers, which fails for some
             find_unused_parameters=self._find_unused,
             static_graph=self._static_graph,
             gradient_as_bucket_view=self._bucket_view,
@@ -123,11 +123,11 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
         self.watch_frozen(step.module)
         if self._comm_hook is not None:
             self._wrapped.register_comm_hook(None, getattr(default_hooks, f"{self._comm_hook}_hook"))
-        if not self._find_unused:  # DDP keeps its first order then, which is the same in every attempt
+        if not self._find_unused:  # with it, DDP keeps its initial order, which is the same in every attempt
             self._record(self._wrapped, step)
         return self._wrapped
 
-    def _refuse_by_hand(self, module: nn.Module) -> None:
+    def _check_averaging_outside_ddp(self, module: nn.Module) -> None:
         if sparse := sparse_layers(module):
             raise UserError(
                 f"the module's {sparse[0]} has sparse gradients, with several optimizers or optimization by hand: they "
@@ -142,7 +142,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
 
     @property
     def buckets(self) -> GradientBuckets | None:
-        """The buckets where gradients are averaged after a backward pass, or in it; None where DDP does it."""
+        """The buckets in which gradients are averaged outside of DDP; None if DDP averages them."""
         return self._buckets
 
     def no_backward_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
@@ -159,41 +159,41 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
             self._buckets.average(parameters)
 
     def sync_pending_gradients(self) -> None:
-        """Exchange the gradients of a window whose last batch has none: DDP does so in a backward pass only."""
+        """Exchange the gradients of a window whose last batch has none, by a synthetic backward pass through DDP."""
         if self._wrapped is not None:
             named = self._wrapped.module.step.module.named_parameters()
             self._wrapped(replay=[name for name, p in named if p.grad is not None]).backward()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order in which rank 0's gradients became ready in its first backward pass.
+        """Return the order of rank 0's gradients, and whether the next forward pass broadcasts rank 0's buffers.
 
-        And whether the next forward pass gives every rank rank 0's buffers: not inside a window.
+        DDP does not broadcast buffers within an accumulation window.
         """
         shares = self._shares_buffers if self._wrapped is None else self._wrapped.require_forward_param_sync
-        return {"gradient_order": self._order or self._noted or None, "shares_buffers": shares}
+        return {"gradient_order": self._order or self._ready or None, "shares_buffers": shares}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Replay the order, so that gradients are summed as they were in the attempt before."""
+        """Replay the order, so that gradients are summed as in the earlier attempt."""
         self._order, self._shares_buffers = state_dict["gradient_order"], state_dict["shares_buffers"]
         if self._wrapped is None:
             return
-        for _ in range(2 if self._order else 0):  # with a static graph, DDP takes the order over in the second only
+        for _ in range(2 if self._order else 0):  # with a static graph, DDP adopts the order in the second pass
             self._wrapped(replay=self._order).backward()
         for parameter in self._wrapped.parameters():
             parameter.grad = None
         self._wrapped.require_forward_param_sync = self._shares_buffers
 
     def clone(self) -> Self:
-        """Return a strategy that can be given a state while this one trains: it replays nothing."""
+        """Return a copy that can load a state while this one trains: without DDP, it replays nothing."""
         clone = super().clone()
         clone._wrapped = None
         return clone
 
     def _ensure_complete(self) -> None:
-        """Refuse a backward pass that left parameters out: DDP would have exchanged only some of the gradients.
+        """Check that the backward pass reached all parameters: else DDP exchanged only some of the gradients.
 
         Raises:
-            UserError: naming them. DDP itself says so in the next forward pass, if there is one.
+            UserError: it names parameters without a gradient. DDP itself raises only in the next forward pass.
         """
         if left := [name for name, parameter in self._needed if parameter.grad is None]:
             raise UserError(
@@ -204,29 +204,29 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
             )
 
     def _record(self, wrapped: DistributedDataParallel, step: TrainingStep) -> None:
-        """Note the order of gradients in the first backward pass that exchanges them."""
+        """Record the order of gradients in the first backward pass that exchanges them."""
         named = [(n, p) for n, p in step.module.named_parameters() if p.requires_grad]
 
-        def noted(name: str) -> Any:
-            def note(_: Tensor) -> None:
+        def recorder(name: str) -> Any:
+            def record(_: Tensor) -> None:
                 if not wrapped.require_backward_grad_sync or self._order is not None:
                     return
-                first_pass = name not in self._noted
+                first_pass = name not in self._ready
                 if first_pass:
-                    self._noted.append(name)
-                # A static graph may leave parameters out: the first of a second pass tells that one is over.
-                if not first_pass or len(self._noted) == len(named):
-                    self._order = self._noted
+                    self._ready.append(name)
+                # With a static graph some parameters may be unused: the first one of the second pass ends the first.
+                if not first_pass or len(self._ready) == len(named):
+                    self._order = self._ready
                     for handle in handles:
                         handle.remove()
 
-            return note
+            return record
 
-        handles = [p.register_post_accumulate_grad_hook(noted(n)) for n, p in named]
+        handles = [p.register_post_accumulate_grad_hook(recorder(n)) for n, p in named]
 
 
 class _Replayable(nn.Module):
-    """A training step that can also replay an order of gradients, without touching the user's code."""
+    """A training step that can also replay an order of gradients, without a call of user code."""
 
     def __init__(self, step: TrainingStep) -> None:
         super().__init__()
@@ -237,12 +237,12 @@ class _Replayable(nn.Module):
         if replay is None:
             return self.step(*args)
         parameters = dict(self.step.module.named_parameters())
-        # Gradients become ready in the reverse of the order of use.
-        return sum(_nothing_of(parameters[name], is_sparse=name in self._sparse) for name in reversed(replay))
+        # Gradients become ready in the reverse order of use.
+        return sum(_zero_loss(parameters[name], is_sparse=name in self._sparse) for name in reversed(replay))
 
 
-def _nothing_of(parameter: Tensor, *, is_sparse: bool) -> Tensor:
-    """Return a zero whose gradient for `parameter` is zero, and of the kind that its own are."""
+def _zero_loss(parameter: Tensor, *, is_sparse: bool) -> Tensor:
+    """Return a loss of 0 whose gradient for `parameter` is 0, in the layout of its gradients: dense or sparse."""
     if is_sparse:
         return embedding(parameter.new_zeros(1, dtype=torch.long), parameter, sparse=True).sum() * 0
     return ((torch.view_as_real(parameter) if parameter.is_complex() else parameter) * 0).sum()

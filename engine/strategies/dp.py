@@ -15,16 +15,16 @@ __all__ = ["Dp", "SplitsBatches"]
 
 
 class SplitsBatches(MergesOutputs, Strategy):
-    """What strategies have in common whose processes split their batches; stands first among the bases."""
+    """Mixin of strategies whose processes split each batch over several devices; put it first among the bases."""
 
     @property
     def identity(self) -> str:
-        """The name, and into how many parts a batch is cut: each has its own mean and its own statistics."""
+        """The name, and the number of chunks of a batch: each chunk has a mean and batch statistics of its own."""
         inner = super().identity.removesuffix(")")
         return f"{inner}{', ' if '(' in inner else '('}devices={len(self.devices)})"
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Name optimization by hand: every chunk would step the optimizers by itself."""
+        """Return messages, also on manual optimization: each chunk would step the optimizers."""
         errors = super().module_errors(module)
         if module.automatic_optimization:
             return errors
@@ -43,7 +43,7 @@ class SplitsBatches(MergesOutputs, Strategy):
         return run_on_replicas(module, batch, self.devices, run, scope.micro_batches)
 
     def merge_outputs(self, outputs: Any) -> Any:
-        """Return outputs whose loss is the mean of the chunks' losses, where it still is one for each chunk."""
+        """Replace a loss with one element per chunk by its mean; return other outputs as they are."""
         loss = loss_in(outputs)
         if not isinstance(loss, Tensor) or loss.ndim != 1 or len(loss) > len(self.devices):
             return outputs
@@ -51,10 +51,10 @@ class SplitsBatches(MergesOutputs, Strategy):
 
 
 class Dp(SplitsBatches, Single):
-    """Split every batch over the devices of this process; on the CPU, over so many virtual ones.
+    """Split every batch over the devices of this process; on the CPU, over as many virtual devices.
 
-    The module is replicated for each chunk, gradients are added in the order of the chunks, and the buffers that stay
-    are those of the first replica. `*_step_end` gets the chunks' outputs joined, so a loss made there sees the batch.
+    The module is replicated for each chunk, gradients are added in the order of the chunks, and the buffers of the
+    first replica are kept. `<step>_end` gets the joined outputs, so a loss computed there is over the whole batch.
     """
 
     name = "dp"

@@ -1,4 +1,4 @@
-"""Many tensors that travel as one: a copy or a sum of each would take longer to begin than to end."""
+"""Groups small tensors into flat ones: starting a copy or a sum for each would take longer than the transfer."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from midstride.engine.strategies.torch_internals import foreach_copy_
 
 __all__ = ["bucket_indices", "copy_together", "view_like"]
 
-#: of numbers: each tensor begins where one of its own would, and its kernels are the same
+#: elements: start of each tensor in a flat one, aligned as in an allocation of its own, so that kernels are the same
 _ALIGNED = 128
-#: of weights or gradients that are copied at once
+#: bytes of weights or gradients in one copy
 _COPY_BYTES = 32 << 20
 
 
 def bucket_indices(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Return which of `tensors` travel together: in their order, by type and device, `bucket_bytes` at most."""
+    """Return groups of indices of `tensors`, in order, of one dtype and device and at most `bucket_bytes` each."""
     open_: dict[Any, tuple[int, list[int]]] = {}
     buckets: list[list[int]] = []
     for number, tensor in enumerate(tensors):
@@ -33,14 +33,14 @@ def bucket_indices(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[in
 
 
 def view_like(tensor: Tensor, flat: Tensor) -> Tensor:
-    """Return `flat`, of as many numbers, in the shape of `tensor`, and in its order in memory if that has no gaps."""
+    """Return a view of `flat` (1-d, as many elements) in the shape of `tensor`, and in its strides if it is dense."""
     dense = torch.empty_like(tensor, device="meta")
     return flat.as_strided(dense.size(), dense.stride(), flat.storage_offset())
 
 
 @torch.no_grad()
 def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return copies of `tensors` on `device`: dense ones of one type travel in one copy for each 32 MB of them."""
+    """Return copies of `tensors` on `device`: strided ones of one dtype are transferred 32 MB at a time."""
     copies = [tensor if tensor.layout == torch.strided else tensor.clone().to(device) for tensor in tensors]
     dense = [number for number, tensor in enumerate(tensors) if tensor.layout == torch.strided]
     for bucket in bucket_indices([tensors[number] for number in dense], _COPY_BYTES):
@@ -54,7 +54,7 @@ def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tenso
         foreach_copy_(_views(flat, starts, sources), sources)
         there = _views(flat.to(device), starts, sources)
         for number, view in zip(numbers, there, strict=True):
-            copies[number] = view.data  # what changes one in place leaves the versions of the others alone
+            copies[number] = view.data  # with a version counter of its own, for in-place changes
     return copies
 
 

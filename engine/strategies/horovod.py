@@ -37,21 +37,21 @@ __all__ = ["Horovod"]
 
 log = logging.getLogger(__name__)
 
-#: this process's, those included that Python does not know of
+#: the threads of this process, including those that were not started by Python
 _THREADS = Path("/proc/self/task")
-#: between two looks at an exchange; Horovod's own waits are as long
+#: seconds between two polls of an exchange; Horovod's own interval
 _POLL_S = 0.001
 
 
 class Horovod(ReplicatesParameters, AveragesInBuckets):
     """Replicate the module on every rank and let Horovod average the gradients.
 
-    `hvd.DistributedOptimizer` fuses gradients as they become ready, and the place of a number in the
-    fused buffer decides the order in which it is summed: at three ranks and more two runs of one script
-    differ in their last bits. So there is an ordinary optimizer here, and buffers of a fixed layout, one
-    after another: gradients in the order of `parameters()`, then a 1 or 0 for each parameter, whether it
-    took part on this rank. One that took part nowhere keeps no gradient; one that took part elsewhere
-    counts as zero here.
+    `hvd.DistributedOptimizer` fuses gradients in the order in which they become ready, and the offset of an
+    element in the fused buffer decides the order in which it is summed: with three or more ranks, two runs of
+    one script differ in their last bits. So an ordinary optimizer is used here, with buffers of a fixed layout:
+    gradients in the order of `parameters()`, followed by a flag (1 or 0) per parameter that tells whether this
+    rank has its gradient. A parameter without a gradient on any rank keeps None; one with a gradient on another
+    rank counts as zero here.
 
     Args:
         scale_lr: multiply every learning rate, of schedulers too, by the number of processes at the first
@@ -68,7 +68,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         self._factor = 1
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return what Horovod cannot sum: gradients that are sparse or complex."""
+        """Return messages on parameters whose gradients Horovod cannot sum: sparse or complex ones."""
         sparse = [
             f"the module's {name} has sparse gradients, which strategy horovod cannot average in a fixed order: "
             "build it with sparse=False, or use strategy single"
@@ -90,12 +90,12 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         Raises:
             UserError: ranks start from different weights.
         """
-        self._check_alike(step.module)
+        self._ensure_same_weights(step.module)
         self._buckets = GradientBuckets(self.collective.start_mean)
         return super().wrap(step, one_backward=one_backward)
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        """Scale what `configure_optimizers` returned: a step sees the samples of all ranks."""
+        """Multiply learning rates by the number of ranks, since a step uses the samples of all ranks (`scale_lr`)."""
         self._factor = self.world.size if self._scale_lr else 1
         scale_learning_rates(optimizers, schedulers, self._factor)
 
@@ -109,11 +109,11 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         self._buckets.average(parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return by what the learning rates were multiplied at the first start."""
+        """Return the factor by which learning rates were multiplied at the first start of the run."""
         return {"learning_rate_factor": self._factor}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take the factor back: optimizers and schedulers, which come after, bring their scaled rates along."""
+        """Restore the factor; the states of optimizers and schedulers, loaded later, hold the scaled rates."""
         saved = state_dict["learning_rate_factor"]
         if saved != self._factor and self.world.is_first:
             log.warning(
@@ -121,8 +121,8 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
             )
         self._factor = saved
 
-    def _check_alike(self, module: nn.Module) -> None:
-        # Buffers are each rank's own: after one fit they differ, and the next may go on from there.
+    def _ensure_same_weights(self, module: nn.Module) -> None:
+        # Parameters only: each rank has buffers of its own, which differ after an earlier fit.
         mine = {name: _digest(parameter) for name, parameter in module.named_parameters()}
         for rank, theirs in enumerate(self.collective.gather(mine)):
             if different := [name for name in mine if theirs.get(name) != mine[name]]:
@@ -133,9 +133,9 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
 
 
 class HorovodCollective(Collective):
-    """Values over Horovod's own exchanges; a key-value store of torch's on rank 0."""
+    """Exchanges values by Horovod's allreduce; the key-value store is a `TCPStore` on rank 0."""
 
-    #: the thread of this process in which Horovod carries out every exchange
+    #: the thread of this process in which Horovod runs every exchange
     _loop: ClassVar[Path | None] = None
 
     def __init__(self) -> None:
@@ -145,19 +145,20 @@ class HorovodCollective(Collective):
         self._timeout_s = math.inf
 
     def init_process_group(self, world: World, device: torch.device) -> None:
-        """Meet the other ranks, as horovodrun or mpirun described them.
+        """Connect to the other ranks, as horovodrun or mpirun described them.
 
         Raises:
-            WorldError: they could not be met, or are not as many as the environment says.
+            WorldError: they could not be connected, or Horovod knows another number of ranks than the environment.
         """
         self._rank = world.rank
         if hvd.is_initialized():
             return
         before = {*_THREADS.iterdir()}
-        with _meeting_errors(world.rank):
+        with _exchange_errors(world.rank):
             hvd.init()
         new = {*_THREADS.iterdir()} - before
-        HorovodCollective._loop = min(new, key=lambda thread: int(thread.name), default=None)  # which it starts first
+        # Horovod starts this thread first.
+        HorovodCollective._loop = min(new, key=lambda thread: int(thread.name), default=None)
         if hvd.size() != world.size:
             raise WorldError(
                 f"rank {world.rank} belongs to a world of {world.size}, and Horovod knows of {hvd.size()}: "
@@ -166,29 +167,29 @@ class HorovodCollective(Collective):
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
-        with _meeting_errors(self._rank):
+        with _exchange_errors(self._rank):
             return _gather(value, "gather", self.wait)
 
     def start_mean(self, tensor: Tensor, name: str) -> "_Mean":
-        """Begin to put the mean of every rank's `tensor` in its place."""
-        with _meeting_errors(self._rank):
+        """Start to replace `tensor` by its mean over all ranks; exchanges are matched by `name`."""
+        with _exchange_errors(self._rank):
             return _Mean(_Exchange(tensor, name, hvd.Average), self)
 
     def finish(self, exchange: "_Exchange") -> None:
-        """Wait for an exchange that has begun."""
-        with _meeting_errors(self._rank):
+        """Wait for an exchange that was started, with Horovod's errors as WorldError."""
+        with _exchange_errors(self._rank):
             self.wait(exchange)
 
     def all_agree(self, value: bool) -> bool:
         """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
         lowest = torch.tensor([int(value)])
-        with _meeting_errors(self._rank):
+        with _exchange_errors(self._rank):
             self.wait(_Exchange(lowest, "agree", hvd.Min))
         return bool(lowest)
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
-        """Bound every exchange but those beside training: Horovod waits for ever for a rank that does not answer."""
+        """Limit all exchanges except those of side channels; Horovod itself waits for ever for a missing rank."""
         self._timeout_s = timeout_s
         try:
             yield
@@ -196,20 +197,20 @@ class HorovodCollective(Collective):
             self._timeout_s = math.inf
 
     def is_peer_failure(self, error: Exception) -> bool:
-        """Return whether `error` says that an exchange failed, or took too long."""
+        """Return whether `error` was raised because an exchange failed or timed out."""
         return isinstance(error, _RankLost)
 
     def wait(self, exchange: "_Exchange", timeout_s: float | None = None) -> None:
-        """Wait for an exchange, which may take as long as those in training do, or `timeout_s`.
+        """Wait for an exchange for at most `timeout_s`, by default the timeout of training.
 
         Raises:
-            WorldError: it took longer, or Horovod has ended, as it does where another rank does.
+            WorldError: it took longer, or Horovod has shut down, as it does when another rank ends.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         until = time.monotonic() + timeout_s
         while not exchange.is_completed():
             if self._loop is not None and not self._loop.exists() and not exchange.is_completed():
-                raise _RankLost("Horovod has ended")  # and does not answer what was asked for meanwhile
+                raise _RankLost("Horovod has ended")  # exchanges that were started meanwhile never complete
             if time.monotonic() > until:
                 _leave_at_exit()
                 raise _RankLost(f"no answer within {timeout_s:g} s")
@@ -217,19 +218,19 @@ class HorovodCollective(Collective):
         exchange.finish()
 
     def key_value_store(self) -> Store:
-        """Return a new corner of a key-value store on rank 0; every rank calls this equally often."""
+        """Return a key-value store on rank 0 under a new prefix; every rank calls this equally often."""
         if self._root is None:
             self._root = self._open_store()
         self._stores += 1
         return PrefixStore(f"midstride/{self._stores}", self._root)
 
     def side_channel(self) -> SideChannel:
-        """Return a way to exchange values beside training; every rank calls this at the same point."""
+        """Return a new side channel; every rank calls this at the same point."""
         self._channels += 1
         return _SideChannel(self, self._rank, self._channels)
 
     def _open_store(self) -> Store:
-        """Rank 0 opens a store and tells the others where."""
+        """Serve a store on rank 0 and broadcast its address; return a client of it on other ranks."""
         host = os.environ.get("HOROVOD_HOSTNAME", "localhost")
         mine = TCPStore(host, 0, is_master=True, wait_for_workers=False) if self._rank == 0 else None
         host, port = self.broadcast((host, mine.port if mine else 0))
@@ -237,11 +238,11 @@ class HorovodCollective(Collective):
 
 
 class _Exchange:
-    """What `op` makes of every rank's `tensor` on its way into its place; what meets has the same `name`.
+    """An allreduce in place of `tensor` by `op`, matched with those of other ranks by `name`.
 
-    Where another rank ends, Horovod's thread lets go of every tensor that it has, under the lock that the next
-    `allreduce_async_` takes with Python's own lock in hand. The last of a tensor's references outside Python takes
-    Python's lock to be dropped, and both would wait for ever: another reference is kept until all went well.
+    When another rank ends, Horovod's thread releases its tensors while it holds Horovod's lock. Releasing the last
+    reference takes the GIL, while `allreduce_async_` holds the GIL and waits for Horovod's lock: a deadlock. So a
+    reference to each tensor is kept until its exchange has completed.
     """
 
     _references: ClassVar[dict[int, Tensor]] = {}
@@ -262,7 +263,7 @@ class _Exchange:
 
 @dataclass
 class _Mean:
-    """An exchange of gradients that has begun."""
+    """A running exchange of gradients, with the interface of torch's `Work`."""
 
     exchange: _Exchange
     collective: HorovodCollective
@@ -275,17 +276,17 @@ class _Mean:
 
 
 class _SideChannel(SideChannel):
-    """Gathers under names of its own: Horovod matches exchanges by name, whatever thread they come from."""
+    """Gathers under a name of its own: Horovod matches exchanges by name, whichever thread starts them."""
 
     def __init__(self, collective: HorovodCollective, rank: int, number: int) -> None:
         self._collective, self._rank, self._name = collective, rank, f"channel/{number}"
 
     def gather(self, value: object) -> list[Any]:
-        with _meeting_errors(self._rank):
+        with _exchange_errors(self._rank):
             return _gather(value, self._name, partial(self._collective.wait, timeout_s=math.inf))
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: there is nothing to release."""
 
 
 class _RankLost(WorldError):
@@ -293,13 +294,13 @@ class _RankLost(WorldError):
 
 
 def _gather(value: object, name: str, wait: Callable[[_Exchange], None]) -> list[Any]:
-    """Return every rank's `value`: as sums, in which every byte is of one rank, and 0 on all others."""
+    """Return every rank's `value`, by sums of buffers in which each rank fills its own bytes and has 0 elsewhere."""
     mine, rank = pickle.dumps(value), hvd.rank()
     lengths = torch.zeros(hvd.size(), dtype=torch.int64)
     lengths[rank] = len(mine)
     wait(_Exchange(lengths, f"{name}/lengths", hvd.Sum))
     total = int(lengths.sum())
-    data = torch.zeros(-(-total // 4), dtype=torch.int32)  # Horovod has no sums of bytes
+    data = torch.zeros(-(-total // 4), dtype=torch.int32)  # Horovod cannot sum bytes
     values = data.view(torch.uint8)[:total].split(lengths.tolist())
     values[rank].copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
     wait(_Exchange(data, f"{name}/data", hvd.Sum))
@@ -307,7 +308,7 @@ def _gather(value: object, name: str, wait: Callable[[_Exchange], None]) -> list
 
 
 def _leave_at_exit() -> None:
-    """Have this process end as it would, but for Horovod's own end, which waits for every rank."""
+    """Make this process exit without Horovod's shutdown, which would wait for every rank."""
 
     def leave() -> None:
         sys.stdout.flush()
@@ -318,8 +319,8 @@ def _leave_at_exit() -> None:
 
 
 @contextmanager
-def _meeting_errors(rank: int) -> Iterator[None]:
-    """Say what Horovod's error in an exchange means."""
+def _exchange_errors(rank: int) -> Iterator[None]:
+    """Turn Horovod's errors in the block into WorldError."""
     try:
         yield
     except (HorovodInternalError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Layers and tensors of a module that a strategy over several processes cannot hold, by name."""
+"""Finds layers and tensors of a module that strategies over several processes do not support, by name."""
 
 import torch
 from torch import nn
@@ -9,12 +9,12 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def sparse_layers(module: nn.Module) -> list[str]:
-    """Return the names of the layers of `module` whose gradients are sparse, which no flat buffer holds."""
+    """Return the names of layers of `module` whose gradients are sparse, which flat buffers cannot hold."""
     return [name for name, layer in module.named_modules() if isinstance(layer, _EMBEDDINGS) and layer.sparse]
 
 
 def max_norm_errors(module: nn.Module) -> list[str]:
-    """Return messages on embeddings of `module` whose forward pass scales weights: the rows of its batch."""
+    """Return messages on embeddings with `max_norm`: their forward pass changes the weights that a batch reads."""
     return [
         f"the module's {name} is an embedding with max_norm: each process, or lane, would scale the rows of its own "
         "batch, in weights that all share: leave max_norm out, and scale what the forward pass gets"
@@ -24,7 +24,7 @@ def max_norm_errors(module: nn.Module) -> list[str]:
 
 
 def sparse_tensor_errors(module: nn.Module) -> list[str]:
-    """Return messages on parameters and buffers of `module` that are sparse themselves."""
+    """Return messages on parameters and buffers of `module` that are sparse tensors."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return [
         f"the module's {name} is a sparse tensor, and processes, or lanes, exchange dense ones: make it dense, or keep "

@@ -1,4 +1,4 @@
-"""What only some strategies need: each class here is one ability, which the engine asks for by `isinstance`."""
+"""Optional abilities of strategies: one class each, which the engine checks for by `isinstance`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -46,17 +46,17 @@ LossOf = Callable[[Any, Any], Tensor]
 
 
 class ReplicatesParameters(Strategy):
-    """Every rank has all parameters, alike; buffers are each rank's own."""
+    """Every rank has the same values of all parameters; buffers may differ."""
 
     _parameters: frozenset[str] = frozenset()
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` as it is, and note which of its tensors are parameters."""
+        """Return `step` itself, and record the names of its parameters."""
         self._parameters = frozenset(name for name, _ in step.module.named_parameters(remove_duplicate=False))
         return step
 
     def is_replicated(self, path: str) -> bool:
-        """Return whether `path` is that of a parameter, or of what an optimizer keeps of one."""
+        """Return whether `path` is that of a parameter, or of its optimizer state."""
         kind, _, name = path.partition("/")
         return kind == "optimizers" or (kind == "module" and name in self._parameters)
 
@@ -91,9 +91,9 @@ class RunsBackward(ABC):
 
         Args:
             wrapped: what `wrap` returned.
-            batch: of this rank.
-            index: its number in the epoch.
-            loss_of: to be called for each micro-batch, wherever the outputs are.
+            batch: the batch of this rank.
+            index: number of the batch in the epoch.
+            loss_of: returns the loss of a micro-batch; called on the rank that has its outputs.
         """
 
 
@@ -119,7 +119,7 @@ class RunsLanes(ABC):
 
 
 class MergesOutputs(ABC):
-    """Runs the chunks of a batch one by one, and joins what came out of them."""
+    """Runs the chunks of a batch one after the other, and joins their outputs."""
 
     @abstractmethod
     def merge_outputs(self, outputs: Any) -> Any:
@@ -131,7 +131,7 @@ class Measures(ABC):
 
     @abstractmethod
     def measurements(self) -> dict[str, Any]:
-        """Return, as JSON, what was measured; it belongs to every snapshot."""
+        """Return what was measured, as a JSON document; every snapshot holds it."""
 
     @abstractmethod
     def load_measurements(self, measurements: dict[str, Any]) -> None:
@@ -141,10 +141,10 @@ class Measures(ABC):
 class LazyDevice(ABC):
     """A device that records operations, and executes them as one graph.
 
-    No optimizer evaluates a batch several times there, as LBFGS does.
+    Optimizers that evaluate a batch several times, such as LBFGS, are not supported.
     """
 
-    #: of the device's random numbers, which torch's own functions do not reach
+    #: the random number generator of the device, which torch's functions do not reach
     generator: DeviceGenerator
 
     @abstractmethod
@@ -153,9 +153,9 @@ class LazyDevice(ABC):
 
 
 class ModelParallel(ABC):
-    """Each rank has a part of the module only: of its tensors, or of its layers.
+    """Each rank has a part of the module only: rows of its tensors, or some of its layers.
 
-    No optimizer evaluates a batch several times there, as LBFGS does.
+    Optimizers that evaluate a batch several times, such as LBFGS, are not supported.
     """
 
     #: whether calling the module is a collective: a rank without a batch then repeats one
@@ -172,7 +172,7 @@ class ModelParallel(ABC):
         module.load_state_dict(state_dict)
 
     def wrap_state(self, part: Stateful) -> Stateful:
-        """Return the module, the optimizers or the gradients as they are kept in a snapshot."""
+        """Return the module, the optimizers or the gradients in the form that snapshots hold."""
         return part
 
     def clip_gradients(self, parameters: Sequence[Tensor], max_norm: float) -> None:
@@ -181,20 +181,20 @@ class ModelParallel(ABC):
 
 
 class FixedParameters:
-    """Averages gradients of the parameters that there are when a fit begins, and of no others."""
+    """Averages gradients of the parameters that exist when a fit begins, and of no others."""
 
     _fixed_parameters: Mapping[int, Tensor] | None = None  #: by id
     _checked_count = 0  #: how many parameters the optimizer had when they were last checked
 
     def fix_parameters(self, module: nn.Module) -> None:
-        """Refuse to train other parameters than those of `module` now: the ranks would drift apart."""
+        """Record the parameters of `module`, for `check_parameters`."""
         self._fixed_parameters, self._checked_count = {id(p): p for p in module.parameters()}, 0
 
     def check_parameters(self, optimizer: Optimizer, module: nn.Module) -> None:
-        """Refuse to train parameters that came up since the fit began.
+        """Check that `optimizer` has no parameters that were added since the fit began: ranks would diverge.
 
         Raises:
-            UserError: naming the first of them.
+            UserError: it names the first of them.
         """
         groups, fixed = optimizer.param_groups, self._fixed_parameters
         if fixed is None or self._checked_count == (count := sum([len(group["params"]) for group in groups])):
@@ -215,13 +215,13 @@ class WatchesFrozen(FixedParameters):
     _watched: tuple[RemovableHandle, ...] = ()
 
     def watch_frozen(self, module: nn.Module) -> None:
-        """Refuse gradients of parameters that are frozen now, until the fit is over: the ranks would drift apart."""
+        """Make gradients of parameters that are frozen now an error until the fit ends: ranks would diverge."""
         frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad and p.is_floating_point()]
         self._watched = tuple(_refuse_gradients(name, parameter) for name, parameter in frozen)
         self.fix_parameters(module)
 
     def stop_watching(self) -> None:
-        """Let what was frozen train: the fit is over."""
+        """Allow gradients of all parameters again, at the end of the fit."""
         for handle in self._watched:
             handle.remove()
 
@@ -239,23 +239,23 @@ def _refuse_gradients(name: str, parameter: nn.Parameter) -> RemovableHandle:
 
 
 def parameter_check(strategy: Strategy) -> Callable[[Optimizer, nn.Module], None] | None:
-    """Return a function that refuses new parameters, whose gradients `strategy` would not average; None if it would."""
+    """Return a function that raises on new parameters; None if `strategy` averages their gradients, too."""
     return strategy.check_parameters if isinstance(strategy, FixedParameters) else None
 
 
 def stop_watching(strategy: Strategy) -> None:
-    """Let what was frozen train, once a fit with `strategy` is over."""
+    """Allow gradients of parameters that were frozen, at the end of a fit with `strategy`."""
     if isinstance(strategy, WatchesFrozen):
         strategy.stop_watching()
 
 
 def device_generator(strategy: Strategy) -> DeviceGenerator | None:
-    """Return the generator of the strategy's device, where torch's own functions do not reach it."""
+    """Return the random number generator of the device, if torch's functions do not reach it; else None."""
     return strategy.generator if isinstance(strategy, LazyDevice) else None
 
 
 def gradient_buckets(strategy: Strategy) -> GradientBuckets | None:
-    """Return the buckets in which `strategy` averages gradients, if it does."""
+    """Return the buckets in which `strategy` averages gradients; None if it uses none."""
     return strategy.buckets if isinstance(strategy, AveragesInBuckets) else None
 
 

@@ -1,4 +1,4 @@
-"""Values of any kind, from every rank: in one exchange where they are short, as most are."""
+"""Gathers Python values from every rank, in one exchange if they are short."""
 
 import pickle
 from itertools import repeat
@@ -9,17 +9,17 @@ import torch.distributed as dist
 
 __all__ = ["gather_objects"]
 
-#: bytes of a value that go with its length in the first exchange
+#: bytes of a value that are sent with its length in the first exchange
 SHORT_BYTES = 4096 - 8
 
 
 def gather_objects(value: object, size: int, group: Any = None) -> list[Any]:
-    """Return every rank's `value`, in the order of ranks, as `all_gather_object` does with two exchanges.
+    """Return every rank's `value`, in the order of ranks, as `all_gather_object` does in two exchanges.
 
     Args:
-        value: what pickle takes.
-        size: ranks of the group.
-        group: theirs; the default group if None.
+        value: picklable.
+        size: number of ranks in the group.
+        group: process group; None for the default group.
     """
     data = pickle.dumps(value)
     heads = _gather_bytes(len(data).to_bytes(8, "little") + data[:SHORT_BYTES], 8 + SHORT_BYTES, size, group)
@@ -30,7 +30,7 @@ def gather_objects(value: object, size: int, group: Any = None) -> list[Any]:
 
 
 def _gather_bytes(data: bytes, length: int, size: int, group: Any) -> list[bytes]:
-    """Return every rank's `data`, filled up to `length`."""
+    """Return every rank's `data`, padded to `length` bytes."""
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"  # a group of the user's own may have NCCL alone
     mine = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8).to(device)
     everyones = [torch.empty_like(mine) for _ in range(size)]

@@ -1,4 +1,4 @@
-"""One full replica per process, and one order of sums whatever their number: DDP in lanes."""
+"""DDP in lanes: one replica per process, and sums in an order that does not depend on the number of processes."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -23,10 +23,10 @@ __all__ = ["OrderedDdp"]
 
 
 class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
-    """Replicate the module on every rank, and add up the gradients of lanes in one order, on any number of ranks.
+    """Replicate the module on every rank, and sum the gradients of lanes in the same order for any number of ranks.
 
     Args:
-        lanes: equal parts of every batch; a power of two, which the number of ranks divides.
+        lanes: number of equal parts of every batch; a power of two, and a multiple of the number of ranks.
     """
 
     name = "ddp"
@@ -37,27 +37,27 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         self._reducer: OrderedReducer | None = None
 
     def attach(self, world: World, devices: Sequence[torch.device]) -> None:
-        """Belong to `world`; a rank alone has no other to meet."""
+        """Set world and devices; a single rank needs no process group."""
         super().attach(world, devices)
         self.collective = TorchCollective() if world.size > 1 else SingleProcess()
 
     @property
     def lanes(self) -> Lanes:
-        """The lanes, and those of this rank."""
+        """All lanes of a batch, and which of them this rank runs."""
         return Lanes(self._count, self.world.rank, self.world.size)
 
     @property
     def identity(self) -> str:
-        """The name and the lanes: the number of ranks decides nothing."""
+        """The name and the number of lanes; the number of ranks does not change the bits."""
         return f"{self.name}(lanes={self._count})"
 
     @property
     def data_world(self) -> World:
-        """As many ranks as there are lanes; this one stands at its first lane."""
+        """A world with one rank per lane, in which this process is the rank of its first lane."""
         return World(rank=self.lanes.own.start, size=self._count, local_size=self._count)
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return what of `module` would not be a function of the lane."""
+        """Return messages on parts of `module` that lanes do not support."""
         errors = super().module_errors(module)
         if not module.automatic_optimization:
             errors.append(
@@ -76,7 +76,7 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         ]
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Return what of a fit is not run lane by lane."""
+        """Return messages on settings of a fit that lanes do not support."""
         errors = []
         if len(optimizers) > 1:
             errors.append(f"lanes with {len(optimizers)} optimizers: a step has one: use one with parameter groups")
@@ -85,7 +85,7 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         return errors
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` as it is: gradients are taken where they become ready."""
+        """Return `step` itself: hooks on the parameters collect gradients as they become ready."""
         if self.world.size > 1:
             broadcast(step)
         self.watch_frozen(step.module)
@@ -93,8 +93,8 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         return step
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return the context of all lanes of a batch; after it, gradients and buffers are the means over all lanes."""
-        assert self._reducer is not None  # made by wrap
+        """Return the context of all lanes of a batch; at its end gradients and buffers are means over all lanes."""
+        assert self._reducer is not None  # set by wrap
         return self._reducer.batch()
 
     def lane(self, lane: int) -> AbstractContextManager[None]:
@@ -103,13 +103,13 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         return self._reducer.lane(lane)
 
     def restore_buffers(self) -> None:
-        """Put the module's buffers back to where every lane begins."""
+        """Restore the module's buffers to their values at the start of the batch."""
         assert self._reducer is not None
         self._reducer.restore_buffers()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Do nothing: every batch has ended with the mean."""
+        """Do nothing: gradients were averaged at the end of the batch."""
 
     def is_replicated(self, path: str) -> bool:
-        """Return whether `path` is of what a step ends with; what is logged and seen is a lane's."""
+        """Return whether `path` is in a part that is the same on every rank; metrics and logged values are not."""
         return path.partition("/")[0] in ("module", "optimizers", "gradients", "buffers")

@@ -1,8 +1,8 @@
-"""Gradients added up in an order that does not depend on the number of ranks.
+"""Sums gradients in an order that does not depend on the number of ranks.
 
-The gradients of the lanes are the leaves of one binary tree: ((g0 + g1) + (g2 + g3)) + ... A rank has a whole subtree
-of it, which it adds up as its lanes are run; the tops of the subtrees are then added in the order of the tree, each
-rank adding one slice of every bucket and handing the sum to the others: the traffic of a ring all-reduce.
+The gradients of the lanes are the leaves of one binary tree: ((g0 + g1) + (g2 + g3)) + ... Each rank has a complete
+subtree, which it sums while it runs its lanes. The sums of the subtrees are then added in the order of the tree: each
+rank adds one slice of every bucket and sends the result to the others, with the traffic of a ring all-reduce.
 """
 
 import weakref
@@ -24,16 +24,16 @@ from midstride.engine.strategies.torch_internals import foreach_add_, foreach_co
 
 __all__ = ["OrderedReducer"]
 
-#: a slice is whole cache lines, whatever its type
+#: elements: slices are multiples of it, so that each is whole cache lines for any dtype
 _ALIGNED = 16
 
 
 class _Bucket:
-    """Tensors that travel as one flat tensor; behind them stands, for each, how many lanes had it.
+    """Sums tensors over lanes in one flat tensor, followed by the number of lanes that had each tensor.
 
     Args:
-        like: what it holds one of each of, all of one type and on one device.
-        lanes: those of this rank decide how many sums are open at once.
+        like: tensors of the same shapes, all of one dtype and on one device.
+        lanes: the number of lanes of this rank decides the number of partial sums.
     """
 
     def __init__(self, like: Sequence[Tensor], lanes: Lanes) -> None:
@@ -43,7 +43,7 @@ class _Bucket:
         size = sum(tensor.numel() for tensor in like) + len(like)
         self._size = size - size % -(_ALIGNED * lanes.size)
         self._levels = [self._level(like) for _ in range(max(1, len(lanes.own).bit_length() - 1))]
-        #: what other ranks send: a slice of each of theirs
+        #: receives one slice of the sum of each other rank
         self.inbox = torch.zeros(self._size if lanes.size > 2 else 0, dtype=like[0].dtype, device=like[0].device)
 
     def _level(self, like: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -56,25 +56,25 @@ class _Bucket:
 
     @property
     def flat_sum(self) -> Tensor:
-        """What was deposited, added up, once the last lane's is in."""
+        """The sum over the lanes of this rank, complete after the last `deposit`."""
         return self._levels[-1][0]
 
     @property
     def sums(self) -> list[Tensor]:
-        """The sum, tensor by tensor."""
+        """Views of `flat_sum`, one for each tensor."""
         return self._levels[-1][1][:-1]
 
     @property
     def had(self) -> list[bool]:
-        """Which tensors any lane had; the device is asked only about those that no lane of this rank had."""
+        """For each tensor whether any lane had it; reads from the device only if all lanes of this rank lacked one."""
         if not self._missed:
             return [True] * len(self.sums)
         return [bool(lanes) for lanes in self._levels[-1][1][-1].tolist()]
 
     def deposit(self, number: int, tensors: Sequence[Tensor | None]) -> None:
-        """Take the tensors of this rank's lane `number`, from 0, and add up what the tree can add by now.
+        """Add the tensors of this rank's lane `number` (from 0) to the partial sums of the tree.
 
-        A lane without one adds zeros, as a sum that left it out could differ in the sign of a zero.
+        A missing tensor counts as zeros: to skip it could change the sign of a zero in the sum.
         """
         views, missing = self._levels[0][1], {i for i, tensor in enumerate(tensors) if tensor is None}
         self._missed = self._missed & missing if number else missing
@@ -96,10 +96,10 @@ class _Bucket:
 
 
 class OrderedReducer:
-    """Makes the gradients of a module's parameters, and its buffers, the mean over all lanes.
+    """Averages the gradients and buffers of a module over all lanes.
 
-    Every lane starts from the buffers as they were before the batch. Those of floating point become the mean of
-    what the lanes make of them; of the others, such as counters, every lane has to make the same.
+    Every lane starts from the buffers as they were before the batch. Floating-point buffers become the mean over the
+    lanes; other buffers, such as counters, must be changed in the same way by every lane.
 
     A batch is::
 
@@ -109,9 +109,9 @@ class OrderedReducer:
                     loss(model(x[lane]), y[lane]).backward()
 
     Args:
-        module: whose parameters take part if they require a gradient by now.
-        lanes: which of them are run here.
-        bucket_bytes: of gradients that travel together.
+        module: its parameters that require a gradient now are averaged.
+        lanes: all lanes, and those that this rank runs.
+        bucket_bytes: size of a bucket of gradients that are exchanged together.
     """
 
     def __init__(self, module: nn.Module, lanes: Lanes, bucket_bytes: int = 5 << 20) -> None:
@@ -122,7 +122,7 @@ class OrderedReducer:
         self._layout = bucket_indices(self._parameters, bucket_bytes)
         self._buckets = [_Bucket([self._parameters[i] for i in bucket], lanes) for bucket in self._layout]
         self._buffers = _Buffers(module, lanes)
-        # A group of its own: no collective of anyone else's can come between two of these.
+        # A process group of its own, so that no other collective comes between two exchanges.
         self._group: Any = dist.new_group() if lanes.size > 1 else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ordered-reducer") if lanes.size > 1 else None
         self._under_way: list[Future[None]] = []
@@ -135,11 +135,11 @@ class OrderedReducer:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Run every lane of this rank within; afterwards the gradients are the means, the same on every rank.
+        """The context in which every lane of this rank runs; at its end each gradient is the mean over all lanes.
 
-        Gradients that parameters have from batches before are added to.
+        The mean is added to gradients that were accumulated from earlier batches.
         """
-        # Copies: inside an accumulation window they stand where this batch is added up.
+        # Copies, because an accumulated gradient may be a view of the bucket that sums this batch.
         collected = [None if parameter.grad is None else parameter.grad.clone() for parameter in self._parameters]
         self._run, self._under_way = 0, []
         self._buffers.begin()
@@ -155,14 +155,14 @@ class OrderedReducer:
             future.result()
         for bucket, indices in zip(self._buckets, self._layout, strict=True):
             for i, gradient, had in zip(indices, bucket.sums, bucket.had, strict=True):
-                mine = gradient if had else None  # where no lane had one, an optimizer must not see a zero
+                mine = gradient if had else None  # None rather than zeros, which an optimizer would act on
                 before = collected[i]
                 self._parameters[i].grad = mine if before is None else before if mine is None else before + mine
         self._buffers.end()
 
     @contextmanager
     def lane(self, lane: int) -> Iterator[None]:
-        """Run `lane` within, the next one of this rank, to the end of its backward pass."""
+        """The context of forward and backward pass of `lane`, which must be the next lane of this rank."""
         assert lane == self._lanes.own[self._run], "lanes are run in their order"
         self._buffers.restore()
         for parameter in self._parameters:
@@ -178,17 +178,17 @@ class OrderedReducer:
         self._run += 1
 
     def restore_buffers(self) -> None:
-        """Put the buffers back to where every lane of the batch begins."""
+        """Restore the buffers to their values at the start of the batch."""
         self._buffers.restore()
 
     def note_ready(self, number: int, index: int) -> None:
-        """Note that the gradient of parameter `index` is there; with its last one, bucket `number` is on its way.
+        """Record that the gradient of parameter `index` is ready; with its last gradient, bucket `number` is sent.
 
         Raises:
-            NotExact: it was there already.
+            NotExact: the gradient became ready twice in this lane.
         """
         if not self._is_open:
-            return  # of an evaluation of the user's, or of a later fit's
+            return  # a backward pass of user code outside of a training batch, or of a later fit
         bucket = self._buckets[number]
         if self._done[number] or index in bucket.ready:
             raise NotExact(
@@ -208,7 +208,7 @@ class OrderedReducer:
         self._done[number] = True
         if self._run + 1 < len(self._lanes.own):
             return
-        # In the order of the layout, whatever the order of readiness.
+        # Exchanges start in the order of the layout, which is the same on every rank.
         while len(self._under_way) < len(self._buckets) and self._done[len(self._under_way)]:
             self._submit(self._buckets[len(self._under_way)], 1 / self._lanes.count)
 
@@ -222,9 +222,9 @@ class OrderedReducer:
 
     @torch.no_grad()
     def _exchange(self, bucket: _Bucket, scale: float) -> None:
-        """Add up the ranks' sums in the order of the tree, and scale by `scale`."""
+        """Sum over the ranks in the order of the tree, and multiply by `scale`."""
         rank, size = self._lanes.rank, self._lanes.size
-        if size <= 2:  # two terms have one order only
+        if size <= 2:  # a sum of two terms does not depend on their order
             if size == 2:
                 dist.all_reduce(bucket.flat_sum, group=self._group)
             if scale != 1:
@@ -232,13 +232,13 @@ class OrderedReducer:
             return
         slices, received = bucket.flat_sum.chunk(size), bucket.inbox.chunk(size)
         terms = [slices[other] if other == rank else received[other] for other in range(size)]
-        self._swap(slices, terms)
+        self._all_to_all(slices, terms)
         for into, source in tree_joins(range(size)):
             terms[into].add_(terms[source])
         torch.mul(terms[0], scale, out=slices[rank])
-        self._swap([slices[rank]] * size, slices)
+        self._all_to_all([slices[rank]] * size, slices)
 
-    def _swap(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+    def _all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
         """Send `sent[k]` to rank k and receive `received[k]` from it, for every other rank k."""
         rank, size = self._lanes.rank, self._lanes.size
         others = [(rank + distance) % size for distance in range(1, size)]
@@ -249,15 +249,15 @@ class OrderedReducer:
 
 
 def _note(reducer: "weakref.ref[OrderedReducer]", number: int, index: int, _: Tensor) -> None:
-    """Tell a reducer, if there still is one: a module may be fitted again, and keeps the hooks of each fit."""
+    """Call `note_ready` of the reducer, if it still exists: hooks of an earlier fit stay on the parameters."""
     if (there := reducer()) is not None:
         there.note_ready(number, index)
 
 
 class _Buffers:
-    """A module's buffers, from which every lane starts anew.
+    """The buffers of a module, restored at the start of every lane and averaged over the lanes.
 
-    They are looked up by name: a module may put another tensor in a buffer's stead.
+    They are looked up by name, because a module may replace a buffer by another tensor.
     """
 
     def __init__(self, module: nn.Module, lanes: Lanes) -> None:
@@ -281,7 +281,7 @@ class _Buffers:
         return [buffers_of(owner)[name] for owner, name in self._owners]  # type: ignore[misc]  # none is None
 
     def begin(self) -> None:
-        """Note where every lane starts."""
+        """Copy the values from which every lane starts."""
         tensors = self._tensors()
         if len(self._before) != len(tensors):
             self._before = [tensor.clone() for tensor in tensors]
@@ -289,15 +289,15 @@ class _Buffers:
             foreach_copy_(self._before, tensors)
 
     def restore(self) -> None:
-        """Start a lane from there."""
+        """Set the buffers to the values from which every lane starts."""
         if self._before:
             foreach_copy_(self._tensors(), self._before)
 
     def deposit(self, number: int) -> None:
-        """Take what this rank's lane `number`, from 0, made of them."""
+        """Add the buffers after this rank's lane `number` (from 0) to the sums."""
         tensors = self._tensors()
         for bucket, indices in zip(self.buckets, self._layout, strict=True):
-            # Scaled first: what stands at the end of a type's range, as masks do, has no larger sum.
+            # Scaled before the sum, so that values at the end of the range of a dtype, as in masks, do not overflow.
             bucket.deposit(number, foreach_mul([tensors[i] for i in indices], 1 / self._lanes.count))
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the ranks of a process group meet: in a store of torch's."""
+"""The `torch.distributed.Store` over which the ranks of a world connect."""
 
 import os
 import socket
@@ -13,58 +13,62 @@ from midstride.engine.world import World
 
 __all__ = ["rendezvous_store", "serve_store"]
 
-#: for which a machine's name may be new: that of a pod is known a little after its start
+#: seconds to wait for the name of a machine to resolve: that of a pod resolves some time after its start
 _KNOWN_S = 60.0
 
 
 def rendezvous_store(world: World) -> Store | None:
-    """Return where the ranks meet; None if torch finds that out from their launcher's variables."""
+    """Return the store over which the ranks connect; None if torch finds it by the launcher's variables.
+
+    Raises:
+        WorldError: the launcher gave ranks on several machines no address, or its name does not resolve.
+    """
     if number := os.environ.get(World.ROUND):
-        # With the launcher, who outlives every node; ranks of an earlier round are left to themselves.
+        # The launcher serves it and outlives every node; the prefix keeps ranks of earlier rounds apart.
         launcher = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         return PrefixStore(f"round/{number}/ranks", launcher)
     if "MASTER_ADDR" in os.environ:
         _wait_until_known(os.environ["MASTER_ADDR"], "MASTER_ADDR")
-        return _on_this_machine(world)
+        return _loopback_store(world)
     if world.size == 1:
         return HashStore()
     if world.launcher == "srun":
-        return _in_step(world)
+        return _slurm_store(world)
     if world.nodes > 1:
         raise WorldError(
             f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
             "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
-    # Something that all ranks of this machine know and no other world does.
+    # A number that all ranks on this machine share, and no other world has.
     common = int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", os.getppid()))
-    return _served_by_first(world, 20000 + (common + 1) % 20000)
+    return _store_on_rank0(world, 20000 + (common + 1) % 20000)
 
 
-def _on_this_machine(world: World) -> Store | None:
-    """The store of ranks that were told a loopback address, where it is rank 0 who serves it."""
+def _loopback_store(world: World) -> Store | None:
+    """Return the store at a loopback MASTER_ADDR; None if the address is another, or an agent serves the store."""
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if served or "MASTER_PORT" not in os.environ or not is_loopback(os.environ["MASTER_ADDR"]):
         return None
-    store = _served_by_first(world, int(os.environ["MASTER_PORT"]))
-    if world.nodes > 1:  # each agent counts its own restarts; they choose a port for each world
+    store = _store_on_rank0(world, int(os.environ["MASTER_PORT"]))
+    if world.nodes > 1:  # restart counts differ between agents, which choose a new port for each world
         return store
     return PrefixStore(f"restart/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-def _in_step(world: World) -> Store:
-    """The store of a Slurm step: other steps of the job, and the step before a requeue, have others."""
+def _slurm_store(world: World) -> Store:
+    """Return the store of a Slurm step, with a prefix that no other step, and no earlier requeue, has."""
     host, port, name = slurm.meeting_point(os.environ)
     if world.nodes == 1:
-        return PrefixStore(name, _served_by_first(world, port))
+        return PrefixStore(name, _store_on_rank0(world, port))
     _wait_until_known(host, "the first machine of Slurm's step")
     return PrefixStore(name, TCPStore(host, port, is_master=world.is_first, wait_for_workers=False))
 
 
 def _wait_until_known(host: str, what: str) -> None:
-    """Wait until this machine knows an address of `host`, and say so if it does not.
+    """Wait until the name `host` resolves on this machine; print a line if it does not at once.
 
     Raises:
-        WorldError: it has not learned one in a minute.
+        WorldError: it did not resolve within a minute.
     """
     until: float | None = None
     while True:
@@ -74,7 +78,7 @@ def _wait_until_known(host: str, what: str) -> None:
             why = f"no address is known for {host} ({what}), where the ranks meet: {error.strerror}"
             if until is None:
                 print(f"{why}; waiting for {_KNOWN_S:.0f} s", file=sys.stderr, flush=True)
-                until = time.monotonic() + _KNOWN_S  # to look it up may have taken seconds itself
+                until = time.monotonic() + _KNOWN_S  # from now on: the first lookup may have taken seconds
             elif time.monotonic() > until:
                 way_out = "let that name resolve on every node, or hand all processes an address in MASTER_ADDR"
                 raise WorldError(f"{why}; {way_out}, and a free port there in MASTER_PORT") from error
@@ -83,14 +87,14 @@ def _wait_until_known(host: str, what: str) -> None:
             return
 
 
-def _served_by_first(world: World, port: int) -> TCPStore:
+def _store_on_rank0(world: World, port: int) -> TCPStore:
     return serve_store(port) if world.is_first else TCPStore(ADDRESS, port, is_master=False)
 
 
 def serve_store(port: int = 0, host: str = ADDRESS) -> TCPStore:
-    """Return a store that this process serves on the loopback, or by `host`; at a free port, if none is given.
+    """Return a store that this process serves on `host`, by default the loopback, and `port`, by default a free one.
 
-    torch's own choice is every interface of the machine.
+    By default, torch would listen on every interface of the machine.
     """
     listener = socket.create_server((host, port), backlog=1024)
     port = listener.getsockname()[1]

@@ -1,8 +1,8 @@
-"""Replicas of a module, one for each chunk of a batch, within one process: what `nn.DataParallel` does, repeatably.
+"""Replicas of a module, one for each chunk of a batch, within one process: a repeatable `nn.DataParallel`.
 
-`nn.DataParallel` needs GPUs, and its threads add gradients in the order in which they come. Here the chunks run one
-after the other, also on the CPU, and gradients are added in the order of the chunks: the same bits each time. On GPUs
-the work of one chunk overlaps with that of the next, since the host does not wait for it.
+`nn.DataParallel` needs GPUs, and its threads add gradients in the order in which they finish. Here the chunks run one
+after the other, also on the CPU, and gradients are added in the order of the chunks, with the same bits each time. On
+GPUs the kernels of chunks overlap, since the host does not wait for them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,15 +31,21 @@ def run_on_replicas(
     step: Callable[[TrainingModule, Any], Any],
     micro_batches: Callable[[], AbstractContextManager[None]],
 ) -> Any:
-    """Return the joined outputs of `step(replica, chunk)` for the chunks of `batch`, one a device, in `micro_batches`.
+    """Return the joined outputs of `step(replica, chunk)` for the chunks of `batch`, one for each device.
 
-    Replicas share the weights, and the metrics, of `module`. Its buffers are those of the first replica; what the
-    others do to theirs, and what any replica does to plain attributes, is forgotten with the replica. The CPU several
-    times is as good as several devices.
+    Replicas share the weights and the metrics of `module`. The first replica has its buffers; changes to the buffers
+    of other replicas, and to plain attributes of any replica, are dropped.
+
+    Args:
+        module: of which replicas are made.
+        batch: is cut along its samples.
+        devices: one for each chunk; the same device may be listed several times.
+        step: runs a chunk.
+        micro_batches: the context in which all chunks run.
     """
     chunks = cut(batch, len(devices))
     if len(chunks) == 1:
-        # As if it were several: what is joined has the same shape whatever the batch.
+        # join as well, so that the outputs have the same shape for any number of chunks
         return join([step(module, batch)])
     made: list[dict[int, Any]] = [{} for _ in chunks]
     used = devices[: len(chunks)]
@@ -55,7 +61,7 @@ def run_on_replicas(
 
 
 def _tensors(module: nn.Module, devices: Sequence[torch.device]) -> list[dict[int, Tensor]]:
-    """For each device, the module's parameters and buffers there, by the id of the module's own."""
+    """Return for each device the copies of parameters and buffers, by the id of the original tensor."""
     parameters, buffers = list(module.parameters()), list(module.buffers())
     broadcast: Callable[..., tuple[Tensor, ...]] = _Broadcast.apply
     copies = iter(broadcast(list(devices), *parameters) if parameters else ())
@@ -67,14 +73,14 @@ def _tensors(module: nn.Module, devices: Sequence[torch.device]) -> list[dict[in
 
 
 class _Broadcast(torch.autograd.Function):
-    """Parameters to copies for each replica; backward, the gradients of the replicas added in their order."""
+    """Copies parameters for each replica; backward adds the gradients of the replicas in their order."""
 
     @staticmethod
     def forward(ctx: Any, devices: list[torch.device], *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.devices, ctx.home = devices, devices[0]
         copies: list[Tensor] = []
         for device in devices:
-            # The first replica's weights, and those of a device that is there twice, are the module's own.
+            # Replicas on the device of the module share its weights.
             copies += [p.view_as(p) for p in parameters] if device == ctx.home else copy_together(parameters, device)
         frozen = [not needed for needed in ctx.needs_input_grad[1:]] * len(devices)
         ctx.mark_non_differentiable(*(copy for copy, is_frozen in zip(copies, frozen, strict=True) if is_frozen))
@@ -95,7 +101,7 @@ class _Broadcast(torch.autograd.Function):
 
 
 def _replica(module: Any, tensors: dict[int, Tensor], device: torch.device, made: dict[int, Any]) -> Any:
-    """A shallow copy of `module` with other tensors, in `made` by the original's id; what is used twice stays so."""
+    """Return a shallow copy of `module` with `tensors`; `made` maps ids of originals to copies, for shared layers."""
     if id(module) in made or is_metric(module):
         return made.get(id(module), module)
     replica = made[id(module)] = replica_of(module)
@@ -111,7 +117,7 @@ def _replica(module: Any, tensors: dict[int, Tensor], device: torch.device, made
 
 
 def _keep_buffers(module: nn.Module, made: dict[int, Any]) -> None:
-    """Take over buffers that the replica has set anew, rather than changed in place."""
+    """Set the buffers of `module` to those of its replica, which may have replaced them by new tensors."""
     for original in module.modules():
         if id(original) in made:
             buffers_of(original).update(buffers_of(made[id(original)]))
@@ -123,12 +129,12 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _metrics_at_home(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Bring what a replica gives the shared metrics to the device they live on."""
+    """Move the arguments of `update` calls of the shared metrics to the device of the metric."""
     metrics: list[Any] = [m for m in module.modules() if is_metric(m) and keeps_states(m)]
     away = [metric for metric in metrics if metric.device != device]
     updates = [metric.update for metric in away]
     for metric, update in zip(away, updates, strict=True):
-        metric.update = _brought(update, metric.device)
+        metric.update = _moving_arguments(update, metric.device)
     try:
         yield
     finally:
@@ -136,10 +142,10 @@ def _metrics_at_home(module: nn.Module, device: torch.device) -> Iterator[None]:
             metric.update = update
 
 
-def _brought(update: Callable[..., None], home: torch.device) -> Callable[..., None]:
-    def brought(*args: Any, **kwargs: Any) -> None:
+def _moving_arguments(update: Callable[..., None], home: torch.device) -> Callable[..., None]:
+    def update_at_home(*args: Any, **kwargs: Any) -> None:
         moved = [arg.to(home) if isinstance(arg, Tensor) else arg for arg in args]
         named = {name: arg.to(home) if isinstance(arg, Tensor) else arg for name, arg in kwargs.items()}
         update(*moved, **named)
 
-    return brought
+    return update_at_home

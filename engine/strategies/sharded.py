@@ -35,18 +35,18 @@ __all__ = ["FullySharded", "Sharded"]
 
 log = logging.getLogger(__name__)
 
-#: The casts of a forward pass are autocast's, as under every strategy: a batch is handed on as it is.
+#: Inputs are not cast here: autocast does so in a forward pass, as under every strategy.
 _IN_16_BITS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-#: in which the weights are whole
+#: methods of the module in which its weights are gathered
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class Sharded(ModelParallel, FixedParameters, Strategy):
-    """Cut weights, gradients and optimizer state over the ranks (`torch.distributed.fsdp.fully_shard`).
+    """Shard weights, gradients and optimizer state over the ranks (`torch.distributed.fsdp.fully_shard`).
 
-    In a step the weights are gathered, before its optimizer steps the gradients are averaged and cut: after each
-    batch of an accumulation window too, so that no rank ever keeps whole ones. Buffers (the statistics of batch
-    norm) are each rank's own. The module stays in pieces after a fit; it is tested and trained again as it is.
+    A step gathers the weights; its backward pass averages the gradients and shards them, after each batch of an
+    accumulation window too, so that no rank ever keeps whole gradients. Each rank has its own buffers, such as the
+    statistics of batch norm. The module stays sharded after a fit, and can be tested and trained again as it is.
 
     Args:
         blocks: gather each element of the module's lists and sequences by itself, when it is called. False where
@@ -60,7 +60,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
 
     name = "sharded"
     forward_is_collective = True
-    #: whether what was gathered for a block is freed after its forward pass, to be gathered again for its backward
+    #: whether the gathered weights of a block are freed after its forward pass, and gathered again for its backward
     frees_after_forward: ClassVar[bool] = False
 
     def __init__(
@@ -80,7 +80,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
 
     @property
     def identity(self) -> str:
-        """The name, and every option that decides the last bits."""
+        """The name, and the options that change the bits of a run."""
         options = {
             "blocks": (self._blocks, True),
             "replicas": (self._replicas, 1),
@@ -91,9 +91,9 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         return f"{super().identity}({', '.join(chosen)})" if chosen else super().identity
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return what `fully_shard` cannot cut, or would not train."""
+        """Return messages on what `fully_shard` cannot shard or would not train."""
         faults = super().module_errors(module)
-        faults += [_refusal(name, parameter) for name, parameter in module.named_parameters()]
+        faults += [_parameter_error(name, parameter) for name, parameter in module.named_parameters()]
         faults += [
             f"the module's {name} has sparse gradients, which strategy {self.name} cannot cut: build it with "
             "sparse=False, or use strategy single"
@@ -115,7 +115,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
     def setup_module(
         self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
     ) -> None:
-        """Start from rank 0's weights and cut them, unless an earlier fit has done so."""
+        """Broadcast rank 0's weights and shard them, unless an earlier fit has done so."""
         self._module = module
         if isinstance(module, FSDPModule):
             return
@@ -142,7 +142,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         return init_device_mesh(self.device.type, (self._replicas, shards), mesh_dim_names=("replicate", "shard"))
 
     def _cut(self, submodule: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-        """Bring `submodule` to the device, and cut it: the device never has two of them whole."""
+        """Move `submodule` to the device and shard it; called one by one, so that the device holds one at a time."""
         whole = uncut_tensors(submodule)
         for tensor in whole:
             tensor.data = tensor.data.to(self.device)
@@ -150,7 +150,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         fully_shard(
             submodule,
             mesh=mesh,
-            # By default torch frees all but the root, which is needed again at once.
+            # None: torch frees all but the root, whose backward pass follows at once.
             reshard_after_forward=None if self.frees_after_forward else False,
             mp_policy=policy,
             offload_policy=CPUOffloadPolicy() if self._cpu_offload else OffloadPolicy(),
@@ -158,7 +158,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         _keep_name(submodule)
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Name several optimizers."""
+        """Return a message if there are several optimizers."""
         if len(optimizers) < 2:
             return []
         return [
@@ -167,10 +167,10 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         ]
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        """Refuse an optimizer that would not train the pieces.
+        """Check that the optimizer holds the sharded parameters.
 
         Raises:
-            UserError: it was made before the weights were cut.
+            UserError: it was made before the weights were sharded.
         """
         for group in optimizers[0].param_groups:
             if not all(isinstance(parameter, DTensor) for parameter in group["params"]):
@@ -180,19 +180,19 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
                 )
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` as it is: the module's own steps gather its weights."""
+        """Return `step` itself: the steps of the module gather its weights."""
         self.fix_parameters(step.module)
         return step
 
     def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Return what the user's step returns; every rank calls this."""
+        """Return the outputs of the user's step; every rank calls this."""
         outputs = super().run_step(scope, module, name, batch, *arguments)
         if name != "training_step":
-            _free(module)  # no backward pass frees what it gathered
+            _reshard(module)  # after a training step, the backward pass does this
         return outputs
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Do nothing: each backward pass has averaged and cut them."""
+        """Do nothing: each backward pass has averaged and sharded the gradients."""
 
     def wrap_state(self, part: Stateful) -> Stateful:
         """Return `part` with its tensors as row shards."""
@@ -200,21 +200,21 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         return _ShardedState(part, self._module, self.world.size // self._replicas)
 
     def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
-        """Return the whole weights on the first rank, gathered one after another, and nothing elsewhere."""
-        gathered: dict[int, Any] = {}  # what is tied stays so
+        """Return the whole weights on rank 0, gathered one after another; an empty dict on other ranks."""
+        gathered: dict[int, Any] = {}  # by id, so that tied weights stay tied
         named: dict[str, Any] = {}
-        _free(module)
+        _reshard(module)
         for name, value in module.state_dict(keep_vars=True).items():
             if id(value) not in gathered:
                 whole = cast("DTensor", value.detach()).full_tensor() if isinstance(value, DTensor) else value
-                if not self.world.is_first:  # it only helped to gather
+                if not self.world.is_first:  # other ranks only take part in the gather
                     whole = None
                 gathered[id(value)] = whole.detach().cpu() if isinstance(whole, Tensor) else whole
             named[name] = gathered[id(value)]
         return named if self.world.is_first else {}
 
     def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
-        """Load whole weights: each rank its rows of them."""
+        """Load the rows of this rank of the whole weights."""
         own = module.state_dict()
 
         def of_this_rank(name: str, value: Any) -> Any:
@@ -227,19 +227,19 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         module.load_state_dict({name: of_this_rank(name, value) for name, value in state_dict.items()})
 
     def is_replicated(self, path: str) -> bool:
-        """Nothing of size is alike on two ranks."""
+        """Return False: each rank has rows of its own."""
         return False
 
 
 class FullySharded(Sharded):
-    """The same, and what was gathered for a block is freed after its forward pass."""
+    """The same, but the gathered weights of a block are freed after its forward pass."""
 
     name = "fully_sharded"
     frees_after_forward = True
 
 
 class _ShardedState(AlikeOnRanks):
-    """A part of a run's state whose tensors are cut over the ranks: a snapshot has a `RowShard` per rank."""
+    """A part of the state with sharded tensors, which a snapshot holds as one `RowShard` per rank."""
 
     in_words = "what is not cut, such as the statistics of batch norm,"
 
@@ -247,12 +247,12 @@ class _ShardedState(AlikeOnRanks):
         self._part, self._module, self._shards = part, module, shards
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the part's state, with row shards."""
-        _free(self._module)
+        """Return the state of the part, with row shards in place of distributed tensors."""
+        _reshard(self._module)
         return cast("dict[str, Any]", map_leaves(_row_shard, self._part.state_dict(), is_leaf=is_state_leaf))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give the part its state back."""
+        """Restore the part, with distributed tensors in place of row shards."""
         like = next(p for p in self._module.parameters() if isinstance(p, DTensor))
 
         def distributed(value: Any) -> Any:
@@ -269,7 +269,8 @@ class _ShardedState(AlikeOnRanks):
         return cast("dict[str, Any]", reshard_rows(states, rank % self._shards, self._shards))
 
 
-def _refusal(name: str, parameter: nn.Parameter) -> str:
+def _parameter_error(name: str, parameter: nn.Parameter) -> str:
+    """Return a message on a parameter that cannot be sharded; an empty one if it can."""
     if parameter.ndim == 0:
         return (
             f"the module's {name} is a single number without a dimension, which strategy {{strategy}} cannot cut: give "
@@ -284,13 +285,13 @@ def _refusal(name: str, parameter: nn.Parameter) -> str:
 
 
 def _keep_name(submodule: nn.Module) -> None:
-    """Let the class that torch makes of a module's go by its name: messages, identity and state depend on it."""
+    """Give the class that `fully_shard` derived the name of the original: messages, identity and state use it."""
     made, given = type(submodule), type(submodule).__mro__[2]
     made.__name__, made.__qualname__, made.__module__ = given.__name__, given.__qualname__, given.__module__
 
 
-def _free(module: nn.Module) -> None:
-    """Let the module have its pieces only."""
+def _reshard(module: nn.Module) -> None:
+    """Free the gathered weights of the module and its submodules."""
     for submodule in module.modules():
         if isinstance(submodule, FSDPModule):
             submodule.reshard()
@@ -302,7 +303,11 @@ def _uncut(value: Any) -> Any:
 
 
 def _row_shard(value: Any) -> Any:
-    """Return the piece that a distributed tensor is here; anything else as it is."""
+    """Return the row shard of a distributed tensor on this rank; any other value as it is.
+
+    Raises:
+        UnsupportedState: the tensor is not sharded by rows.
+    """
     if not isinstance(value, DTensor):
         return value
     if (shard := row_shard_of(value)) is None:

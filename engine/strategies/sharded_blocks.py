@@ -1,4 +1,4 @@
-"""Which submodules are gathered by themselves in sharded training, and what is left for the rest."""
+"""Chooses the submodules that are sharded and gathered as units of their own in sharded training."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ __all__ = ["blocks", "norms_of", "uncut_tensors"]
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """Return what is gathered by itself: the elements of the outermost lists and sequences of `module`.
+    """Return the units that are gathered on their own: the elements of the outermost lists and sequences of `module`.
 
-    Not those without weights, those that cannot be called, and those that share weights with the rest.
+    Elements without weights, without a `forward`, or with weights that are shared with others are left out.
     """
     counts = _parameter_counts(module)
 
@@ -38,19 +38,19 @@ def _is_block(submodule: nn.Module, counts: Counter[int]) -> bool:
 
 
 def _parameter_counts(module: nn.Module) -> Counter[int]:
-    """How many times each weight is in `module`."""
+    """Return how often each parameter occurs in `module`, by id."""
     every = module.named_modules(remove_duplicate=False)
     return Counter(id(p) for _, submodule in every for p in parameters_of(submodule).values() if p is not None)
 
 
 def norms_of(module: nn.Module) -> dict[nn.Module, None]:
-    """Return the normalisation layers with weights of their own, in order; they compute in 32 bits."""
+    """Return the normalisation layers with weights of their own, in order, as the keys of a dict."""
     counts = _parameter_counts(module)
     return {norm: None for norm in module.modules() if isinstance(norm, NORMALISATION) and _is_block(norm, counts)}
 
 
 def uncut_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the weights and buffers of `module` that are not of a submodule which has been cut."""
+    """Return the weights and buffers of `module` outside of submodules that are sharded already."""
     cut = [submodule for submodule in module.modules() if isinstance(submodule, FSDPModule)]
     done = {id(tensor) for submodule in cut for tensor in (*submodule.parameters(), *submodule.buffers())}
     return [tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) not in done]

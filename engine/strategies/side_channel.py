@@ -1,4 +1,4 @@
-"""How the ranks talk to each other beside training."""
+"""Exchanges between ranks in a background thread, while training runs."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,20 +9,20 @@ from midstride.engine.strategies.object_gather import gather_objects
 
 __all__ = ["CHANNEL", "SideChannel"]
 
-#: what its group is called
+#: description of its process group
 CHANNEL = "midstride channel"
-#: as long as training's own collectives may take
+#: the same as that of collectives in training
 TIMEOUT = timedelta(minutes=30)
 
 
 class SideChannel:
     """Lets one background thread of every rank exchange values while training exchanges gradients.
 
-    Collectives of one group must meet in the same order on every rank, and two threads promise no order: so this is a
-    group of its own. A rank that dies closes its connections, and a wait for it here ends with an error.
+    All ranks must call collectives of a group in the same order, which two threads cannot guarantee: so this has a
+    group of its own. A rank that dies closes its connections, and waits for it end with an error.
 
     Args:
-        size: ranks in the world; every one of them makes its channel at the same point.
+        size: number of ranks; every rank makes its channel at the same point.
     """
 
     def __init__(self, size: int) -> None:
@@ -36,7 +36,7 @@ class SideChannel:
         return gather_objects(value, self._size, self._group)
 
     def close(self) -> None:
-        """Let go of the group; no rank may be waiting in it."""
+        """Destroy the group; no rank may be waiting in it."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None

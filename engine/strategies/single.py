@@ -16,7 +16,7 @@ class Single(Strategy):
     name = "single"
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` as it is."""
+        """Return `step` itself."""
         return step
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:

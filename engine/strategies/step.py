@@ -1,4 +1,4 @@
-"""How a step of the user's is run: the one place that calls `training_step`, `validation_step` and their like."""
+"""Runs the user's steps: the only place that calls `training_step`, `validation_step`, `test_step`, `predict_step`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,7 +17,7 @@ from midstride.engine.user_code import call_user_code
 __all__ = ["STEPS", "StepName", "StepScope", "TrainingStep", "loss_in"]
 
 StepName = Literal["training_step", "validation_step", "test_step", "predict_step"]
-#: stage -> the module's method that runs a batch of it
+#: stage -> the method of the module that is called for each of its batches
 STEPS: dict[str, StepName] = {
     "train": "training_step",
     "validate": "validation_step",
@@ -27,18 +27,18 @@ STEPS: dict[str, StepName] = {
 
 
 def loss_in(outputs: Any) -> Any:
-    """Return what stands for the loss in the outputs of a training step; None if nothing does."""
+    """Return the loss in the outputs of a training step: the outputs, or their item "loss"; None without a loss."""
     return outputs.get("loss") if isinstance(outputs, dict) else outputs
 
 
 @dataclass(frozen=True)
 class StepScope:
-    """What surrounds a step of the user's: the arithmetic it computes in, and what becomes of the values it logs.
+    """The context in which the user's steps run: autocast, logging and the heartbeat.
 
     Args:
-        metric_logger: what `self.log` is given.
-        precision: that the module computes in.
-        heartbeat: by which the launcher sees how long the user's code takes.
+        metric_logger: receives the values of `self.log`.
+        precision: the precision that the module computes in.
+        heartbeat: tells the launcher how long user code takes.
     """
 
     metric_logger: MetricLogger
@@ -52,13 +52,13 @@ class StepScope:
         *arguments: Any,
         end: Callable[[Any, Any], Any] | None = None,
     ) -> Any:
-        """Return what a step makes of `batch`: autocast, and logging only where this rank's values count.
+        """Run a step on `batch` under autocast, with `self.log` for its batch, and return the outputs.
 
         Args:
-            forward: calls the step, through whatever the strategy has put around it.
+            forward: calls the step, through the wrappers of the strategy.
             batch: on this rank's device.
-            arguments: that the step is given after it.
-            end: the module's `..._step_end`, called with the outputs and the batch; None if there is none.
+            arguments: further arguments of the step.
+            end: the module's `<step>_end`, called with the outputs and the batch; None if there is none.
         """
         if self.metric_logger.is_recording and self.precision.is_plain:  # no context: each costs a call or two
             outputs = forward(batch, *arguments)
@@ -68,9 +68,9 @@ class StepScope:
             return outputs if end is None else end(outputs, batch)
 
     def call(self, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Return what the method `name` of `module`, or of a replica of it, returns for `batch`.
+        """Call the method `name` of `module`, or of a replica of it, for `batch`, and return its outputs.
 
-        What it logs is weighted by the samples of `batch`, which may be a micro-batch of the batch in hand.
+        Values that it logs are weighted by the samples of `batch`, which may be a micro-batch of the current batch.
 
         Raises:
             UserCodeError: the method raised.
@@ -91,15 +91,15 @@ class StepScope:
         return self.precision.forward()
 
     def micro_batches(self) -> AbstractContextManager[None]:
-        """Make one value for the step of what the micro-batches of its batch log within, means weighted by samples."""
+        """Merge what micro-batches log in the block into one value per step; means are weighted by samples."""
         return self.metric_logger.micro_batches()
 
     def muted(self) -> AbstractContextManager[None]:
-        """Drop what is logged within, and what metrics see."""
+        """Drop values logged in the block, and updates of metrics."""
         return self.metric_logger.muted()
 
     def mute(self) -> None:
-        """Drop what this rank logs from now on: another one has the outputs."""
+        """Drop what this rank logs from now on, because another rank has the outputs."""
         self.metric_logger.mute()
 
 
@@ -107,9 +107,9 @@ class TrainingStep(nn.Module):
     """What a strategy wraps: a module whose forward is the user's training step.
 
     Args:
-        module: whose step it is.
-        scope: of the step.
-        run: the strategy's `run_step`.
+        module: the user's module.
+        scope: the context in which its step runs.
+        run: `run_step` of the strategy.
     """
 
     def __init__(self, module: TrainingModule, scope: StepScope, run: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere."""
+"""The collective over a process group of torch: NCCL on GPUs, gloo elsewhere; and functions on such groups."""
 
 import atexit
 import re
@@ -31,9 +31,9 @@ __all__ = [
     "start_sum",
 ]
 
-#: what gloo and NCCL say where another rank does not answer, or left
+#: in messages of gloo and NCCL if another rank does not answer, or has ended
 _LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
-#: a rank may still be importing, or reading its first batch, while the others wait
+#: long, because a rank may still import modules or read its first batch while the others wait
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -44,7 +44,7 @@ class TorchCollective(Collective):
         self._stores = 0
 
     def init_process_group(self, world: World, device: torch.device) -> None:
-        """Meet the other ranks over NCCL on GPUs and gloo elsewhere."""
+        """Connect to the other ranks over NCCL on GPUs and gloo elsewhere."""
         if dist.is_initialized():
             return
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -57,7 +57,7 @@ class TorchCollective(Collective):
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
-        """Bound the collectives of every group but those beside training, which wait for stores."""
+        """Set the timeout of every group except side channels, which may wait for writes to a store."""
         bounded = [group for group in groups() if group.group_desc != CHANNEL]
         for group in bounded:
             set_timeout(group, timedelta(seconds=timeout_s))
@@ -69,7 +69,7 @@ class TorchCollective(Collective):
                     set_timeout(group, TIMEOUT)
 
     def is_peer_failure(self, error: Exception) -> bool:
-        """Return whether `error` is gloo's or NCCL's of a timeout or a closed connection."""
+        """Return whether `error` is an error of gloo or NCCL on a timeout or a closed connection."""
         return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
 
     def gather(self, value: object) -> list[Any]:
@@ -83,48 +83,48 @@ class TorchCollective(Collective):
         return bool(lowest)
 
     def key_value_store(self) -> Any:
-        """Return a new corner of torch's store; every rank calls this equally often."""
+        """Return the store of the default group under a new prefix; every rank calls this equally often."""
         self._stores += 1
         return PrefixStore(f"midstride/{self._stores}", default_store())
 
     def side_channel(self) -> SideChannel:
-        """Return a process group of its own; every rank calls this at the same point."""
+        """Return a channel with a process group of its own; every rank calls this at the same point."""
         return SideChannel(dist.get_world_size())
 
 
 def leave_process_group() -> None:
-    """Destroy the default process group, if there is one; after an error others may be gone, and it is left alone."""
+    """Destroy the default process group, if there is one; not after an error, when other ranks may have ended."""
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()
 
 
 def leave_process_group_of_one() -> None:
-    """Destroy the default process group if no other process is in it: a fork would have it, and none of its threads."""
+    """Destroy a default process group of one process: a fork would inherit the group without its threads."""
     if dist.is_initialized() and dist.get_world_size() == 1:
         dist.destroy_process_group()
 
 
 def broadcast(module: nn.Module, source: int = 0, group: Any = None) -> None:
-    """Start every rank of `group` from the weights and buffers of rank `source`, as DDP does."""
+    """Copy the weights and buffers of rank `source` to every rank of `group`, as DDP does."""
     broadcast_tensors([*module.parameters(), *module.buffers()], source, group)
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], source: int = 0, group: Any = None) -> None:
-    """Overwrite `tensors` by those of rank `source`; every rank of `group` has them in the same order."""
+    """Copy the values of `tensors` of rank `source` to every rank of `group`; all have them in the same order."""
     with torch.no_grad():
         for tensor in tensors:
             dist.broadcast(tensor, source, group=group)
 
 
 def start_sum() -> Callable[[Tensor, str], Any]:
-    """Return what begins to add a tensor up over all ranks, whatever else they exchange meanwhile."""
+    """Return a function that starts an asynchronous sum over all ranks, in a process group of its own."""
     group = dist.new_group()
     return lambda tensor, name: dist.all_reduce(tensor, group=group, async_op=True)
 
 
 def anywhere(has: Sequence[bool], device: torch.device, group: Any = None) -> list[bool]:
-    """Return of each flag whether it is set on any rank of `group`; ranks train on `device`."""
-    host = torch.device("cpu") if device.type == "cuda" else device  # over gloo: no wait for what the GPU still does
+    """Return for each flag in `has` whether it is True on any rank of `group`; ranks train on `device`."""
+    host = torch.device("cpu") if device.type == "cuda" else device  # over gloo, which does not wait for the GPU
     flags = torch.tensor(has, dtype=torch.uint8, device=host)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
     return list(map(bool, flags.tolist()))
@@ -141,10 +141,10 @@ def average_gradients(
 
     Args:
         parameters: the same on every rank, in the same order.
-        device: where the ranks tell each other which of them have gradients.
-        size: ranks.
-        group: theirs, if not all.
-        add_up: adds a buffer up over the ranks, in place, where that is not the group's affair.
+        device: of the flags by which ranks exchange which gradients they have.
+        size: number of ranks.
+        group: process group of these ranks; None for all ranks.
+        add_up: sums a buffer over the ranks in place; by default an all-reduce in `group`.
     """
     every = [p for p in parameters if p.requires_grad]
     has = anywhere([p.grad is not None for p in every], device, group)

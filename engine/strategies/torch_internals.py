@@ -1,4 +1,4 @@
-"""Privates of `torch.distributed` and its kin, named here alone; `tests/unit/test_internals.py` tries each of them."""
+"""Private names of torch that strategies use; no other file has them. `tests/unit/test_internals.py` tests each."""
 
 from datetime import timedelta
 from typing import Any
@@ -38,18 +38,18 @@ foreach_mul, foreach_norm = torch._foreach_mul, torch._foreach_norm
 
 
 def groups() -> list[Any]:
-    """Return the process groups that there are; each has a `group_desc`."""
+    """Return all process groups; each has a `group_desc`."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
-    """Let the collectives of `group` take so long, from now on."""
+    """Set the timeout of all further collectives of `group`."""
     public = getattr(dist, "set_timeout", None)  # torch's from 2.14 on, which warns of the other
     (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def timeout_of(group: Any, device: torch.device) -> timedelta:
-    """Return how long the collectives of `group` take at most, for tensors on `device`."""
+    """Return the timeout of collectives of `group`, for tensors on `device`."""
     timeout: timedelta = group._get_backend(device).options._timeout
     return timeout
 

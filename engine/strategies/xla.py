@@ -26,14 +26,14 @@ _HOST = torch.device("cpu")
 
 
 class Xla(ReplicatesParameters, LazyDevice):
-    """Replicate the module on every rank's XLA device; what else the ranks exchange goes over gloo, on the host.
+    """Replicate the module on every rank's XLA device; values other than gradients are exchanged over gloo.
 
-    An XLA device collects operations and carries them out as one graph, and what stands in one graph decides how
-    numbers are rounded. So a graph ends at every boundary, whether a snapshot is taken there or not: a resumed
-    process collects the graphs that it would have collected anyway.
+    An XLA device records operations and executes them as one graph, and the extent of a graph decides how results
+    are rounded. So a graph ends at every boundary, whether a snapshot is taken there or not, and a resumed process
+    executes the same graphs.
 
     Args:
-        core: the index of the one that a single process trains on; by default torch_xla's first.
+        core: index of the core that a single process trains on; by default torch_xla's first.
     """
 
     name = "xla"
@@ -44,7 +44,7 @@ class Xla(ReplicatesParameters, LazyDevice):
         self._core = core
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return what torch_xla cannot hold: gradients that are sparse."""
+        """Return messages on layers with sparse gradients, which XLA devices do not support."""
         return super().module_errors(module) + [
             f"the module's {name} has sparse gradients, which XLA devices do not have: build it with sparse=False, or "
             "use strategy single"
@@ -52,7 +52,7 @@ class Xla(ReplicatesParameters, LazyDevice):
         ]
 
     def init_process_group(self) -> None:
-        """Meet the other ranks, and take this rank's device.
+        """Connect to the other ranks, and select this rank's device.
 
         Raises:
             WorldError: torch_xla does not give every rank a device of its own.
@@ -60,7 +60,7 @@ class Xla(ReplicatesParameters, LazyDevice):
         """
         if self.world.size > 1 and not dist.is_initialized():
             initialize_xla(self.world.local_rank, self.world.local_size)
-        # Before they meet: each rank finds it out alone, and one that has left is missed by those that still connect.
+        # Before the ranks connect: every rank detects this by itself, and none waits for a rank that has left.
         if (found := xr.world_size()) != self.world.size:
             raise WorldError(
                 f"rank {self.world.rank} belongs to a world of {self.world.size}, and torch_xla knows of {found}: "
@@ -78,7 +78,7 @@ class Xla(ReplicatesParameters, LazyDevice):
     def setup_module(
         self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
     ) -> None:
-        """Bring `module` to this rank's device and start from rank 0's weights."""
+        """Move `module` to this rank's device and broadcast rank 0's weights."""
         _move(module, self.device)
         if self.world.size == 1:
             return
@@ -89,10 +89,10 @@ class Xla(ReplicatesParameters, LazyDevice):
                 tensor.copy_(host)
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        """Refuse optimizers that would not train what is on the device.
+        """Check that optimizers hold the parameters on the device.
 
         Raises:
-            UserError: one was made before the module was brought there.
+            UserError: one was made before the module was moved there.
         """
         for optimizer in optimizers:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -104,17 +104,17 @@ class Xla(ReplicatesParameters, LazyDevice):
                 )
 
     def mark_step(self) -> None:
-        """End the graph here and have it carried out."""
+        """End the current graph and execute it."""
         torch_xla.sync()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients in one flat buffer of a fixed layout, within the graph; nothing waits for it."""
+        """Average gradients in one flat buffer of a fixed layout, as a part of the graph; this does not wait."""
         if self.world.size > 1:
             average_gradients(parameters, _HOST, self.world.size, add_up=_add_up)
 
 
 class _Generator:
-    """The device's generator: one number, which every graph moves on."""
+    """The random number generator of the device: its state is one integer, which every graph advances."""
 
     def get_state(self) -> int:
         return int(xm.get_rng_state())
@@ -128,9 +128,9 @@ def _add_up(flat: Tensor) -> None:
 
 
 def _move(module: nn.Module, device: torch.device) -> None:
-    """Bring `module` to `device`. Between kinds of tensors `Module.to` makes new parameters, one for each mention.
+    """Move `module` to `device`, and tie again the parameters that were tied.
 
-    So what was one parameter of two modules is made one again.
+    Between the CPU and XLA, `Module.to` replaces parameters, by a new one for each module that has them.
     """
     owners = [
         (submodule, name, id(parameter))

@@ -80,7 +80,7 @@ DDP = [
     Mutant(
         "options of DDP that have no effect by hand are taken",
         "engine/strategies/ddp.py",
-        "            self._refuse_by_hand(step.module)\n",
+        "            self._check_averaging_outside_ddp(step.module)\n",
         "            pass\n",
         "unit/strategies/test_build.py::test_options_of_ddp_that_have_no_effect_by_hand_are_refused",
     ),

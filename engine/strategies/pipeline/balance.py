@@ -1,4 +1,4 @@
-"""Where a sequence of layers is cut into stages: by hand, by size, or by time."""
+"""How many layers each stage gets: given, or balanced by size or by time."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ from midstride.engine.errors import UserError
 
 __all__ = ["balance_stages", "bounds", "faults_of", "sizes_of", "tensors_of", "times_of"]
 
-#: bytes that training keeps for a byte of parameters: itself, its gradient, and the two averages of Adam
+#: bytes in training for each byte of parameters: the parameter, its gradient, and the two averages of Adam
 _KEPT = 4
-#: seconds for which layers are timed, after a first pass that is not counted: it pays for what only it needs
+#: seconds for which layers are timed, after one pass for warm-up
 _MEASURED_S = 0.5
 _PASSES = 3
 
@@ -24,7 +24,7 @@ Layers = Sequence[nn.Module]
 
 
 def bounds(balance: Sequence[int]) -> list[tuple[int, int]]:
-    """Return for each stage its first layer and the one after its last.
+    """Return for each stage the index of its first layer, and the index after its last layer.
 
     >>> bounds([2, 1])
     [(0, 2), (2, 3)]
@@ -55,15 +55,15 @@ def faults_of(layers: Layers, balance: Sequence[int]) -> list[str]:
 
 
 def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[int]:
-    """Return the layers of each stage such that the costliest stage costs least.
+    """Return the number of layers of each stage that minimises the largest cost of a stage.
 
     Args:
-        costs: of each layer.
-        layers: every stage gets at least one that trains; those that share what they hold stay together.
-        stages: how many.
+        costs: cost of each layer.
+        layers: each stage gets at least one layer that trains; layers that share tensors or submodules stay together.
+        stages: number of stages.
 
     Raises:
-        UserError: there is no such cut.
+        UserError: no such division exists.
 
     Source:
         the linear partition problem, Skiena, The Algorithm Design Manual, 8.5; O(stages * layers^2).
@@ -92,12 +92,12 @@ def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[
 
 
 def sizes_of(layers: Layers, x: Any = None, micro_batches: int = 1) -> list[float]:
-    """Return the bytes that training keeps for each layer: weights and all that belongs to them, and its outputs.
+    """Return the bytes that each layer needs in training: for weights, gradients, Adam's averages, and outputs.
 
     Args:
         layers: on the host.
-        x: one micro-batch; without it, outputs count for nothing.
-        micro_batches: of a batch: the outputs of all of them may have to be kept at once.
+        x: one micro-batch; None leaves outputs out.
+        micro_batches: number of micro-batches in a batch, whose outputs may all be held at once.
     """
     weights = [_KEPT * sum(p.numel() * p.element_size() for p in layer.parameters()) for layer in layers]
     outputs = [0] * len(layers)
@@ -110,33 +110,33 @@ def sizes_of(layers: Layers, x: Any = None, micro_batches: int = 1) -> list[floa
 
 
 def times_of(layers: Layers, x: Any, device: torch.device) -> list[float]:
-    """Return the seconds that each layer takes forward and backward, for one part of a batch.
+    """Return the seconds that each layer takes for forward and backward pass of one micro-batch.
 
     Args:
-        layers: on the host, where they are again afterwards, without gradients.
+        layers: on the host; afterwards they are there again, without gradients.
         x: one micro-batch.
-        device: where they are timed, one at a time: together they may be too large for it.
+        device: where layers are timed, one at a time, because all together may not fit.
     """
     seconds = []
     for layer in layers:
         with _on(layer, device):
             x = _leaf(x, device)
-            y = _pass(layer, x)
+            y = _forward_backward(layer, x)
             passes: list[float] = []
             while len(passes) < _PASSES or sum(passes) < _MEASURED_S / len(layers):
                 began = _now(device)
-                _pass(layer, x)
+                _forward_backward(layer, x)
                 passes.append(_now(device) - began)
-            seconds.append(min(passes))  # what other work on the machine disturbed least
+            seconds.append(min(passes))  # the pass that other work on the machine disturbed least
             x = y
     return seconds
 
 
 def tensors_of(value: Any) -> tuple[Tensor, ...]:
-    """Return the tensors that one layer hands to the next: one, or a tuple of them.
+    """Return the outputs of a layer, a tensor or a tuple of tensors, as a tuple.
 
     Raises:
-        UserError: it is something else.
+        UserError: they are something else.
     """
     given = value if isinstance(value, tuple) else (value,)
     if all(isinstance(tensor, Tensor) for tensor in given):
@@ -145,7 +145,7 @@ def tensors_of(value: Any) -> tuple[Tensor, ...]:
     raise UserError(f"the layers of sequential_module hand tensors, or tuples of tensors, to each other, not {kinds}.")
 
 
-def _pass(layer: nn.Module, x: Any) -> Any:
+def _forward_backward(layer: nn.Module, x: Any) -> Any:
     y = layer(x)
     trained = [tensor for tensor in tensors_of(y) if tensor.requires_grad]
     torch.autograd.backward(trained, [torch.zeros_like(tensor) for tensor in trained])
@@ -179,10 +179,10 @@ def _trains(layers: Layers) -> bool:
 
 
 def _ties(layers: Layers) -> dict[int, tuple[int, int]]:
-    """The layers where no cut may be, by the layer after it: which two layers share across it what they hold.
+    """Return, by the index of a layer before which no stage may begin, two layers around it that share something.
 
-    Of a layer of torch's that stands there twice, such as an activation, each stage may have its own; what one of the
-    user's remembers, nothing tells.
+    What they share is a parameter, a buffer or a module of a user's class, which may have state. A module of torch that
+    occurs twice, such as an activation, may be copied to each stage.
     """
     first: dict[int, int] = {}
     tied = {}

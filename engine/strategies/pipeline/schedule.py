@@ -1,4 +1,4 @@
-"""How batches flow through the stages of a pipeline, micro-batch by micro-batch."""
+"""Runs the micro-batches of a batch through the stages of a pipeline."""
 
 import math
 from collections import OrderedDict
@@ -24,9 +24,9 @@ from midstride.engine.trees import samples_in
 
 __all__ = ["PipelineLocation", "PipelineSchedule", "first_micro_batch", "micro_batch_count"]
 
-#: shapes of batches for which a schedule, with the buffers it receives into, is kept
+#: number of batch shapes for which a schedule, with its receive buffers, is kept
 _SCHEDULES = 6
-#: shape, type, and whether it has a gradient
+#: shape, dtype, and whether the tensor has a gradient
 Meta = tuple[torch.Size, torch.dtype, bool]
 
 
@@ -35,11 +35,11 @@ class PipelineLocation:
     """Where a rank stands in its pipeline.
 
     Args:
-        ranks: of the world, from the first stage to the last.
-        stage: of this rank.
-        group: of these ranks alone.
-        device: of this rank.
-        links: what the stages send and receive over, by how long they wait.
+        ranks: ranks of this pipeline in the world, from the first stage to the last.
+        stage: number of this rank's stage.
+        group: process group of these ranks.
+        device: device of this rank.
+        links: process groups for sends and receives between stages, by their timeout.
     """
 
     ranks: tuple[int, ...]
@@ -50,13 +50,13 @@ class PipelineLocation:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the stage that has the outputs, and so the loss."""
+        """Whether this is the last stage, which has the outputs and computes the loss."""
         return self.stage == len(self.ranks) - 1
 
     def link(self) -> Any:
-        """Return the group that the stages send and receive over; every rank of them calls this at the same point.
+        """Return the process group for sends and receives; every rank of the pipeline calls this at the same point.
 
-        With gloo these wait as long as their group was told when it was made, whatever it is told later.
+        With gloo, sends and receives use the timeout with which their group was made: a new timeout needs a new group.
         """
         timeout = timeout_of(self.group, self.device)
         if timeout not in self.links:
@@ -65,17 +65,17 @@ class PipelineLocation:
 
 
 class PipelineSchedule:
-    """Micro-batches on their way through all stages of a pipeline; every rank of it makes the same calls.
+    """Runs batches through all stages of a pipeline; every rank of the pipeline makes the same calls.
 
-    A batch goes in as many equal micro-batches as it can, at most so many. Gradients are added in their order, and
-    so are batch statistics, whichever schedule runs: both give the same bits.
+    A batch is cut into as many equal micro-batches as possible. Gradients and batch statistics are added in the order
+    of micro-batches under both schedules, which therefore give the same bits.
 
     Args:
         stage: this rank's layers.
-        location: where it stands.
-        micro_batches: at most so many.
-        schedule: "1f1b", where forward and backward passes take turns as soon as they can; or "gpipe", all forward
-            passes first. With fewer micro-batches than stages there are no turns to take.
+        location: where this rank stands in the pipeline.
+        micro_batches: largest number of micro-batches in a batch.
+        schedule: "1f1b", where forward and backward passes alternate as soon as possible; or "gpipe", all forward
+            passes first, which is used with fewer micro-batches than stages, too.
     """
 
     def __init__(self, stage: Stage, location: PipelineLocation, micro_batches: int, schedule: str) -> None:
@@ -84,12 +84,12 @@ class PipelineSchedule:
         self._target: tuple[LossOf, list[Any]]
 
     def train(self, x: Any, batch: Any, loss_of: LossOf) -> None:
-        """Run forward and backward for a batch: the gradients are those of the mean loss of its micro-batches.
+        """Run forward and backward passes for a batch: the gradients are those of the mean loss of its micro-batches.
 
         Args:
-            x: what goes into the first layer: a tensor, or a tuple of tensors; samples first.
-            batch: what it was made of.
-            loss_of: of the outputs for a micro-batch, and of that micro-batch; called on the last stage.
+            x: input of the first layer, a tensor or a tuple of tensors; their first dimension is samples.
+            batch: the batch from which `x` was made.
+            loss_of: returns the loss of the outputs for a micro-batch and the micro-batch; called on the last stage.
         """
         given, count = tensors_of(x), micro_batch_count(x, batch, self._most)
         schedule = self._schedule(given, count, trains=True)
@@ -113,11 +113,11 @@ class PipelineSchedule:
         except RuntimeError as error:
             if not isinstance(error.__cause__, EngineError):
                 raise
-            cause = error.__cause__  # as our layers raised it
-        raise cause  # here, or torch's error, which it is the cause of, would be its context
+            cause = error.__cause__  # the error of a layer
+        raise cause  # outside of the except block, so that torch's error is not its context
 
     def _broadcast_outputs(self, made: Any) -> Any:
-        """Return on every rank what the last stage made."""
+        """Return the outputs of the last stage on every rank."""
         location = self._location
         described: list[Any] = [(isinstance(made, tuple), _metas(made)) if location.is_last else None]
         dist.broadcast_object_list(described, src=location.ranks[-1], group=location.group)
@@ -130,7 +130,7 @@ class PipelineSchedule:
         return tuple(outputs) if is_tuple else outputs[0]
 
     def _schedule(self, given: tuple[Tensor, ...], count: int, *, trains: bool) -> Any:
-        """The schedule for batches of this shape; its buffers fit no other."""
+        """Return the schedule for batches of this shape, with buffers of its own; the oldest ones are dropped."""
         key = tuple((t.shape, t.dtype) for t in given), count, trains
         if key not in self._schedules:
             self._schedules[key] = self._build_schedule(given, count, trains=trains)
@@ -142,7 +142,7 @@ class PipelineSchedule:
     def _build_schedule(self, given: tuple[Tensor, ...], count: int, *, trains: bool) -> Any:
         location, stages = self._location, len(self._location.ranks)
         metas = self._shapes(first_micro_batch(given, count))
-        # Knowing all shapes, torch does not find them out by running layers and loss once more.
+        # Given all shapes, torch need not infer them by another run of layers and loss.
         ins, outs = (
             tuple(t.requires_grad_(trains and has_gradient) for t, (*_, has_gradient) in zip(made, metas_, strict=True))
             for metas_ in metas[location.stage : location.stage + 2]
@@ -157,7 +157,7 @@ class PipelineSchedule:
             output_args=outs,
             group=location.link(),
         )
-        # torch counts stages along the group; here the last one has its first rank.
+        # torch assumes that stage i is on rank i of the group; here the last stage is on its first rank.
         stage.stage_index_to_group_rank = {number: stages - 1 - number for number in range(stages)}
         kind = Schedule1F1B if trains and self._name == "1f1b" and count >= stages else ScheduleGPipe
         return schedule_of(kind, stage, count, loss_fn=self._loss if trains else None, scale_grads=False)
@@ -167,7 +167,7 @@ class PipelineSchedule:
         return loss_of(outputs, micro_batches[int(number)]) / len(micro_batches)
 
     def _shapes(self, micro_batch: tuple[Tensor, ...]) -> list[list[Meta]]:
-        """What goes into each stage, and what comes out of the last, found by handing on zeros."""
+        """Return the metas of the inputs of each stage and of the last outputs, found by a run on zeros."""
         location = self._location
         metas = [[(t.shape, t.dtype, False) for t in micro_batch]]
         for stage, rank in enumerate(location.ranks):
@@ -182,7 +182,7 @@ class PipelineSchedule:
 
 
 def micro_batch_count(x: Any, batch: Any, most: int) -> int:
-    """Return into how many equal micro-batches, at most `most`, `x` and the batch it was made of can be cut.
+    """Return the largest number of equal micro-batches, at most `most`, into which `x` and its batch can be cut.
 
     >>> micro_batch_count(torch.zeros(12), torch.zeros(12), 8), micro_batch_count(torch.zeros(7), torch.zeros(7), 4)
     (6, 1)

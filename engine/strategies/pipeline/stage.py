@@ -1,4 +1,4 @@
-"""The stages of a pipeline: what a rank keeps of `sequential_module`."""
+"""The stages of a pipeline: the layers of `sequential_module` that a rank keeps."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +18,17 @@ __all__ = ["DeferredOutput", "Stage", "StagedSequential"]
 
 
 class RemoteLayer(nn.Module):
-    """Stands for a layer that another stage has."""
+    """A placeholder for a layer of another stage."""
 
     def _load_from_state_dict(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Leave what is loaded to the stage that has the layer."""
+        """Do nothing: the stage that has the layer loads it."""
 
 
 class DeferredOutput:
-    """Stands for the outputs of `sequential_module` in a training step: they are made after it has ended.
+    """A placeholder for the outputs of `sequential_module` in a training step; they are computed after the step.
 
     Args:
-        x: what `sequential_module` was called with.
+        x: input of `sequential_module`.
     """
 
     def __init__(self, x: Any) -> None:
@@ -52,16 +52,16 @@ class DeferredOutput:
 
 
 class StagedSequential(nn.Sequential):
-    """`sequential_module` on a rank that has some of its layers; they keep their names.
+    """`sequential_module` on a rank with the layers of one stage, which keep their names.
 
     Args:
-        layers: all of them.
-        balance: layers of each stage.
-        stage: of this rank.
+        layers: all layers.
+        balance: number of layers of each stage.
+        stage: number of this rank's stage.
     """
 
     def __init__(self, layers: nn.Sequential, balance: Sequence[int], stage: int) -> None:
-        named = zip(children_of(layers), layers, strict=True)  # a layer that stands there twice counts twice
+        named = zip(children_of(layers), layers, strict=True)  # a layer that occurs twice counts twice
         start, end = bounds(balance)[stage]
         own = [(name, layer if start <= i < end else RemoteLayer()) for i, (name, layer) in enumerate(named)]
         super().__init__(OrderedDict(own))
@@ -71,26 +71,26 @@ class StagedSequential(nn.Sequential):
 
     @property
     def balance(self) -> list[int]:
-        """How many layers each stage has."""
+        """Number of layers of each stage."""
         return self._balance
 
     @property
     def own(self) -> list[nn.Module]:
-        """The layers that this rank has."""
+        """The layers of this rank."""
         return list(self)[slice(*self._span)]
 
     @property
     def first(self) -> int:
-        """The number of the first of them."""
+        """Index of the first layer of this rank."""
         return self._span[0]
 
     def set_pipeline(self, run: Callable[[Any], Any]) -> None:
-        """Have a call `run` the whole pipeline, forward; every rank of it makes the call."""
+        """Set the function that runs the forward pass of the whole pipeline; every rank calls it."""
         self._run = run
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Have a call only take note of what it is given."""
+        """In the block, a call returns a `DeferredOutput` with its input."""
         run, self._run = self._run, DeferredOutput
         try:
             yield
@@ -98,7 +98,7 @@ class StagedSequential(nn.Sequential):
             self._run = run
 
     def forward(self, input: Any) -> Any:
-        """Return what all layers together make of `input`, on every rank."""
+        """Return the outputs of all layers for `input`, on every rank."""
         return self._run(input)
 
     def _refuse(self, x: Any) -> NoReturn:
@@ -113,11 +113,11 @@ class Stage(nn.Module):
     """The layers of one rank, one after the other.
 
     Args:
-        layers: of this rank.
-        first: number of the first of them, for messages.
-        context: of each forward pass, for autocast.
-        is_last: whether the outputs go nowhere from here.
-        checkpoints: keep no activations within the stage, and compute them again for the backward pass.
+        layers: layers of this rank.
+        first: index of the first of them, for messages.
+        context: returns the context of each forward pass, such as autocast.
+        is_last: whether this is the last stage, whose outputs are not sent.
+        checkpoints: whether activations are recomputed for the backward pass (`torch.utils.checkpoint`).
     """
 
     def __init__(
@@ -136,16 +136,16 @@ class Stage(nn.Module):
         self._is_last, self._checkpoints = is_last, checkpoints
 
     def forward(self, *given: Tensor) -> Any:
-        """Return what the layers make of `given`: one tensor, or as many as a tuple of them had."""
+        """Return the outputs of the layers for a tensor, or for the elements of a tuple of tensors."""
         with self._context():
-            return call_user_code(self._where, self._checkpointed if self._checkpoints else self._through, *given)
+            return call_user_code(self._where, self._checkpointed if self._checkpoints else self._run_layers, *given)
 
     def _checkpointed(self, *given: Tensor) -> Any:
         if not torch.is_grad_enabled():
-            return self._through(*given)
-        return checkpoint(self._through, *given, use_reentrant=False, context_fn=self._contexts)
+            return self._run_layers(*given)
+        return checkpoint(self._run_layers, *given, use_reentrant=False, context_fn=self._contexts)
 
-    def _through(self, *given: Tensor) -> Any:
+    def _run_layers(self, *given: Tensor) -> Any:
         x: Any = given[0] if len(given) == 1 else given
         for layer in self.layers:
             x = layer(x)
@@ -164,7 +164,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def _with_buffers(self, begun: Sequence[tuple[nn.Module, dict[str, Tensor | None]]]) -> Iterator[None]:
-        """Let a second forward pass over a part begin with the buffers of the first, and change these copies."""
+        """Run the recomputation with copies of the buffers from before the first pass, and drop their changes."""
         before = [(module, dict(buffers_of(module))) for module, _ in begun]
         for module, buffers in begun:
             buffers_of(module).update(buffers)

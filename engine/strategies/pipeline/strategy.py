@@ -1,4 +1,4 @@
-"""A module too large for one device: its layers in stages, one a process, and batches that flow through in parts."""
+"""Pipeline parallelism: the layers of a module in stages, one process each, for modules too large for one device."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
     """Cut `self.sequential_module` into stages, each on a process of its own (`torch.distributed.pipelining`).
 
-    With more processes than stages there are several pipelines side by side: replicas, which read samples of their
-    own and average their gradients. A pipeline is made of neighbouring ranks, and the first of them has the last
-    stage: so rank 0 has outputs, loss and logged values, as with every other strategy.
+    With more processes than stages there are several pipelines: replicas, which read samples of their own and average
+    their gradients. A pipeline consists of consecutive ranks, the first of which has the last stage, so that rank 0
+    has outputs, loss and logged values, as with every other strategy.
 
     Args:
         balance: layers of each stage, such as [2, 3]; "size" (default) makes the bytes that each keeps alike, "time"
@@ -76,36 +76,36 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """Number of stages."""
         return self._wanted or self.world.size
 
     @property
     def micro_batches(self) -> int:
-        """In how many parts a batch flows, at most."""
+        """Largest number of micro-batches in a batch."""
         return self._micro_batches or self.stages
 
     @property
     def identity(self) -> str:
-        """The name, the cut, and the parts: a stage's numbers are drawn by its own process, a part has its own mean."""
+        """The name, the balance and the number of micro-batches: all of them change the bits of a run."""
         return f"{self.name}(stages={self.stages}, balance={self._balance}, micro_batches={self.micro_batches})"
 
     @property
     def data_world(self) -> World:
-        """The pipelines: all ranks of one read the same samples."""
+        """A world with one rank per pipeline, all of whose processes read the same samples."""
         pipelines = self.world.size // self.stages
         return World(rank=self.world.rank // self.stages, size=pipelines, local_size=pipelines)
 
     def measurements(self) -> dict[str, Any]:
-        """Return the cut."""
+        """Return the number of stages, and the number of layers of each."""
         return {"stages": self.stages, "balance": self._balance}
 
     def load_measurements(self, measurements: dict[str, Any]) -> None:
-        """Cut as an earlier attempt did, into as many stages; what is cut by hand stays so."""
+        """Use the balance of an earlier attempt with as many stages, unless a balance was given."""
         if self._by != "hand" and measurements.get("stages") == self.stages:
             self._balance = list(measurements["balance"])
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Name what of `module` cannot be cut, or cannot be trained in parts."""
+        """Return messages on what in `module` a pipeline does not support."""
         name, size, stages = type(module).__name__, self.world.size, self.stages
         faults = super().module_errors(module)
         if stages < 2 or size % stages:
@@ -143,7 +143,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         return faults
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Name several optimizers, batches that have fewer samples than parts, and batches that may be left out."""
+        """Return messages on settings of a fit that a pipeline does not support."""
         faults = []
         if len(optimizers) > 1:
             faults.append(
@@ -162,7 +162,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         return faults
 
     def init_process_group(self) -> None:
-        """Meet the other ranks, those of this pipeline, and those that have the same stage."""
+        """Connect to the other ranks; make process groups of this pipeline, and of the ranks with the same stage."""
         super().init_process_group()
         if self._pipeline_groups:
             return
@@ -178,7 +178,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
     def setup_module(
         self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
     ) -> None:
-        """Cut `sequential_module`, and keep this rank's stage of it."""
+        """Replace `sequential_module` by this rank's stage of it."""
         layers: Any = module.sequential_module
         if not isinstance(layers, StagedSequential):
             balance = self._cut(module, scope, layers, first_batch)
@@ -209,10 +209,10 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         layers: nn.Sequential,
         first_batch: Callable[[], Any] | None,
     ) -> list[int]:
-        """How many layers each stage gets; rank 0 measures."""
+        """Return the number of layers of each stage; rank 0 measures and broadcasts it."""
         if sum(self._balance) == len(layers):
             return self._balance
-        batch = first_batch() if first_batch is not None else None  # on every rank: they may have to agree on its end
+        batch = first_batch() if first_batch is not None else None  # on every rank, since a loader may be collective
         found: list[int] | UserError = []
         if self.world.is_first:
             try:
@@ -234,12 +234,12 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         return balance
 
     def _costs(self, module: TrainingModule, scope: StepScope, layers: nn.Sequential, batch: Any) -> list[float]:
-        # The layers stay where they are: together they may be too large for the device.
-        stand_in = module.sequential_module = StagedSequential(layers, [0], 0)
+        # Without its layers, which may be too large for the device.
+        no_layers = module.sequential_module = StagedSequential(layers, [0], 0)
         module.to(self.device)
         generators = Generators(devices=[self.device])
         try:
-            with scope.muted(), side_effects_reverted(module, generators), stand_in.deferred():
+            with scope.muted(), side_effects_reverted(module, generators), no_layers.deferred():
                 outputs = scope.call(module, "training_step", batch, 0)
         finally:
             module.sequential_module = layers
@@ -252,13 +252,13 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             return sizes_of(list(layers), convert(micro_batch, lambda tensor: tensor.to("cpu")), count)
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` as it is: gradients are averaged over the pipelines after the last micro-batch."""
+        """Return `step` itself: gradients are averaged over the pipelines after the last micro-batch."""
         if self.data_world.size > 1:
             broadcast(step, self.world.rank % self.stages, self._replicas)
         return step
 
     def train(self, wrapped: nn.Module, batch: Any, index: int, loss_of: LossOf) -> None:
-        """Take what `training_step` gives `sequential_module`, and run its micro-batches through all stages."""
+        """Run the input that `training_step` passes to `sequential_module` through all stages, in micro-batches."""
         module: Any = wrapped.module
         layers: StagedSequential = module.sequential_module
         with layers.deferred():
@@ -271,7 +271,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             average_gradients(parameters, self.device, self.data_world.size, self._replicas)
 
     def clip_gradients(self, parameters: Sequence[Tensor], max_norm: float) -> None:
-        """Clip by the norm over all stages: that of the norms of all gradients, in the order of the layers."""
+        """Clip by the total norm over all stages, computed from the norms of all gradients in the order of layers."""
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = torch.tensor([]) if not grads else torch.stack(foreach_norm(grads)).cpu()
         every: list[Any] = [None] * self.stages
@@ -280,7 +280,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
 
     def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
-        """Return the layers of all stages on rank 0, those of others on the host, and on other ranks their own."""
+        """Return the layers of all stages on rank 0, with those of other ranks on the host; elsewhere own layers."""
         own, prefix = module.state_dict(), "sequential_module."
         stage = {name: t for name, t in own.items() if name.startswith(prefix) and isinstance(t, Tensor)}
         everyone = self.collective.gather({name: (t.shape, t.dtype) for name, t in stage.items()})
@@ -289,26 +289,30 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
                 for name, (shape, dtype) in everyone[rank].items():
                     received = torch.empty(shape, dtype=dtype, device=self.device)
                     dist.recv(received, rank)
-                    own[name] = received.cpu()  # together they may be too large for the device
+                    own[name] = received.cpu()  # all layers may not fit on the device
         elif 0 in self._location.ranks:
             for tensor in stage.values():
                 dist.send(tensor.contiguous(), 0)
         return own
 
     def is_replicated(self, path: str) -> bool:
-        """No rank can tell which tensors others have."""
+        """Return False: each rank has layers of its own."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cut."""
+        """Return the measurements."""
         return self.measurements()
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Nothing is left to do: the cut was made by it."""
+        """Do nothing: `load_measurements` has applied it before `setup_module`."""
 
 
 def _deferred_input(module: TrainingModule, outputs: Any) -> Any:
-    """Return what `sequential_module` was called with, given what a training step returned."""
+    """Return the input of `sequential_module`, given the outputs of a training step.
+
+    Raises:
+        UserError: the step did not return the outputs of `sequential_module` as they are.
+    """
     if isinstance(outputs, DeferredOutput):
         return outputs.x
     raise UserError(
