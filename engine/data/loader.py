@@ -131,7 +131,7 @@ class FitLoaders(AlikeOnRanks):
         given: the user's own, by stage: "train" and "validate".
     """
 
-    in_words = "what a loader holds"
+    description = "what a loader holds"
 
     def __init__(
         self,

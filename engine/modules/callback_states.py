@@ -37,7 +37,7 @@ class Callbacks(AlikeOnRanks):
         device: where tensors are put that were on an accelerator.
     """
 
-    in_words = "what a callback or the DataModule keeps"
+    description = "what a callback or the DataModule keeps"
 
     def __init__(self, owners: Sequence[Stateful], device: torch.device) -> None:
         self.by_name, self._device = by_class_name(owners), device

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class NonPersistentBuffers(AlikeOnRanks):
     """The buffers that `Module.state_dict` leaves out (`persistent=False`): training may change those too."""
 
-    in_words = "a buffer that is not persistent"
+    description = "a buffer that is not persistent"
 
     def __init__(self, module: "TrainingModule") -> None:
         self._module = module
@@ -71,7 +71,7 @@ class NonPersistentBuffers(AlikeOnRanks):
 class TrainingModes(AlikeOnRanks):
     """Which submodules are in training mode, and which parameters collect gradients."""
 
-    in_words = "what is in training"
+    description = "what is in training"
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -1,4 +1,4 @@
-"""Arrays that come to share memory in training: a file holds each of them alone, so they are named."""
+"""Finds arrays that come to share memory in training, which snapshots cannot express, for a warning."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from midstride.engine.objects.node_writers import has_memory
 
 __all__ = ["ArraySharing"]
 
-#: of arrays that are larger, so many elements are looked at with each snapshot
+#: number of elements of a larger array that are sampled with each snapshot
 _LARGE_BYTES, _SAMPLES = 1 << 20, 30_000
 
 
 class ArraySharing:
-    """Finds arrays that came to share memory with other arrays, or with tensors, while training writes into them.
+    """Finds arrays that came to share memory with other arrays, or with tensors, and that training writes to.
 
-    Arrays that every attempt builds are filled in place, and go on to share. Others share no more in a resumed run.
+    Arrays that every attempt builds are filled in place and still share memory in a resumed run; others do not.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ArraySharing:
         self._digests: dict[str, int] = {}
 
     def begin(self, walk: GraphWalk) -> None:
-        """Keep which arrays share memory when training begins: every attempt builds them so."""
+        """Record which arrays share memory when training begins, as in every attempt."""
         self._built = {path for group in _groups(walk) for path in group}
 
     def written(self, walk: GraphWalk) -> list[list[str]]:
@@ -47,7 +47,7 @@ class ArraySharing:
 
 
 def _groups(walk: GraphWalk) -> list[dict[str, Any]]:
-    """Return the arrays that share memory with other arrays or with tensors, and these, by path."""
+    """Return groups of arrays and tensors that share memory, by path; each has at least one array."""
     members: dict[int, dict[str, Any]] = {}
     for path, value in walk.seen.values():
         if _is_watched(value):
@@ -65,7 +65,7 @@ def _is_watched(value: object) -> bool:
 
 
 def _address(array: Any) -> int:
-    """Return where the memory begins that an array is a view of."""
+    """Return the address of the memory of which an array is a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     if isinstance(array.base, Tensor):
@@ -75,7 +75,7 @@ def _address(array: Any) -> int:
 
 
 def _overlapping(group: dict[str, Any]) -> dict[str, Any]:
-    """Return what of `group` has elements in common with another of it: with that before, or that which ends last."""
+    """Return those of `group` whose elements overlap with those of another member."""
     bounds = {path: _bounds(value) for path, value in group.items()}
     found: set[str] = set()
     before = last = ""
@@ -89,7 +89,7 @@ def _overlapping(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(value: Any) -> tuple[int, int]:
-    """Return where an array or a tensor begins, and where it ends."""
+    """Return the addresses of begin and end of an array or a tensor."""
     if isinstance(value, np.ndarray):
         return np.lib.array_utils.byte_bounds(value)
     length = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
@@ -103,7 +103,7 @@ def _share(one: Any, other: Any) -> bool:
 
 
 def _digest(array: Any) -> int:
-    """Return a digest of an array; of a large one, which may be all data there are, of elements from everywhere."""
+    """Return a digest of an array; of a large one, of elements spread over it."""
     if array.nbytes > _LARGE_BYTES:
         per_axis = int(_SAMPLES ** (1 / array.ndim)) + 1
         array = array[tuple(slice(None, None, max(1, size // per_axis)) for size in array.shape)]

@@ -1,4 +1,4 @@
-"""The attributes of a live object, put back as a node says, and the class it is of, of which one may be made anew."""
+"""Restores the attributes and the class of a live object, and builds objects that do not exist yet."""
 
 import sys
 import types
@@ -19,9 +19,9 @@ from midstride.engine.objects.plain_values import kind_name, step
 
 __all__ = ["KNOWN", "NAMESPACES", "class_called", "fill_attributes", "fresh", "is_made_anew", "keep_order", "set_class"]
 
-#: of torch's classes, those of which objects are made anew
+#: classes of torch whose objects can be rebuilt
 _MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
-#: classes of libraries whose objects hold nothing but what their attributes and items say
+#: classes of libraries whose attributes and items are all of their state
 NAMESPACES = frozenset(
     {
         *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
@@ -32,7 +32,7 @@ NAMESPACES = frozenset(
         *map(kind_name, TORCH_DATA),
     }
 )
-#: what users derive classes from whose objects hold nothing but attributes and items
+#: `__new__` of base classes whose attributes and items are all of their state
 KNOWN = (object, list, dict, set, deque, types.SimpleNamespace)
 _NEW = tuple(kind.__new__ for kind in KNOWN)
 
@@ -51,7 +51,7 @@ def class_called(kind: str, live: Any, base: type) -> Any:
 
 
 def set_class(owner: object, kind: str) -> bool:
-    """Let a live object be of the class called `kind`; return whether it is."""
+    """Set the class of a live object to the class called `kind`; return whether it has that class now."""
     if kind_name(type(owner)) == kind:
         return True
     try:
@@ -63,12 +63,12 @@ def set_class(owner: object, kind: str) -> bool:
 
 @lru_cache(maxsize=1024)  # asked for each object at every snapshot
 def is_made_anew(kind: type) -> bool:
-    """Return whether another attempt can make an object of `kind` that none of its code has made."""
+    """Return whether another attempt can rebuild an object of `kind` without running the code that made it."""
     return class_called(kind_name(kind), MISSING, object) is kind and kind.__new__ in _NEW
 
 
 def fresh(kind: Any) -> Any:
-    """Return an object of `kind` that its class has not initialized; None if there is no such class."""
+    """Return an object of `kind` without a call of `__init__`; None if there is no such class."""
     if kind is None or kind.__new__ not in _NEW:
         return None
     made = kind.__new__(kind)
@@ -82,7 +82,7 @@ def fresh(kind: Any) -> Any:
 
 
 def fill_attributes(restore: Restore, nodes: dict[str, Any], live: Any, path: str) -> None:
-    """Let a live object have the attributes that `nodes` describe, each filled in the one that it has."""
+    """Set the attributes of a live object to those that `nodes` describe; each fills its live value in place."""
     before, set_by_class = state_attributes(live), set_anew_among(nodes)
     for name, child in nodes.items():
         if name in set_by_class:  # described by an earlier version
@@ -100,10 +100,10 @@ def fill_attributes(restore: Restore, nodes: dict[str, Any], live: Any, path: st
 
 
 def keep_order(owner: object, nodes: dict[str, Any]) -> bool:
-    """Let `vars(owner)` give the attributes of `nodes` in their order, after all others.
+    """Order the attributes in `vars(owner)` as in `nodes`, after all others.
 
     Returns:
-        Whether there is one: an earlier version wrote them by name, and then they stay as they are.
+        Whether `nodes` has an order: earlier versions wrote attributes by name, and then nothing is changed.
     """
     if not isinstance(nodes, OrderedDict):
         return False

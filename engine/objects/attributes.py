@@ -1,4 +1,4 @@
-"""What is directly in an object: its attributes, wherever its class keeps them, or the items of a container."""
+"""Reads and sets the attributes of an object, in `__dict__` or in slots, and the items of a container."""
 
 import queue
 import threading
@@ -24,11 +24,11 @@ __all__ = [
     "state_attributes",
 ]
 
-#: what nn.Module keeps of its own
+#: attributes of nn.Module itself
 INTERNAL = frozenset(vars(nn.Module()))
-#: of these, those that hold state of a module that no other part keeps
+#: attributes of nn.Module that hold state which no other part holds
 _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
-#: locks that a class of Python's keeps beside its state
+#: class of the standard library -> its attributes that hold locks
 _LOCKS: dict[type, frozenset[str]] = {
     queue.Queue: frozenset({"mutex", "not_empty", "not_full", "all_tasks_done"}),
     threading.Event: frozenset({"_cond"}),
@@ -63,7 +63,7 @@ def delete_attribute(owner: object, name: str) -> None:
 
 
 def state_attributes(value: object) -> dict[str, Any]:
-    """Return the attributes of an object; of a module, those that hold its state; no locks of Python's own."""
+    """Return the attributes of an object that are state: without locks and, of a module, nn.Module's own attributes."""
     found = attributes_of(value)
     if isinstance(value, nn.Module):
         no_state = (INTERNAL - _OF_MODULES) | set_anew_among(found)
@@ -73,7 +73,7 @@ def state_attributes(value: object) -> dict[str, Any]:
 
 
 def new_locks(kind: type) -> dict[str, Any]:
-    """Return, by attribute, new locks of those that a class of Python's keeps beside its state."""
+    """Return new locks, by attribute, for an object of a class of the standard library that has locks."""
     owner = _lock_owner(kind)
     return {name: item for name, item in vars(owner()).items() if name in _LOCKS[owner]} if owner else {}
 
@@ -83,7 +83,7 @@ def _lock_owner(kind: type) -> type | None:
 
 
 def made_by(kind: type) -> type:
-    """Return the class that objects of `kind` are in memory: what it holds itself stands in no attribute.
+    """Return the built-in class whose memory layout objects of `kind` have: its content is in no attribute.
 
     >>> made_by(type("Steps", (list,), {})), made_by(type("Plain", (), {}))
     (<class 'list'>, <class 'object'>)
@@ -92,14 +92,14 @@ def made_by(kind: type) -> type:
 
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]] | None:
-    """Return the items of a container with their keys or numbers; None if `value` is no container."""
+    """Return the items of a container with their keys or indices; None if `value` is no container."""
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, (list, tuple, set, frozenset, deque)) else None
 
 
 def members_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield what is directly in a container or an object, each with how code reaches it from there.
+    """Yield the items of a container or the attributes of an object, each with the code that reaches it.
 
     >>> [*members_of({"x": 1}), *members_of([2])]
     [("['x']", 1), ('[0]', 2)]
@@ -123,6 +123,6 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _mangled(kind: type, name: str) -> str:
-    """Return how Python calls `name`, written in the body of the class `kind`: `__x` is another name in each class."""
+    """Return the mangled form of `name` in the class `kind`: `__x` becomes `_Class__x`."""
     owner = kind.__name__.lstrip("_")
     return f"_{owner}{name}" if owner and name.startswith("__") and not name.endswith("__") else name

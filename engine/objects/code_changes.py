@@ -1,4 +1,4 @@
-"""What an attempt's code builds, beside what that of the snapshot's attempt built: it may have been mended since."""
+"""Differences between the objects that this attempt's code builds and those that the snapshot's code built."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -10,13 +10,13 @@ from midstride.engine.state.nodes import Instance, stable_kind
 
 __all__ = ["Built", "CodeChange", "as_saved", "built_by"]
 
-#: path of an object -> its attributes, each with its value if it is plain, or what kind of thing it is
+#: path of an object -> its attributes, each with its plain value or its kind
 Built = dict[str, dict[str, str]]
 _CODE = ("function", "method")
 
 
 def built_by(nodes: Mapping[str, Any], path: str) -> Built:
-    """Return what the attributes at `path`, of which `nodes` are the nodes, and the objects in them are built with."""
+    """Return the attributes at `path`, described by `nodes`, and those of the objects in them, as they are built."""
     built = {path: {name: _brief(node) for name, node in nodes.items()}}
     for name, node in nodes.items():
         built.update(_inside(node, step(path, name)))
@@ -24,7 +24,7 @@ def built_by(nodes: Mapping[str, Any], path: str) -> Built:
 
 
 def as_saved(built: Built) -> Built:
-    """Return what a snapshot says was built, with the engine's own classes as they are called now."""
+    """Return what a snapshot recorded as built, with the current names of the engine's classes."""
     return {path: {name: stable_kind(brief) for name, brief in names.items()} for path, names in built.items()}
 
 
@@ -37,7 +37,7 @@ def _inside(node: Any, path: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _items(node: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """Yield the nodes in that of a container, each with its path."""
+    """Yield the nodes of the items of a container's node, each with its path."""
     if isinstance(node, Instance) and node.form == "keyed":
         for index, (key, value) in enumerate(zip(node.state["keys"], node.state["values"], strict=True)):
             yield from ((key, key_path(path, index)), (value, value_path(path, index)))
@@ -61,8 +61,8 @@ class CodeChange:
     """What differs between the code that builds this attempt and the code that built the attempt of the snapshot.
 
     Args:
-        now: what this attempt built.
-        then: what the snapshot's attempt built; empty if the snapshot does not say.
+        now: attributes that this attempt built.
+        then: attributes that the snapshot's attempt built; empty if the snapshot did not record them.
     """
 
     now: Built = field(default_factory=dict)
@@ -71,20 +71,20 @@ class CodeChange:
     found: dict[str, list[str]] = field(default_factory=dict)
 
     def adds(self, path: str, name: str) -> bool:
-        """Return whether an attribute that the snapshot lacks is one that the code has begun to build."""
+        """Return whether an attribute that the snapshot lacks is new in the code."""
         is_new = bool(self.then) and name in self.now.get(path, {}) and name not in self.then.get(path, {})
         return is_new and self._note("new, and as built", step(path, name) if path in self.then else path)
 
     def drops(self, path: str, name: str) -> bool:
-        """Return whether an attribute that the snapshot holds is one that the code builds no more."""
+        """Return whether an attribute that the snapshot holds was removed from the code."""
         is_gone = path in self.now and name not in self.now[path] and name in self.then.get(path, {})
         return is_gone and self._note("gone, and dropped", step(path, name))
 
     def replaces(self, path: str, name: str, saved: Any) -> bool:
-        """Return whether what the code builds now replaces an attribute that training left as it was built.
+        """Return whether the value that the code builds now replaces an attribute that training did not change.
 
-        So it is with a function, which is code. A value may come from a clock or from chance: the snapshot's stays, and
-        the difference is kept in `found`.
+        A function is replaced, because it is code. Another value may come from a clock or a random number: that of the
+        snapshot is kept, and the difference is recorded in `found`.
         """
         then, now = self.then.get(path, {}).get(name), self.now.get(path, {}).get(name)
         if then is None or now is None or now == then or _brief(saved) != then:
@@ -96,20 +96,20 @@ class CodeChange:
         return False
 
     def lose(self, path: str) -> None:
-        """Keep in `found` that an object whose attributes the snapshot holds is no longer there."""
+        """Record in `found` that an object whose attributes the snapshot holds does not exist any more."""
         self._note("gone, and dropped", path)
 
     def _note(self, what: str, which: str) -> bool:
-        """Keep in `found` that `what` is said of the attribute `which`; return True."""
+        """Record the attribute `which` under `what` in `found`; return True."""
         lines = self.found.setdefault(what, [])
         if which not in lines:
             lines.append(which)
         return True
 
     def after(self, saved: Mapping[str, Any]) -> Built:
-        """Return what the run's code builds from here on; `saved` are the attributes of the snapshot by path.
+        """Return what counts as built from now on; `saved` are the attributes of the snapshot by path.
 
-        An attribute that training set is left out, even where this attempt finds it on an object that trained before.
+        Attributes that training set are left out, even if this attempt builds them, from an object trained before.
         """
         late = {
             (path, name) for path, names in saved.items() for name in names if name not in self.then.get(path, {name})

@@ -1,4 +1,4 @@
-"""What user code keeps beside objects: on its classes, in globals of its modules, in its functions."""
+"""State that user code keeps outside objects: on its classes, in globals of its modules, in its functions."""
 
 import functools
 import types
@@ -13,7 +13,7 @@ from midstride.engine.objects.user_modules import user_modules
 
 __all__ = ["class_and_global_state", "is_code", "is_counted_in", "is_data"]
 
-#: modules whose classes code counts in
+#: modules of classes that user code uses as counters and containers
 _COUNTED_IN = frozenset(
     {
         *("builtins", "collections", "itertools", "weakref", "_contextvars", "array", "ctypes", "queue", "_queue"),
@@ -24,15 +24,15 @@ _COUNTED_IN = frozenset(
 
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _WRAPPERS = (classmethod, staticmethod, property, functools.cached_property)
-#: of a class, the descriptors that Python makes for slots and the like
+#: descriptors that Python makes in a class, such as those of slots
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
 
 
 def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = ()) -> Iterator[tuple[str, object]]:
-    """Yield by name what the user's code around `objects` and `classes` holds.
+    """Yield, with their names, the values that the user's code around `objects` and `classes` holds.
 
-    That is what stands on their classes, and in the user's modules that these and their code name: in globals, which
-    functions included, on classes, and in the defaults, attributes, closures and caches of functions.
+    These are attributes of their classes; and in the user's modules that these classes and their code name: globals
+    (functions included), attributes of classes, and defaults, attributes, closures and caches of functions.
     """
     kinds = {kind for one in (*map(type, objects), *classes) for kind in one.__mro__ if is_user_class(kind)}
     modules = user_modules(kinds)
@@ -50,22 +50,22 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
 
 
 def is_counted_in(value: object) -> bool:
-    """Return whether `value` is of a class of Python's or a library's that code counts in."""
+    """Return whether `value` is of a class of Python or a library that user code keeps counts and the like in."""
     return type(value).__module__ in _COUNTED_IN and not isinstance(value, Generator)
 
 
 def is_code(value: object) -> bool:
-    """Return whether `value` is code alone: a function, a class, a module, or what a class is made of."""
+    """Return whether `value` is code: a function, a class, a module, or a descriptor such as a property."""
     return isinstance(value, (*_CODE, *_WRAPPERS, *_SLOTS))
 
 
 def is_data(value: object) -> bool:
-    """Return whether `value` is data rather than code: what can be called is, where its class is the user's."""
+    """Return whether `value` is data rather than code; a callable object is data if its class is the user's."""
     return not is_code(value) and (is_user_class(type(value)) or not callable(value))
 
 
 def _is_alias(name: str, value: object) -> bool:
-    """Return whether `name` is one that code gave a class or a function of C: it may come to be that of another."""
+    """Return whether `name` is an alias for a class or a C function, which code may set to another one later."""
     return isinstance(value, (type, types.BuiltinFunctionType)) and value.__name__ != name
 
 

@@ -1,4 +1,4 @@
-"""How containers are described, and what nothing is known of but its class: their writers."""
+"""Writers that describe containers, and objects of which only the class is known."""
 
 import inspect
 import logging
@@ -36,9 +36,9 @@ __all__ = [
     "tuple_node",
 ]
 
-#: constants of code, which every attempt has
+#: types of constants in code, which every attempt has
 CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature, RemovableHandle)
-#: what a module that was trained before holds, such as a teacher: a trainer of its own
+#: classes whose objects a previously trained module, such as a teacher, may hold: its own trainer
 _TRAINER = "midstride.engine:Trainer"
 
 
@@ -52,15 +52,15 @@ class Walk(Protocol):
     functions: set[str]
 
     def node(self, value: Any, path: str) -> Any:
-        """Return the node of `value`, which stands at `path`."""
+        """Return the node of `value` at `path`."""
         ...
 
     def meet(self, value: object, path: str) -> None:
-        """Keep that `value` stands at `path`."""
+        """Record `value` as the value at `path`."""
         ...
 
     def without_large(self) -> AbstractContextManager[None]:
-        """Leave out what is large within the block."""
+        """Leave out large values in the block."""
         ...
 
     def attributes(self, values: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -68,20 +68,20 @@ class Walk(Protocol):
         ...
 
     def is_address(self, value: Any) -> bool:
-        """Return whether `value` is the `id` of what another part of the state keeps."""
+        """Return whether `value` is the `id` of an object in another part of the state."""
         ...
 
     def view(self, tensor: Tensor) -> View | None:
-        """Return how `tensor` lies in a parameter's memory, if it does."""
+        """Return `tensor` as a view of a parameter's memory; None if it is not in any."""
         ...
 
     def is_view_without_address(self, tensor: Tensor) -> bool:
-        """Return whether `tensor` lies in a parameter's memory, and nothing tells where."""
+        """Return whether `tensor` is in a parameter's memory, on a device without addresses."""
         ...
 
     @property
     def sharded_weight(self) -> "DTensor | None":
-        """A parameter that is cut over the ranks; None if there is none."""
+        """A parameter that is sharded over the ranks; None if there is none."""
         ...
 
     def weight_at(self, rows: Tensor) -> str | None:
@@ -95,7 +95,7 @@ def instance_of(value: object, form: str, /, **state: Any) -> Instance:
 
 
 def opaque_node(walk: Walk, value: Any, path: str) -> Any:
-    """Return a node that holds the class alone of a value that no file can hold."""
+    """Return a node that holds only the class of a value, which no file can hold."""
     walk.meet(value, path)
     kind = kind_name(type(value))
     if issubclass(type(value), CONSTANT) and not _is_own_module(value):  # a weak proxy says another's class, or fails
@@ -113,7 +113,7 @@ def opaque_node(walk: Walk, value: Any, path: str) -> Any:
 
 
 def _is_own_module(value: object) -> bool:
-    """Return whether `value` is a module that code made and did not import: it stands for anything."""
+    """Return whether `value` is a Python module that code created without an import, which may hold anything."""
     return isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is not value
 
 
@@ -124,7 +124,7 @@ def bytes_node(walk: Walk, value: bytearray, path: str) -> Any:
 
 
 def item_nodes(walk: Walk, values: Any, path: str) -> Iterator[Any]:
-    """Yield the nodes of what stands in a row."""
+    """Yield the nodes of the items of a sequence."""
     if PLAIN.issuperset(map(type, values)) and not (values and walk.is_address(next(iter(values)))):
         yield from values
     else:
@@ -169,7 +169,7 @@ def dict_node(walk: Walk, value: dict[Any, Any], path: str) -> Any:
 
 
 def _factory_node(walk: Walk, factory: Any, path: str) -> Any:
-    """Describe what makes the values of a defaultdict: a class by its name."""
+    """Describe the factory of a defaultdict: a class by its name."""
     if isinstance(factory, type):
         return Instance("class", kind_text(factory.__module__, factory.__qualname__))
     return walk.node(factory, step(path, "default_factory"))

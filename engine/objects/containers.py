@@ -1,4 +1,4 @@
-"""How values, tensors and containers are put back: a filler for each type of node."""
+"""Restores values, tensors and containers: one filler for each type of node."""
 
 import itertools
 import types
@@ -31,7 +31,7 @@ __all__ = [
     "with_gradient",
 ]
 
-#: stands for what a live object does not have
+#: placeholder for a value that a live object does not have
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
 
 
@@ -47,34 +47,34 @@ class Restore(Protocol):
 
     @property
     def sharded_weight(self) -> "DTensor | None":
-        """A parameter that is cut over the ranks; None if there is none."""
+        """A parameter that is sharded over the ranks; None if there is none."""
         ...
 
     def put(self, node: Any, live: Any, path: str) -> Any:
-        """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible.
+        """Return the value for `path`: `live`, filled with the values of `node`, wherever that is possible.
 
-        MISSING is what cannot be brought back where nothing was built.
+        MISSING if the value cannot be restored and there is no live one.
         """
         ...
 
     def skip(self, node: Any, path: str) -> None:
-        """Make the objects of `node`, which other nodes may share, and set nothing at `path`."""
+        """Build the objects of `node`, which other nodes may refer to, without setting a value at `path`."""
         ...
 
     def use(self, live: Any, path: str, *, fits: bool) -> bool:
-        """Return whether `live` is to be filled as what stands at `path`."""
+        """Return whether `live` may be filled for `path`."""
         ...
 
     def is_anchor(self, live: Any) -> bool:
-        """Return whether another part of the state keeps the object `live`."""
+        """Return whether the object `live` is in another part of the state."""
         ...
 
     def is_left_out(self, live: Any) -> bool:
-        """Return whether the object `live` is large, shared or deep, too."""
+        """Return whether the object `live` would be left out of a snapshot: large, shared, or nested too deep."""
         ...
 
     def takes(self, live: Any, node: Tensor, *, was_on_host: bool) -> bool:
-        """Return whether the tensor `live` can take the values of `node`, and is where that one was."""
+        """Return whether the tensor `live` can take the values of `node`, and is on the host or not as that was."""
         ...
 
     def weight_at(self, rows: Tensor) -> str | None:
@@ -82,23 +82,23 @@ class Restore(Protocol):
         ...
 
     def set(self, value: Any, path: str) -> Any:
-        """Keep that `value` stands at `path`, and return it."""
+        """Record `value` as the value at `path`, and return it."""
         ...
 
     def find(self, name: str) -> Any:
-        """Return the object that stands at a path or is kept by another part; MISSING if none does."""
+        """Return the object at a path of this tree, or in another part of the state; MISSING if there is none."""
         ...
 
     def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
-        """Return the function called `kind` in a snapshot, with that digest of its code, where there is one such."""
+        """Return the function called `kind` in a snapshot, by the digest of its code if there are several; or None."""
         ...
 
     def read_back(self) -> None:
-        """Keep that a walk of the live objects will now give other nodes than those of the snapshot."""
+        """Record that a walk of the live objects will give other nodes than the snapshot's."""
         ...
 
     def give_up(self, path: str, was: str, live: Any) -> Any:
-        """Keep that what stood at `path` cannot be brought back; return `live`, which stays and may be MISSING."""
+        """Record that the value at `path` cannot be restored; return `live`, which stays and may be MISSING."""
         ...
 
 
@@ -132,7 +132,7 @@ def _tensor(restore: Restore, node: Tensor, live: Any, path: str) -> Any:
 
 
 def on_device(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a tensor that was on an accelerator."""
+    """Restore a tensor that was on an accelerator."""
     value = node.state["value"]
     if restore.use(live, path, fits=restore.takes(live, value, was_on_host=False)):
         _fill(restore, live, value)
@@ -147,14 +147,14 @@ def _fill(restore: Restore, live: Tensor, value: Tensor) -> None:
 
 
 def leaf_like(value: Tensor, placed: Tensor) -> Tensor:
-    """Return `placed` as the leaf that `value` is."""
+    """Return `placed` as a leaf of the same class and `requires_grad` as `value`."""
     if type(value) is nn.Parameter:
         return nn.Parameter(placed, requires_grad=value.requires_grad)
     return placed.requires_grad_(value.requires_grad)
 
 
 def with_gradient(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a tensor that is no parameter of the module, and has a gradient."""
+    """Restore a tensor with a gradient that is not a parameter of the module."""
     before = live.grad if isinstance(live, Tensor) and live.is_leaf else None
     target: Any = restore.put(node.state["value"], live, path)
     gradient = restore.put(node.state["gradient"], MISSING if before is None else before, step(path, "grad"))
@@ -185,7 +185,7 @@ def _list(restore: Restore, node: list[Any], live: Any, path: str) -> Any:
 
 
 def items_of(restore: Restore, nodes: Any, before: Any, path: str) -> list[Any]:
-    """Return the items that `nodes` describe, each filled in the one that stood at its index before."""
+    """Return the items that `nodes` describe, each filled into the live item at its index."""
     if PLAIN.issuperset(map(type, nodes)):
         return list(nodes)
     padded = itertools.chain(before, itertools.repeat(MISSING))
@@ -223,7 +223,7 @@ def _dict(restore: Restore, node: dict[Any, Any], live: Any, path: str) -> Any:
 
 
 def fill_dict(restore: Restore, node: dict[Any, Any], target: Any, before: dict[Any, Any], path: str) -> None:
-    """Let `target` hold what `node` describes, in its order, each value filled in the one its key had before."""
+    """Fill a dict with the items of `node`, in their order; each value is filled into the live value of its key."""
     live_keys = list(before)
     pairs = []
     restore.is_old |= not all(map(is_plain_key, node))  # earlier versions knew no dicts whose keys are objects
@@ -239,7 +239,7 @@ def fill_dict(restore: Restore, node: dict[Any, Any], target: Any, before: dict[
 
 
 def refill(target: Any, pairs: list[tuple[Any, Any]]) -> None:
-    """Let a dict hold `pairs` alone."""
+    """Replace the items of a dict by `pairs`."""
     dict.clear(target) if not hasattr(target, "move_to_end") else target.clear()
     for key, value in pairs:
         target[key] = value
@@ -250,7 +250,7 @@ def _is_unknown_key(restore: Restore, key: Any) -> bool:
 
 
 def fill_defaultdict(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Fill a defaultdict whose factory is a function or a class: that of the live one, or one found by its name."""
+    """Restore a defaultdict whose factory is a function or a class: that of the live dict, or found by name."""
     has_own = type(live) is defaultdict
     factory = live.default_factory if has_own else MISSING
     if "factory" in node.state:

@@ -1,4 +1,4 @@
-"""Data sets: which hold nothing but attributes, so that these are all of their state."""
+"""Data sets of torch whose attributes are all of their state."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from midstride.engine.objects.attributes import made_by
 
 __all__ = ["TORCH_DATA", "is_of_attributes"]
 
-#: torch's own, of which that is known
+#: classes of torch of which this is known
 TORCH_DATA: tuple[type[Any], ...] = (Subset, ConcatDataset, ChainDataset, StackDataset, TensorDataset)
 
 
 def is_of_attributes(kind: type) -> bool:
-    """Return whether objects of `kind` hold nothing but attributes, and may be described by them.
+    """Return whether all state of objects of `kind` is in their attributes.
 
     >>> is_of_attributes(Subset), is_of_attributes(list), is_of_attributes(type("Rows", (list,), {}))
     (True, False, False)

@@ -1,4 +1,4 @@
-"""Tensors of an accelerator in a state that user code gives: marked in snapshots, and brought back to the device."""
+"""Accelerator tensors in states that user code returns: marked in snapshots, and moved back to the device on resume."""
 
 import copy
 from collections import deque
@@ -20,23 +20,23 @@ _FORM = "on device"
 
 
 def mark_device_tensors(tree: Any) -> Any:
-    """Return `tree` with a node in place of each tensor of an accelerator; the tree itself if it has none."""
+    """Return `tree` with a node in place of each tensor on an accelerator; the tree itself if it has none."""
     tensors = list(tensors_in(tree))
     marks = {id(tensor): _mark(tensor) for tensor in tensors if _is_on_device(tensor)}
     return copy.deepcopy(tree, {id(tensor): tensor for tensor in tensors} | marks) if marks else tree
 
 
 def place_device_tensors(tree: Any, device: torch.device) -> Any:
-    """Return `tree` with tensors on `device` in place of the nodes, and other tensors as they are; or the tree itself.
+    """Return `tree` with tensors on `device` in place of the nodes; the tree itself if it has none.
 
-    What is in memory of `device` already is not copied: a state that is tried in the process that gave it.
+    Tensors that are on `device` already are not copied, as when a state is loaded in the process that returned it.
     """
     placed = placed_tensors(tree, device)
     return copy.deepcopy(tree, {id(tensor): tensor for tensor in tensors_in(tree)} | placed) if placed else tree
 
 
 def placed_tensors(tree: Any, device: torch.device) -> dict[int, Any]:
-    """Return the tensors on `device` for the nodes in `tree`, by the ids of these, as `copy.deepcopy` takes them."""
+    """Return the tensors on `device` for the nodes in `tree`, by the ids of the nodes, as a memo of `copy.deepcopy`."""
     memory, placed = RestoredMemory(device), dict[int, Any]()
     for _, node in instances_in(tree, _FORM):
         value: Tensor = node.state["value"]
@@ -46,7 +46,7 @@ def placed_tensors(tree: Any, device: torch.device) -> dict[int, Any]:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a tree of state; lists of plain numbers, such as the state of `random`, are not walked."""
+    """Yield the tensors in a tree of state; skips lists of plain numbers, such as the state of `random`."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, (dict, Instance)):
@@ -58,7 +58,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def _is_on_device(tensor: Tensor) -> bool:
-    """Return whether `tensor` is an accelerator's; what no snapshot holds stays as it is, to be refused by name."""
+    """Return whether `tensor` is on an accelerator, and of a kind that snapshots hold; others are refused later."""
     return tensor.device.type != "cpu" and tensor.grad_fn is None and other_kind(tensor) is None
 
 

@@ -1,6 +1,6 @@
-"""A digest of what a module, its data, their classes and their modules' globals hold at the end of a training.
+"""A digest of a module, its data, their classes and the globals of their modules at the end of a training.
 
-What differs between two digests is where a training kept what no snapshot holds.
+Two digests differ where a training kept state that no snapshot holds.
 """
 
 import io
@@ -33,9 +33,9 @@ from midstride.engine.state.tensor_digest import tensor_digest
 __all__ = ["differing_lines", "digest_lines", "object_digest", "users_lines"]
 
 DEPTH = 5
-#: of an array in memory, looked at in 0.1 s; of a larger one, one in a file or on an accelerator, a sample is
+#: bytes of an array that are read whole, in 0.1 s; larger ones, in files or on accelerators are sampled
 _WHOLE_BYTES, _SAMPLE_BYTES = 1 << 30, 1 << 26
-#: a container of numbers and text with more of them is one line, and of others no more are looked at
+#: items: a larger container of numbers and text is one line, and of other containers no more are read
 _MANY = 1000
 #: items whose content makes one line more
 _MOST_ITEMS = 10_000
@@ -53,7 +53,7 @@ _TOLD = (
 
 
 def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
-    """Return what can be said in a line of every attribute, by name."""
+    """Return one line for every attribute, by name."""
     lines: dict[str, str] = {}
     seen: dict[int, object] = {}  # objects, kept so that no other takes the place of one that is gone
     others = ((type(callback).__name__, callback) for callback in callbacks)
@@ -65,19 +65,19 @@ def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] =
 
 
 def digest_lines(name: str, value: object) -> dict[str, str]:
-    """Return what can be said in a line of each item in `value`, by name."""
+    """Return one line for each item in `value`, by name."""
     return dict(itertools.islice(_walk(name, value, DEPTH, {}), _MOST_LINES))
 
 
 def users_lines(name: str, value: object) -> dict[str, str]:
-    """Return the same of what the user's own objects and plain containers in `value` hold, further in."""
+    """Return one line for each item in `value`, by name; walks into the user's objects and plain containers only."""
     plain = (*_CONTAINERS, partial)
     lines = _walk(name, value, DEPTH, {}, lambda item: isinstance(item, plain) or is_user_class(type(item)))
     return dict(itertools.islice(lines, _MOST_LINES))
 
 
 def differing_lines(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) -> list[str]:
-    """Return what differs, a line each."""
+    """Return a line for each difference."""
     names = [name for name in undisturbed if undisturbed[name] != resumed.get(name)]
     return [f"{name}: {resumed.get(name, 'missing')} resumed, {undisturbed[name]} undisturbed" for name in names]
 
@@ -96,7 +96,7 @@ def _walk(
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what `value` consists of, and how each item is reached from it."""
+    """Yield the parts of `value`, each with the code that reaches it."""
     if isinstance(value, nn.Module):
         for path, submodule in value.named_modules():
             prefix = f".{path}." if path else "."
@@ -117,7 +117,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(iterator: Any) -> Sequence[Any]:
-    """Return what a copy of an iterator or partial would be made of; of a generator, where it is and its variables."""
+    """Return the arguments of a copy of an iterator or partial; of a generator, its position and variables."""
     if isinstance(iterator, partial):
         return [iterator.func, iterator.args, iterator.keywords, vars(iterator)]
     if isinstance(iterator, types.GeneratorType):
@@ -127,7 +127,7 @@ def _parts(iterator: Any) -> Sequence[Any]:
 
 
 def _describe(value: Any) -> str | None:
-    """Return what `value` is in a few words; None if only its items can be described."""
+    """Return a short description of `value`; None if only its items can be described."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
@@ -146,7 +146,7 @@ def _describe(value: Any) -> str | None:
 
 
 def _describe_position(value: Any) -> str | None:
-    """Return where a file or an iterator stands, what a variable of a context is, the name of code, its cache."""
+    """Return the position of a file or iterator, the value of a context variable, or the name and cache of code."""
     if isinstance(value, io.IOBase):
         return _describe_file(value)
     if isinstance(value, ContextVar):
@@ -175,7 +175,7 @@ def _describe_file(file: io.IOBase) -> str:
 
 
 def _describe_items(value: Collection[Any]) -> str | None:
-    """Return how many items there are of a set, or of many numbers, and a digest of them, whatever their order."""
+    """Return number and digest of the items of a set, or of many numbers, independent of their order."""
     is_set = isinstance(value, (set, frozenset))
     if not is_set and len(value) <= _MANY:
         return None
@@ -187,7 +187,7 @@ def _describe_items(value: Collection[Any]) -> str | None:
 
 
 def _describe_content(value: Any) -> str | None:
-    """Return a digest of what stands in memory that `value` shows: of a table, a ctype, an array of Python's."""
+    """Return a digest of the memory of `value`: a table, a ctypes object, an `array.array`."""
     if hasattr(type(value), "__array__"):
         found = np.asarray(value)
         return f"{list(found.shape)} {_short(repr(found.tolist())) if found.dtype.hasobject else _of_array(found)}"
@@ -200,7 +200,7 @@ def _describe_content(value: Any) -> str | None:
 
 
 def _of_all(items: Sequence[Any]) -> str | None:
-    """Return a digest of what stands in all of many items, if that is numbers, text and arrays; None of too many."""
+    """Return one digest of many items, if they consist of numbers, text and arrays; None if they are too many."""
     if len(items) > _MOST_ITEMS:
         return None
     texts = []
@@ -222,7 +222,7 @@ def _marshalled(value: Any) -> bytes | None:
 
 
 def _of_array(value: Any) -> str:
-    """Return a digest of what stands in a tensor or array; of a large one, of some of its elements."""
+    """Return a digest of a tensor or array; of a large one, of some of its elements."""
     if isinstance(value, Tensor):
         is_whole = value.is_cpu and value.numel() * value.element_size() <= _WHOLE_BYTES
         return tensor_digest(value, None if is_whole else _SAMPLE_BYTES)[:6]

@@ -1,4 +1,4 @@
-"""Distributed tensors, such as copies of weights that are cut over the ranks: each rank keeps its rows of them."""
+"""Distributed tensors, such as copies of sharded weights: a snapshot holds the rows of each rank."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +27,7 @@ __all__ = ["distributed_node", "fill_alias", "fill_rows", "reshard_nodes"]
 
 
 def distributed_node(walk: Walk, value: Any, path: str) -> Any:
-    """Describe a distributed tensor by the rows that this rank has, or by the weight in whose memory they are."""
+    """Describe a distributed tensor by this rank's rows, or by the name of the weight whose memory it shares."""
     shard, like = row_shard_of(value), walk.sharded_weight
     if shard is None or (like is not None and like.device_mesh != value.device_mesh):
         return opaque_node(walk, value, path)
@@ -42,7 +42,7 @@ def distributed_node(walk: Walk, value: Any, path: str) -> Any:
 
 
 def fill_rows(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a distributed tensor: in place, or placed as the module's weights are."""
+    """Restore a distributed tensor: in place, or as a new tensor placed as the module's weights are."""
     rows: RowShard = node.state["rows"]
     own = row_shard_of(live) if is_distributed(live) else None
     fits = own is not None and _is_cut_alike(own, rows) and restore.weight_at(own.rows) is None
@@ -67,7 +67,7 @@ def _is_cut_alike(own: RowShard | None, rows: RowShard) -> bool:
 
 
 def fill_alias(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a distributed tensor in the memory of a weight."""
+    """Restore a distributed tensor that shares the memory of a weight."""
     base: Any = restore.find(node.state["of"].path)
     if not is_distributed(base):
         return restore.give_up(path, f"the memory of {node.state['of'].path}", live)
@@ -81,11 +81,11 @@ def _start(tensor: "DTensor") -> int:
 
 
 def reshard_nodes(trees: Sequence[Any], tensors: Iterable[object]) -> None:
-    """Let the nodes of distributed tensors in the trees of all ranks of an old world have this rank's rows.
+    """Change nodes of distributed tensors in the trees of all old ranks to hold this rank's rows in the new world.
 
     Args:
-        trees: whose nodes are changed; of the first, all are.
-        tensors: of the module, as they are placed in this world.
+        trees: one for each old rank; all nodes of the first are changed.
+        tensors: parameters of the module, placed as in this world.
 
     Raises:
         NotExact: a rank of the old world lacks one.

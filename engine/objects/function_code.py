@@ -1,4 +1,4 @@
-"""What tells functions of one name apart, such as two lambdas that one method makes: their code."""
+"""A digest of a function's code, to tell functions of the same name apart, such as two lambdas of one method."""
 
 import types
 from functools import lru_cache
@@ -10,9 +10,9 @@ __all__ = ["code_digest", "digest_of_code"]
 
 
 def code_digest(function: types.FunctionType) -> str | None:
-    """Return a digest of the code of a function that other functions may share their name with; else None.
+    """Return a digest of the code of a function whose name may not be unique; None if it is unique.
 
-    Where it stands in its file does not count, nor what it closes over.
+    The digest does not depend on line numbers or on the values in the closure.
     """
     if "<" not in function.__qualname__:
         return None
@@ -21,7 +21,7 @@ def code_digest(function: types.FunctionType) -> str | None:
 
 @lru_cache(maxsize=1024)  # asked at every snapshot
 def digest_of_code(code: types.CodeType) -> str:
-    """Return a digest of `code`, alike in every process and wherever in its file it stands."""
+    """Return a digest of `code` that is the same in every process and for any position in its file."""
     return xxhash.xxh3_64_hexdigest(repr(_content(code)).encode())
 
 

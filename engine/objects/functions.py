@@ -1,4 +1,4 @@
-"""How functions, methods, partials and weak references are put back."""
+"""Restores functions, methods, partials and weak references."""
 
 import types
 import weakref
@@ -16,7 +16,7 @@ __all__ = ["fill_function", "fill_method", "fill_partial", "fill_weak"]
 
 
 def fill_function(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a function: the code is the run's, and what it closes over is filled in place."""
+    """Restore a function: its code is that of this attempt; values in its closure are filled in place."""
     code = node.state.get("code")
     is_same = isinstance(live, types.FunctionType) and kind_text(live.__module__, live.__qualname__) == node.kind
     if not is_same or (code is not None and code_digest(live) != code):
@@ -24,7 +24,7 @@ def fill_function(restore: Restore, node: Instance, live: Any, path: str) -> Any
         if not is_same and not restore.use(found, path, fits=found is not None):
             return restore.give_up(path, node.kind, live)
         live = live if found is None else found
-    if code is not None and code_digest(live) != code:  # mended since
+    if code is not None and code_digest(live) != code:  # the code was changed since the snapshot
         restore.read_back()
     restore.set(live, path)
     cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))
@@ -34,12 +34,12 @@ def fill_function(restore: Restore, node: Instance, live: Any, path: str) -> Any
         after = restore.put(child, before, step(path, name))
         if after is not before and after is not MISSING:
             cell.cell_contents = after
-    _fill_held(restore, node, live, path)
+    _fill_defaults(restore, node, live, path)
     return live
 
 
-def _fill_held(restore: Restore, node: Instance, live: types.FunctionType, path: str) -> None:
-    """Let a function have the defaults and the attributes that `node` says."""
+def _fill_defaults(restore: Restore, node: Instance, live: types.FunctionType, path: str) -> None:
+    """Restore the defaults and the attributes of a function."""
     for name in node.state.keys() & {"__defaults__", "__kwdefaults__"}:
         before = getattr(live, name)
         after = restore.put(node.state[name], before, step(path, name))
@@ -50,13 +50,13 @@ def _fill_held(restore: Restore, node: Instance, live: types.FunctionType, path:
 
 
 def fill_method(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a method of an object."""
+    """Restore a bound method."""
     is_method = isinstance(live, (types.MethodType, types.BuiltinMethodType))
     owner = restore.put(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
     name = node.kind.rpartition(".")[2]
     if is_method and live.__name__ == name and live.__self__ is owner:
         return live
-    # a path that a file names could do what the code does not
+    # Not a method of a path: a damaged or hostile snapshot could name one that deletes files.
     method = None if isinstance(owner, PurePath) else getattr(owner, name, None)
     if not isinstance(method, (types.MethodType, types.BuiltinMethodType)) or method.__self__ is not owner:
         return restore.give_up(path, node.kind, live)
@@ -64,7 +64,7 @@ def fill_method(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 
 def fill_partial(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a partial, in place where there is one."""
+    """Restore a partial, in place if there is one."""
     kind = class_called(node.kind, live, partial) if node.kind != kind_name(partial) else partial
     fits = type(live) is kind
     before = {name: getattr(live, name) if fits else MISSING for name in ("func", "args", "keywords")}
@@ -80,7 +80,7 @@ def fill_partial(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 
 def fill_weak(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a weak reference."""
+    """Restore a weak reference."""
     before = live() if type(live) is weakref.ref else None
     if "of" not in node.state:  # nothing kept alive what it referred to
         return live if type(live) is weakref.ref and before is None else restore.set(weakref.ref(_Gone()), path)
@@ -94,4 +94,4 @@ def fill_weak(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 
 class _Gone:
-    """An object that is gone as soon as it is made: a weak reference to one refers to nothing."""
+    """A weak reference to a new instance of this class is dead at once."""

@@ -1,9 +1,9 @@
-"""The object graph: what a run's state is made of beyond weights, taken once, by identity.
+"""The object graph: describes the state of a run beyond weights, each object once, by identity.
 
-A walk begins at roots (attributes of modules, callbacks, data) and describes every object it meets as a node: plain
-values and containers of the types they have, everything else as an `Instance`. An object met again, or kept by another
-part of the state (a parameter, a submodule, the trainer), becomes a `Same`: written once, shared again on resume.
-What no file can hold becomes an opaque instance, of which only the kind is known.
+A walk begins at roots (attributes of modules, callbacks, data) and describes every object that it meets as a node:
+plain values and containers as such, every other object as an `Instance`. An object that was met before, or that is in
+another part of the state (a parameter, a submodule, the trainer), becomes a `Same`: it is written once, and shared
+again on resume. An object that no file can hold becomes an opaque instance, of which only the kind is known.
 """
 
 from collections import OrderedDict
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DEEPEST", "GraphWalk"]
 
-#: levels of objects in objects that are described: each takes several of Python's frames to write and to read
+#: largest nesting depth that is described: each level takes several Python frames to write and to read
 DEEPEST = 64
 
-#: no object stands at an address below it
+#: lowest possible address of an object
 _LOW = 1 << 16
 
 
@@ -38,9 +38,9 @@ class GraphWalk:
     """One walk over live objects.
 
     Args:
-        anchors: id of what other parts of the state keep -> its name.
-        tensors: parameters and buffers by name; what lies in their memory becomes a `View`.
-        copied: what is described are copies that other processes have: what they share is left out.
+        anchors: id of an object in another part of the state -> its name.
+        tensors: parameters and buffers by name; tensors in their memory become a `View`.
+        copied: whether copies in other processes are described; then memory shared between processes is left out.
     """
 
     def __init__(self, anchors: Mapping[int, str], tensors: Mapping[str, Tensor], *, copied: bool = False) -> None:
@@ -58,7 +58,7 @@ class GraphWalk:
         self.large: dict[str, object] = {}  #: what was left out because it is large, or shared
 
     def node(self, value: Any, path: str) -> Any:
-        """Return the node of `value`, which stands at `path`."""
+        """Return the node of `value` at `path`."""
         kind = type(value)
         if kind in PLAIN:
             return self._address(value) if self.is_address(value) else value
@@ -81,12 +81,12 @@ class GraphWalk:
             self._depth -= 1
 
     def meet(self, value: object, path: str) -> None:
-        """Keep that `value` stands at `path`, and keep it alive until the walk ends, so that no id is used twice."""
+        """Record `value` at `path`, and keep it alive until the walk ends, so that no id is reused."""
         self.seen[id(value)] = path, value
 
     @contextmanager
     def without_large(self) -> Iterator[None]:
-        """Leave out what is large within the block."""
+        """Leave out large values in the block."""
         before, self.is_small = self.is_small, True
         try:
             yield
@@ -98,7 +98,7 @@ class GraphWalk:
     ) -> dict[str, Any]:
         """Return the nodes of a root's attributes, by name unless `is_ordered`.
 
-        If `is_small`, what is large is left out from here on.
+        If `is_small`, large values are left out.
         """
         self.is_small = is_small
         if is_ordered:
@@ -114,7 +114,7 @@ class GraphWalk:
         return nodes
 
     def is_address(self, value: Any) -> bool:
-        """Return whether `value` is the `id` of what another part of the state keeps: in each attempt another one."""
+        """Return whether `value` is the `id` of an object in another part of the state; ids differ between attempts."""
         return type(value) is int and value > _LOW and value in self.anchors
 
     def _address(self, value: int) -> Instance:
@@ -128,7 +128,7 @@ class GraphWalk:
         return self._storages.get(tensor.untyped_storage().data_ptr()) if has_memory(tensor) else None
 
     def view(self, tensor: Tensor) -> View | None:
-        """Return how `tensor` lies in a parameter's memory, if it does."""
+        """Return `tensor` as a view of a parameter's memory; None if it is not in any."""
         name = self.base_of(tensor)
         if name is None or self._tensors[name].dtype != tensor.dtype:
             return None
@@ -136,14 +136,14 @@ class GraphWalk:
         return View(name, tuple(tensor.shape), tensor.stride(), offset) if offset >= 0 else None
 
     def is_view_without_address(self, tensor: Tensor) -> bool:
-        """Return whether `tensor` lies in a parameter's memory, and nothing tells where."""
+        """Return whether `tensor` is in a parameter's memory, on a device without addresses."""
         if tensor.device.type != "xla":
             return False
         return is_view_of_one(tensor, (other for other in self._tensors.values() if other.device.type == "xla"))
 
     @property
     def sharded_weight(self) -> "DTensor | None":
-        """A parameter that is cut over the ranks; None if none is, or if they are gathered now."""
+        """A parameter that is sharded over the ranks; None if none is, or if they are gathered now."""
         return self._sharded_weight
 
     @cached_property

@@ -1,8 +1,8 @@
-"""The nodes that a `GraphWalk` made, put back into live objects.
+"""Restores the nodes that a `GraphWalk` made into live objects.
 
-Containers, tensors, generators and objects are filled in place, so that what else holds them (a data set, a hook's
-closure, a view of weights) holds what training goes on with. A live object is used for one path only: what was apart
-when the snapshot was taken stays apart, and what was shared is shared again.
+Containers, tensors, generators and objects are filled in place, so that other holders of them (a data set, a hook's
+closure, a view of weights) see the restored values. A live object is used for one path only: objects that were
+distinct when the snapshot was taken stay distinct, and shared objects are shared again.
 """
 
 import types
@@ -28,12 +28,12 @@ __all__ = ["GraphRestore"]
 
 
 class GraphRestore:
-    """One pass over nodes and the live objects that stand at the same paths.
+    """One pass over nodes and the live objects at the same paths.
 
     Args:
-        walk: of the live objects as they are.
-        anchors: what other parts of the state keep, by name.
-        device: where tensors belong that were on an accelerator and have no live one to be copied to.
+        walk: a walk of the live objects before the restore.
+        anchors: objects in other parts of the state, by name.
+        device: where tensors are put that were on an accelerator and have no live counterpart.
         change: how the code that built the live objects differs from that of the snapshot; None if it does not.
     """
 
@@ -54,7 +54,7 @@ class GraphRestore:
         self.reordered: list[str] = []  #: sets that iterate in another order now
 
     def put(self, node: Any, live: Any, path: str) -> Any:
-        """Return what belongs at `path`: `live`, filled with what `node` says, wherever that is possible."""
+        """Return the value for `path`: `live`, filled with the values of `node`, wherever that is possible."""
         kind = type(node)
         if kind in PLAIN:
             return node
@@ -64,32 +64,32 @@ class GraphRestore:
         return node if filler is None else filler(self, node, live, path)
 
     def skip(self, node: Any, path: str) -> None:
-        """Make the objects of `node`, which other nodes may share, and set nothing at `path`."""
+        """Build the objects of `node`, which other nodes may refer to, without setting a value at `path`."""
         stale = dict(self.stale)
         self.put(node, MISSING, path)
         self.stale = stale
 
     def use(self, live: Any, path: str, *, fits: bool) -> bool:
-        """Return whether `live` is to be filled as what stands at `path`: it fits, and nothing else claimed it."""
+        """Return whether `live` may be filled for `path`: it fits, and is not used for another path; claims it."""
         free = fits and id(live) not in self._used
         if free:
             self.set(live, path)
         return free
 
     def is_anchor(self, live: Any) -> bool:
-        """Return whether another part of the state keeps the object `live`."""
+        """Return whether the object `live` is in another part of the state."""
         return id(live) in self._walk.anchors
 
     def is_left_out(self, live: Any) -> bool:
-        """Return whether the walk has left out the object `live`, too."""
+        """Return whether the walk of the live objects has left out `live`, too."""
         if self._left_out is None:
             self._left_out = {id(value) for value in (*self._walk.large.values(), *self._walk.deep.values())}
         return id(live) in self._left_out
 
     def takes(self, live: Any, node: Tensor, *, was_on_host: bool) -> bool:
-        """Return whether the tensor `live` can take the values of `node`, and is where that one was.
+        """Return whether the tensor `live` can take the values of `node`.
 
-        That is on the host, if that one was, and in memory that the same others share.
+        It must be on the host if and only if the saved tensor was, and share memory with the same tensors.
         """
         if not isinstance(live, Tensor) or live.is_inference() or live.layout != torch.strided:
             return False
@@ -106,18 +106,18 @@ class GraphRestore:
         return self._walk.weight_at(rows)
 
     def set(self, value: Any, path: str) -> Any:
-        """Keep that `value` stands at `path`, and return it."""
+        """Record `value` as the value at `path`, and return it."""
         self._used[id(value)] = self._made[path] = value
         return value
 
     def find(self, name: str) -> Any:
-        """Return the object that stands at a path of this tree, or is kept by another part; MISSING if none does."""
+        """Return the object at a path of this tree, or in another part of the state; MISSING if there is none."""
         return self._made.get(name, self._known.get(name, MISSING))
 
     def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
-        """Return the function called `kind`: the one that was built so, wherever, or one of the user's modules.
+        """Return the function called `kind`, built anywhere in this attempt or loaded in the user's modules, or None.
 
-        Of several it is the one whose code has the digest `code`.
+        Of several functions it is the one whose code has the digest `code`.
         """
         built = {id(value): value for value in self._known.values() if isinstance(value, types.FunctionType)}
         found = [value for value in built.values() if kind_text(value.__module__, value.__qualname__) == kind]
@@ -125,10 +125,10 @@ class GraphRestore:
         return found[0] if len(found) == 1 else function_called(kind)
 
     def read_back(self) -> None:
-        """Keep that a walk of the live objects will now give other nodes than those of the snapshot."""
+        """Record that a walk of the live objects will give other nodes than the snapshot's."""
         self.is_old = True
 
     def give_up(self, path: str, was: str, live: Any) -> Any:
-        """Keep that what stood at `path` cannot be brought back; return `live`, which stays and may be MISSING."""
+        """Record that the value at `path` cannot be restored; return `live`, which stays and may be MISSING."""
         self.stale[path] = f"{was}, now {'missing' if live is MISSING else kind_name(type(live))}"
         return live

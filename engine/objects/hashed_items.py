@@ -1,4 +1,4 @@
-"""Keys of dicts and items of sets that are objects: what is equal, or at another address, in the next attempt."""
+"""Keys of dicts and items of sets that are objects, whose hash may differ in the next attempt."""
 
 import copy
 from collections import defaultdict
@@ -15,12 +15,12 @@ from midstride.engine.state.nodes import Instance, Same
 
 __all__ = ["fill_keyed", "is_writable_item", "keyed", "members"]
 
-#: forms of what can be made anew, and then is an item of a set
+#: forms of nodes whose objects can be rebuilt as items of a set
 _MADE_ANEW = frozenset({"address", "derived", "enum", "members", "named tuple", "object", "set", "value"})
 
 
 def is_writable_item(node: Any) -> bool:
-    """Return whether what has this node can be made anew from it."""
+    """Return whether the item can be rebuilt from this node."""
     if isinstance(node, Instance):
         return node.form in _MADE_ANEW
     if type(node) is tuple:
@@ -29,7 +29,7 @@ def is_writable_item(node: Any) -> bool:
 
 
 def keyed(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a dict whose keys are objects; what makes its values is the live one's, or found by its name."""
+    """Restore a dict whose keys are objects; a factory is that of the live dict, or found by name."""
     empty, factory = node.state["empty"], node.state.get("factory")
     own: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
     made_by = own if factory is None else restore.put(factory, own, step(path, "default_factory"))
@@ -45,7 +45,7 @@ def keyed(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 
 def fill_keyed(restore: Restore, node: Instance, target: Any, before: list[tuple[Any, Any]], path: str) -> None:
-    """Let `target` hold the keys and values of `node`; a key that cannot be made anew is left out, and named."""
+    """Fill `target` with the keys and values of `node`; a key that cannot be rebuilt is left out with a warning."""
     by_key = dict(before)
     pairs = []
     for index, (key_node, value_node) in enumerate(zip(node.state["keys"], node.state["values"], strict=True)):
@@ -59,7 +59,7 @@ def fill_keyed(restore: Restore, node: Instance, target: Any, before: list[tuple
 
 
 def members(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back a set of objects."""
+    """Restore a set of objects."""
     fits = isinstance(live, (set, frozenset)) and kind_name(type(live)) == node.kind
     before = list(live) if fits else []
     items = list(_items(restore, node.state["items"], before, path))
@@ -80,7 +80,7 @@ def members(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 
 def _items(restore: Restore, nodes: list[Any], before: list[Any], path: str) -> Iterator[Any]:
-    """Yield the items: those that another part keeps come first, the others in the order of the live ones."""
+    """Yield the restored items: first those in other parts of the state, then the others in the order of live ones."""
     kept: set[int] = set()
     others: Iterator[Any] | None = None
     for index, node in enumerate(nodes):
@@ -94,7 +94,7 @@ def _items(restore: Restore, nodes: list[Any], before: list[Any], path: str) -> 
 
 
 def _fillable(node: Any, live: Any) -> Any:
-    """Return `live` where it may be filled: what is found by its value must not change while something holds it."""
+    """Return `live` if it may be filled in place, which items that are hashed by their value must not be."""
     is_opaque = isinstance(node, Instance) and node.form == "opaque"
     return live if is_opaque or _is_by_address(live) else MISSING
 

@@ -1,4 +1,4 @@
-"""How instances are put back: a filler for each form of node."""
+"""Restores instances: one filler for each form of node."""
 
 import copy
 import itertools
@@ -63,7 +63,7 @@ _VALUES.update(dict.fromkeys((kind_name(type(v)) for v in _TORCH), {str(v): v fo
 _GENERATORS: dict[str, Callable[..., Any]] = {
     kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
 }
-#: what numpy's generators draw bits from, by name
+#: numpy's bit generators by name
 _BITS: dict[str, Callable[[], Any]] = {
     kind.__name__: kind
     for kind in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
@@ -111,17 +111,17 @@ def _generator(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 
 def _source_of(state: Any) -> Any:
-    """Return what a generator with that state draws from: numpy's bits by name, a device by the size of its state."""
+    """Return the source of a generator with that state: the name of numpy's bit generator, or the size of the state."""
     if isinstance(state, Tensor):
         return state.numel()
     return state["bit_generator"] if isinstance(state, dict) else None
 
 
 def _fresh_generator(kind: str, state: Any, device: torch.device, path: str) -> Any:
-    """Return a generator of that kind, with bits or on a device as `state` is of.
+    """Return a new generator of that kind, with the bit generator or the device that `state` fits.
 
     Raises:
-        NotExact: it is of a GPU, and this rank has none.
+        NotExact: the state is that of a GPU's generator, and this rank has no GPU.
     """
     source = _source_of(state)
     if isinstance(state, Tensor) and source != _source_of(torch.default_generator.get_state()):
@@ -204,7 +204,7 @@ def _object(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 
 def _fill_base(restore: Restore, node: Any, live: Any, path: str) -> None:
-    """Fill what an object of a class derived from a container contains."""
+    """Restore the items of an object whose class is derived from a container."""
     if isinstance(live, dict):
         before = dict(live)
         after: dict[Any, Any] = {}
@@ -229,7 +229,7 @@ def _fill_base(restore: Restore, node: Any, live: Any, path: str) -> None:
 
 
 def _fill_factory(restore: Restore, node: Any, live: defaultdict[Any, Any], path: str) -> None:
-    """Give a dict of a class derived from defaultdict what makes its values."""
+    """Restore `default_factory` of an object whose class is derived from defaultdict."""
     if isinstance(node, Instance) and "factory" in node.state:
         factory, before = node.state["factory"], live.default_factory
         after = restore.put(factory, before, step(path, "default_factory"))

@@ -1,4 +1,4 @@
-"""How each kind of object is described: a writer for each class, which returns its node."""
+"""Writers that describe instances, functions and generators: one for each kind of object, which returns its node."""
 
 import enum
 import itertools
@@ -60,22 +60,22 @@ from midstride.engine.state.tensors import other_kind
 
 __all__ = ["DATA", "WATCHED", "has_memory", "is_described", "writer_of"]
 
-#: of libraries, and holding nothing but what their attributes say
+#: classes of libraries whose attributes are all of their state
 _NAMESPACES = NAMESPACES | {
     f"midstride.engine:Lightning{part}" for part in ("Logger", "Optimizer", "Strategy", "Trainer")
 }
-#: packages whose objects hold nothing but what their attributes say
+#: packages in which attributes are all of an object's state
 _OF_TORCH = ("torch.optim", "torch.distributions")
-#: immutable types of Python's that users derive from
+#: immutable built-in types that users derive classes from
 _BASES = (int, float, complex, str, bytes, frozenset)
-#: of libraries, and known not to change by themselves: data sets are watched
+#: classes of libraries whose objects do not change by themselves; data sets among them are watched
 DATA = (Dataset, DataLoader, Sampler, np.memmap)
-#: of these, what is named when it changes
+#: of these, classes whose changes are reported
 WATCHED = (Dataset, np.memmap)
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether `tensor` has strides in memory of its own or another's; XLA's are nowhere that has an address."""
+    """Return whether `tensor` is strided and in memory with an address, which XLA tensors do not have."""
     if tensor.layout != torch.strided or tensor.device.type == "xla":
         return False
     return type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and bool(tensor.numel())
@@ -147,13 +147,13 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
 
 
 def _is_constant(defaults: Any) -> bool:
-    """Return whether nothing in the defaults of a function can be written, or no call of it can change them."""
+    """Return whether the defaults of a function consist of immutable values and code only."""
     values = defaults.values() if isinstance(defaults, dict) else defaults or ()
     return all(type(value) in PLAIN or writer_of(type(value)) is opaque_node for value in values)
 
 
 def _method(walk: Walk, value: types.MethodType | types.BuiltinMethodType, path: str) -> Any:
-    """Describe a method by its object; one of Python's own may be a function, whose object is its module."""
+    """Describe a method by its object; a built-in function is described as such, though it has its module as object."""
     function = getattr(value, "__func__", value)
     kind = kind_text(getattr(function, "__module__", "?"), function.__qualname__)
     owner = value.__self__
@@ -175,7 +175,7 @@ def _partial(walk: Walk, value: partial[Any], path: str) -> Any:
 
 
 def _weak(walk: Walk, value: Any, path: str) -> Any:
-    """Describe a weak reference by what it refers to, which something else keeps alive."""
+    """Describe a weak reference by the object it refers to, which other references keep alive."""
     if value.__callback__ is not None:
         return opaque_node(walk, value, path)
     walk.meet(value, path)
@@ -232,13 +232,13 @@ def _object(walk: Walk, value: Any, path: str) -> Any:
 
 
 def _data_set(walk: Walk, value: Any, path: str) -> Any:
-    """Describe a data set of torch's own, wherever it stands; what is large in it is left out."""
+    """Describe a data set of torch; large values in it are left out."""
     with walk.without_large():
         return _object(walk, value, path)
 
 
 def _derived(walk: Walk, value: Any, path: str) -> Any:
-    """Describe a value of a user's class that is derived from an immutable one of Python's."""
+    """Describe an object of a user's class that is derived from an immutable built-in type."""
     walk.meet(value, path)
     base: Any = next(kind for kind in _BASES if isinstance(value, kind))
     arguments = [value] if base is frozenset else base.__getnewargs__(value)
@@ -259,14 +259,14 @@ def _stateful(walk: Walk, value: Any, path: str) -> Any:
 
 
 def _graph(walk: Walk, value: Any, path: str) -> Any:
-    """Describe a graph that torch.fx has traced by its number of nodes: the user's code builds it in each attempt."""
+    """Describe a torch.fx graph by its number of nodes only: each attempt traces it again."""
     walk.meet(value, path)
     walk.constants[path] = f"{kind_name(type(value))} {len(value.nodes)} nodes"
     return Instance("opaque", kind_name(type(value)))
 
 
 Writer = Callable[[Walk, Any, str], Any]
-#: how objects of each class are described; grows as classes are met
+#: class -> writer of its objects; classes that are met are added
 _WRITERS: dict[type, Writer] = {
     **{Tensor: _tensor, nn.Parameter: _tensor, nn.Buffer: _tensor, np.ndarray: _array},
     **{
@@ -289,12 +289,12 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 
 
 def writer_of(kind: type) -> Writer:
-    """Return what describes objects of class `kind`."""
+    """Return the writer for objects of class `kind`."""
     return _WRITERS.get(kind) or _WRITERS.setdefault(kind, _NOT_LOADED.get(kind_name(kind)) or _writer(kind))
 
 
 def is_described(kind: type) -> bool:
-    """Return whether there is more to be said of objects of `kind` than of which class they are."""
+    """Return whether objects of `kind` are described by more than their class."""
     return writer_of(kind) is not opaque_node
 
 
@@ -318,12 +318,12 @@ def _writer(kind: type) -> Writer:
 
 
 def _object_writer(kind: type) -> Writer:
-    """Return what describes objects of `kind`, where nothing of them stands elsewhere than in attributes and items."""
+    """Return the writer of attributes and items, if these are all of the state of `kind`; else the opaque writer."""
     return _object if made_by(kind) in KNOWN else opaque_node
 
 
 def _is_library(kind: type) -> bool:
-    """Return whether objects of `kind` are a library's: what their attributes mean is not known here."""
+    """Return whether `kind` is a class of a library, whose attributes may not be all of its state."""
     if kind_name(kind) in _NAMESPACES or (kind.__module__.startswith(_OF_TORCH) and kind.__module__ in sys.modules):
         return False
     return not is_user_class(kind)

@@ -1,4 +1,4 @@
-"""What a run's objects hold beside weights: attributes of modules, callbacks, data, optimizers and schedulers."""
+"""The state of a run besides weights: attributes of modules, callbacks, data, optimizers and schedulers."""
 
 import copy
 import logging
@@ -32,22 +32,22 @@ __all__ = ["Objects", "upgrade"]
 
 log = logging.getLogger(__name__)
 
-#: how the paths of what data hold begin
+#: beginning of the paths of attributes of data
 _DATA = "data/"
 Nodes = dict[str, dict[str, dict[str, Any]]]
 
 
 class Objects(AlikeOnRanks):
-    """What a run's objects hold, as one part of its state.
+    """The attributes of a run's objects, as one part of its state.
 
     Args:
-        roots: yields the attributes there are now.
-        anchors: returns what other parts of the state keep, by name.
-        device: where tensors are that come up in training.
-        is_kept: whether snapshots hold them, and what they cannot hold is named.
+        roots: yields the current attributes.
+        anchors: returns the objects in other parts of the state, by name.
+        device: where tensors are put that training has added.
+        is_kept: whether snapshots hold this state; then it warns of values that snapshots cannot hold.
     """
 
-    in_words = "what an attribute holds"
+    description = "what an attribute holds"
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Objects(AlikeOnRanks):
 
     @classmethod
     def of_module(cls, module: nn.Module) -> "Objects":
-        """Return what the objects of a module alone hold, which goes to no snapshot."""
+        """Return the state of the objects of one module, without warnings, for use outside of snapshots."""
         device = torch.device("cpu")
         return cls(lambda: module_roots(module), lambda: module_anchors(module), device, is_kept=False)
 
     def _begin(self) -> None:
-        """Keep what the objects hold when a fit begins: every attempt sets it up alike."""
+        """Record the state when a fit begins, which every attempt sets up in the same way."""
         walk, roots = self._walk()
         for root in roots:
             nodes = root.nodes(walk)
@@ -99,7 +99,7 @@ class Objects(AlikeOnRanks):
         return GraphWalk({id(value): name for name, value in anchors.items()}, tensors), list(self._roots())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every attribute that decides how the run goes on, by group, owner and name."""
+        """Return every attribute that decides the rest of the run, by group, owner and name."""
         walk, roots = self._walk()
         state: Nodes = {}
         deleted: list[list[str]] = []
@@ -121,7 +121,7 @@ class Objects(AlikeOnRanks):
         return {**state, **{name: value for name, value in others.items() if value}, "built": self._code}
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return what all ranks have, of distributed tensors this rank's rows; what differs else is rank 0's."""
+        """Return the state of rank 0 with this rank's rows of distributed tensors; warns if other values differ."""
         reshard_nodes(states, self._anchors().values())
         return super().resharded(states, rank)
 
@@ -134,7 +134,7 @@ class Objects(AlikeOnRanks):
         return not differences(before, node) and same_key_order(before, node)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Put every attribute back, in place wherever an object is there to take it."""
+        """Restore every attribute, in place wherever a live object can take the values."""
         is_old = state_dict.pop("is_old", False)
         change = CodeChange(self._code, as_saved(state_dict.pop("built", {})))
         lost = self._set_classes(state_dict.get("classes", {}))
@@ -147,7 +147,7 @@ class Objects(AlikeOnRanks):
         for root, nodes in zip(roots, saved, strict=True):
             self._fill(root, nodes, restore)
             if root.owner is not None:
-                self._take_away(root, nodes, state_dict.get("deleted", []), change)
+                self._delete_attributes(root, nodes, state_dict.get("deleted", []), change)
             keep_order(root.owner, nodes)
         paths = {root.path for root in roots}
         groups = state_dict.keys() - {"deleted", "classes"}
@@ -162,7 +162,7 @@ class Objects(AlikeOnRanks):
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
 
     def _set_classes(self, classes: Mapping[str, str]) -> dict[str, str]:
-        """Give owners the class that training gave them, or that they are built with; return what could not be so."""
+        """Set the classes of owners to those in the snapshot, or as built; return classes that could not be set."""
         lost = {}
         for root in [*self._roots()]:
             now = kind_name(type(root.owner))
@@ -188,7 +188,7 @@ class Objects(AlikeOnRanks):
             root.set(name, after)
 
     def _leave_setup_out(self, root: Root, state: dict[str, Any]) -> None:
-        """Leave out of `state` what this attempt sets up itself, as `state_dict` does: others may not have done so."""
+        """Remove from `state` what this attempt sets up itself, as `state_dict` does; other attempts may differ."""
         group = state.get(root.group, {})
         nodes = group.get(root.name, {})
         for name in [name for name, node in nodes.items() if self._as_set_up(f"{root.path}/{name}", node)]:
@@ -199,7 +199,7 @@ class Objects(AlikeOnRanks):
             del state[root.group]
 
     def _saved(self, root: Root, state: dict[str, Any], walk: GraphWalk) -> dict[str, Any]:
-        """Return the nodes of what `root` is to hold: those of the snapshot, and else those of the setup."""
+        """Return the nodes to restore in `root`: those of the snapshot, or else those of the setup."""
         nodes = root.nodes(walk)
         setup = {
             name: _copied(self._setup[f"{root.path}/{name}"])
@@ -210,8 +210,10 @@ class Objects(AlikeOnRanks):
         # In the order of a walk: what is met again comes after what it is the same as.
         return saved if isinstance(saved, OrderedDict) else dict(sorted({**setup, **saved}.items()))
 
-    def _take_away(self, root: Root, saved: dict[str, Any], deleted: list[list[str]], change: CodeChange) -> None:
-        """Delete attributes that came up after the snapshot was taken, and those that were deleted before."""
+    def _delete_attributes(
+        self, root: Root, saved: dict[str, Any], deleted: list[list[str]], change: CodeChange
+    ) -> None:
+        """Delete attributes set after the snapshot was taken, and those that were deleted before."""
         built = self._built.get(root.path, set())
         for name in root.values.keys() - saved.keys():
             if name not in built or [root.path, name] in deleted:
@@ -253,7 +255,7 @@ def _hooks_of(roots: Sequence[Root]) -> dict[str, Mapping[str, Any]]:
 
 
 def upgrade(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree of a snapshot whose parts "attributes" and "own generators" are one part now."""
+    """Return the tree of an older snapshot with "attributes" and "own generators" merged into "objects"."""
     tree = {"structure": {}, **tree}
     if "attributes" not in tree:
         return tree
@@ -275,7 +277,7 @@ def _is_read_only_file(value: object) -> bool:
 
 
 def _kinds(walk: GraphWalk) -> set[type]:
-    """Return the classes of what a walk met, and those that it met."""
+    """Return the user's classes that a walk met, and those of the objects that it met."""
     met = [value for _, value in walk.seen.values()]
     kinds: set[Any] = {*map(type, met), *(value for value in met if issubclass(type(value), type))}
     return {kind for kind in kinds if is_user_class(kind)}

@@ -1,4 +1,4 @@
-"""What is a value by itself: written as it is or from a few arguments, and what of it is too large to be state."""
+"""Plain values, which are written as they are or by a few arguments, and the size from which on they are data."""
 
 from collections import deque
 from collections.abc import Callable
@@ -24,12 +24,12 @@ __all__ = [
     "value_path",
 ]
 
-#: values that never change, written as they are
+#: types of immutable values that are written as they are
 PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
-#: what is larger than this is data, which is watched and not written; `LARGE_SUM` is of all bytes in a container
+#: bytes; a larger value is data, which is watched but not written; `LARGE_SUM` is for all bytes in a container
 LARGE_BYTES, LARGE_ITEMS, LARGE_SUM = 1 << 20, 1000, 16 << 20
 _NUMBERS = frozenset({type(None), bool, int, float})
-#: immutable values of the standard library -> what makes them anew
+#: immutable class of the standard library -> function that returns the arguments to rebuild an instance
 VALUES: dict[str, Callable[[Any], list[Any]]] = {
     "builtins:ellipsis": lambda value: [],
     "builtins:range": lambda value: [value.start, value.stop, value.step],
@@ -48,17 +48,17 @@ VALUES: dict[str, Callable[[Any], list[Any]]] = {
 
 
 def is_plain_value(value: Any) -> bool:
-    """Return whether `VALUES` says all of an instance of one of its classes: a time has no zone, or UTC."""
+    """Return whether an instance of a class in `VALUES` is fully described by it: a time must be naive or in UTC."""
     return not isinstance(value, datetime) or value.tzinfo in (None, UTC)
 
 
 def step(path: str, key: object) -> str:
-    """Return the path of what stands at `key` of `path`."""
+    """Return the path of the item `key` of the object at `path`."""
     return f"{path}/{key if isinstance(key, str) and key.isidentifier() else repr(key)}"
 
 
 def key_path(path: str, index: int) -> str:
-    """Return the path of a key of the dict at `path`: by its place, since what a key is called may change."""
+    """Return the path of a key of the dict at `path`, by its index, since the text of a key may change."""
     return f"{path} (key {index})"
 
 
@@ -68,7 +68,7 @@ def value_path(path: str, index: int) -> str:
 
 
 def is_plain_key(node: Any) -> bool:
-    """Return whether a key with this node is equal to itself, and is called alike, in each attempt."""
+    """Return whether a key with this node has the same value and text in each attempt."""
     if isinstance(node, Instance):
         is_tuple = node.form == "named tuple"
         return node.form in ("enum", "value") or (is_tuple and all(map(is_plain_key, node.state["items"])))
@@ -78,7 +78,7 @@ def is_plain_key(node: Any) -> bool:
 
 
 def kind_name(kind: type) -> str:
-    """Return what a class is called in a snapshot."""
+    """Return the name of a class in snapshots."""
     return kind_text(kind.__module__, kind.__qualname__)
 
 
@@ -98,7 +98,7 @@ def is_large(value: Any) -> bool:
 
 
 def _bytes_in(value: Any, most: int) -> int:
-    """Return the bytes of arrays and text in a container and in those in it, or more than `most` where there are."""
+    """Return the bytes of arrays and text in nested containers; stops once the sum is more than `most`."""
     total, waiting, seen = 0, [value], set[int]()
     while waiting and total <= most:
         around = waiting.pop()

@@ -1,4 +1,4 @@
-"""What user code sets for the whole process: settings of torch, environment variables, functions of libraries."""
+"""State of the process that user code sets: settings of torch, environment variables, functions of libraries."""
 
 import linecache
 import os
@@ -16,7 +16,7 @@ from midstride.engine.objects.user_modules import user_modules
 
 __all__ = ["process_state"]
 
-#: what decides bits, and stays as it is set
+#: settings of torch that change the bits of a training
 _SETTINGS: tuple[Callable[[], object], ...] = (
     torch.get_default_dtype,
     torch.get_default_device,
@@ -26,7 +26,7 @@ _SETTINGS: tuple[Callable[[], object], ...] = (
 
 
 def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
-    """Yield by name what is set: of the environment and of libraries what the user's code around `classes` names."""
+    """Yield settings by name; environment variables and functions only if user code around `classes` names them."""
     for setting in _SETTINGS:
         yield f"torch.{setting.__name__}()", str(setting())
     modules = user_modules(classes)
@@ -39,7 +39,7 @@ def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
 
 
 def _functions_of_libraries(module: types.ModuleType, source: str) -> Iterator[tuple[str, object]]:
-    """Yield what each function is now that `source`, of `module`, names as `F.relu`: code may replace them."""
+    """Yield the functions of libraries that `source` of `module` names, as `F.relu`: user code may replace them."""
     libraries = tuple(
         name
         for name, value in vars(module).items()
@@ -57,5 +57,5 @@ def _functions_of_libraries(module: types.ModuleType, source: str) -> Iterator[t
 
 @lru_cache(maxsize=256)  # asked at many snapshots
 def _paths(source: str, names: tuple[str, ...]) -> list[str]:
-    """Return what `source` says behind `names`, such as `F.relu` and `torch.nn.functional.relu`."""
+    """Return the dotted paths in `source` that begin with one of `names`, such as `F.relu`."""
     return sorted(set(re.findall(rf"\b(?:{'|'.join(names)})(?:\.\w+)+", source))) if names else []

@@ -1,4 +1,4 @@
-"""Iterators, arrays and shared values of Python's own: how they are described, and how they are put back."""
+"""Describes and restores iterators, arrays and shared values of the standard library."""
 
 import array
 import ctypes
@@ -32,21 +32,21 @@ __all__ = [
     "parts_of_iterator",
 ]
 
-#: what goes through other iterators
+#: iterators over other iterators
 ITERATORS = (
     *(enumerate, filter, map, reversed, zip, itertools.accumulate, itertools.chain, itertools.compress),
     *(itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice),
     *(itertools.pairwise, itertools.repeat, itertools.starmap, itertools.takewhile, itertools.zip_longest),
 )
 _ITERATOR_KINDS: dict[str, Any] = {kind_name(kind): kind for kind in ITERATORS}
-#: what numbers of ctypes are derived from
+#: base class of ctypes numbers
 _SIMPLE: Any = ctypes.c_int.__base__
-#: codes of the numbers that memory may consist of; others are addresses
+#: type codes of numbers; other codes may be addresses
 _CODES = "bBhHiIlLqQfd?cuw"
 
 
 def parts_of_iterator(iterator: Any) -> tuple[Any, ...] | None:
-    """Return what a copy of an iterator is made of, and perhaps its state; None where Python does not say."""
+    """Return what `__reduce__` of an iterator returns for a copy of it; None if it has none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
@@ -60,7 +60,7 @@ def parts_of_iterator(iterator: Any) -> tuple[Any, ...] | None:
 
 
 def iterator_node(walk: Walk, value: Any, path: str) -> Any:
-    """Describe an iterator by what a copy of it is made of."""
+    """Describe an iterator by the arguments of a copy."""
     parts = parts_of_iterator(value)
     if parts is None:
         return opaque_node(walk, value, path)
@@ -69,7 +69,7 @@ def iterator_node(walk: Walk, value: Any, path: str) -> Any:
 
 
 def fill_iterator(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back an iterator: a new one in its place."""
+    """Restore an iterator, by a new one."""
     kind, within = _ITERATOR_KINDS.get(node.kind), step(path, "parts")
     before = parts_of_iterator(live) if kind is not None and type(live) is kind else None
     parts = items_of(restore, node.state["parts"], before or (), within)
@@ -85,14 +85,14 @@ def fill_iterator(restore: Restore, node: Instance, live: Any, path: str) -> Any
 
 
 def _cycle_in_a_later_round(items: list[Any], left: int) -> "itertools.cycle[Any]":
-    """Return a cycle of `items` that has been through all of them, with `left` of this round to come."""
+    """Return an `itertools.cycle` past its first round over `items`, with `left` items of this round to come."""
     made = itertools.cycle(items)
     deque(itertools.islice(made, 3 * len(items) - left), maxlen=0)
     return made
 
 
 def holds_numbers(kind: type) -> bool:
-    """Return whether objects of `kind` may be numbers in memory: an array, a ctype, or one that processes share."""
+    """Return whether objects of `kind` may be numbers in memory: `array.array`, ctypes, or shared between processes."""
     return issubclass(kind, (array.array, ctypes.Array, _SIMPLE, multiprocessing.sharedctypes.SynchronizedBase))
 
 
@@ -119,7 +119,7 @@ def _memory_of(value: Any) -> memoryview | None:
 
 
 def fill_numbers(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back numbers in memory, in place."""
+    """Restore numbers in memory, in place."""
     fits = live is not MISSING and kind_name(type(live)) == node.kind and holds_numbers(type(live))
     if (code := node.state.get("code")) is not None:
         fits = fits and live.typecode == code
@@ -144,7 +144,7 @@ def object_array_node(walk: Walk, value: Any, path: str) -> Any:
 
 
 def fill_object_array(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    """Put back an array of objects, in place where it has the same shape."""
+    """Restore an array of objects, in place if it has the same shape."""
     shape = tuple(node.state["shape"])
     if math.prod(shape) != len(node.state["items"]):
         return restore.give_up(path, node.kind, live)

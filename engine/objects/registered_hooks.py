@@ -1,4 +1,4 @@
-"""The hooks that user code registers on modules and optimizers: what they hold is state, which there are is not."""
+"""Hooks that user code registers on modules and optimizers: snapshots hold their state, but not which exist."""
 
 import logging
 import types
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
-    """Return the hooks of `owner` that user code wrote, by where they are registered.
+    """Return the hooks of `owner` that are user code, by the name under which they are registered.
 
-    They alone are counted: torch registers hooks of its own, in one attempt more than in another.
+    They are numbered without torch's own hooks, whose number differs between attempts.
     """
     registered = [(name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values()]
     theirs = [(name, hook) for name, hook in registered if _is_user_hook(hook)]

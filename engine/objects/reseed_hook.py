@@ -1,4 +1,4 @@
-"""What an object with a method `reseed(seed)` draws from: whatever that method sets, in it and in what it uses."""
+"""Saves and restores the state that a user's method `reseed(seed)` sets: attributes and generators."""
 
 from contextlib import suppress
 from typing import Any
@@ -11,17 +11,17 @@ __all__ = ["ReseedHook", "restorable"]
 
 
 def restorable(generators: list[Any]) -> list[Any]:
-    """Return `generators`, those with a method `reseed(seed)` as what `get_state` and `set_state` take."""
+    """Return `generators` with objects that have a method `reseed(seed)` wrapped in `ReseedHook`."""
     return [one if isinstance(one, Generator) else ReseedHook(one) for one in generators]
 
 
 class ReseedHook:
-    """An object with a `reseed` method, with the interface of a generator: `getstate` and `setstate`.
+    """Wraps an object with a method `reseed(seed)` as a generator: `getstate` and `setstate`.
 
-    Its state is that of the generators it uses, and the attributes that `reseed` sets.
+    The state consists of the states of the generators that it uses, and the attributes that `reseed` sets.
 
     Args:
-        owner: of the method, which is called once to see what it sets; all is put back.
+        owner: the object; its `reseed` is called once to find what it sets, and the changes are reverted.
     """
 
     def __init__(self, owner: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which memory stands for which: that of tensors in a snapshot, and that of the tensors which take their values."""
+"""Maps the memory of tensors in a snapshot to the memory of the live tensors that take their values."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ _OWN = -1  # no address
 
 
 class RestoredMemory:
-    """Tensors that shared memory when the snapshot was taken share it again, and no others do.
+    """Makes tensors share memory if and only if they shared it when the snapshot was taken.
 
     Args:
-        device: where tensors belong that were on an accelerator.
+        device: where tensors are put that were on an accelerator.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,14 +24,14 @@ class RestoredMemory:
         self._met: list[Tensor] = []  # of the snapshot; kept, so that no other memory gets such an address
 
     def fits(self, live: Tensor, saved: Tensor) -> bool:
-        """Return whether the memory of `live` can stand for that of `saved`."""
+        """Return whether the memory of `live` may be mapped to that of `saved`."""
         if not _has_address(live) or not saved.numel():
             return True
         ours, theirs = live.untyped_storage().data_ptr(), saved.untyped_storage().data_ptr()
         return self._saved.get(theirs, ours) == ours and self._live.get(ours, theirs) == theirs
 
     def take(self, live: Tensor, saved: Tensor) -> None:
-        """Keep that `live` takes the values of `saved`: the memory of the one then stands for that of the other."""
+        """Record that `live` takes the values of `saved`, which maps their memory to each other."""
         if _has_address(live) and saved.numel():
             ours, theirs = live.untyped_storage().data_ptr(), saved.untyped_storage().data_ptr()
             self._saved[theirs], self._live[ours] = ours, theirs
@@ -40,7 +40,7 @@ class RestoredMemory:
             self._takers.setdefault(theirs, (live, further))
 
     def place(self, saved: Tensor, *, was_on_host: bool) -> Tensor:
-        """Return a tensor of the values of `saved`, which no live one took, where what shares its memory is by now."""
+        """Return a new tensor with the values of `saved`, in the memory of tensors with which it shared memory."""
         if not was_on_host and not saved.is_cpu:
             return saved  # a copy that was made in this process
         if not saved.numel() or saved.layout != torch.strided or (not was_on_host and self._device.type == "xla"):
@@ -64,7 +64,7 @@ def _has_address(tensor: Tensor) -> bool:
 
 
 def _view(live: Tensor, further_bytes: int, saved: Tensor) -> Tensor | None:
-    """Return the view in the memory of `live` that `saved` is in its own; None if it would not lie within."""
+    """Return the view of the memory of `live` that corresponds to `saved`; None if it would exceed that memory."""
     start, itemsize, storage = further_bytes // saved.element_size(), saved.element_size(), live.untyped_storage()
     start += int(saved.storage_offset())
     end = start + 1 + sum((n - 1) * s for n, s in zip(saved.shape, saved.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""The roots of a walk over objects: attributes of a module and of what is in it, and the hooks on these."""
+"""The roots of a walk over objects: the attributes of a module and its submodules, and their hooks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Root", "module_anchors", "module_roots"]
 _OURS = frozenset({"_trainer", "device", "_is_replica", "_flat_weight_refs"}) | INTERNAL
 #: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each attempt sets it up
 _COMPOSABLE = "__composable_api_state_key"
-#: of those of other classes, what stands in their attributes is their class's own
+#: classes of tensors whose attributes are walked; other classes manage their attributes themselves
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -26,15 +26,15 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 @dataclass
 class Root:
-    """The attributes of one object, at which a walk begins.
+    """The attributes of one object, where a walk begins.
 
     Args:
-        group: which kind of owner they are of, such as "module".
-        name: of the owner in its group.
-        values: the attributes as they are now.
-        owner: on which they are set; None if they are filled in place only.
-        is_setup: every attempt sets them up alike; state is only what differs from that.
-        is_data: what is large among them is not written.
+        group: kind of owner, such as "module".
+        name: name of the owner in its group.
+        values: current attributes.
+        owner: object to set attributes on; None if values are only filled in place.
+        is_setup: whether every attempt sets them up in the same way, so that state is only the difference.
+        is_data: whether large values are left out.
     """
 
     group: str
@@ -46,11 +46,11 @@ class Root:
 
     @property
     def path(self) -> str:
-        """The path of the owner, with which the paths of its attributes begin."""
+        """Path of the owner, a prefix of the paths of its attributes."""
         return f"{self.group}/{self.name}" if self.name else self.group
 
     def nodes(self, walk: GraphWalk) -> dict[str, Any]:
-        """Return the nodes of the attributes; of what no attempt sets up alike, in the order in which they were set."""
+        """Return the nodes of the attributes: by name, or in the order in which they were set if that is restored."""
         is_ordered = not (self.is_setup or self.is_data or self.owner is None)
         return walk.root_attributes(self.values, self.path, is_small=self.is_data, is_ordered=is_ordered)
 
@@ -61,7 +61,7 @@ class Root:
 
 
 def module_roots(module: nn.Module) -> Iterator[Root]:
-    """Yield the attributes of `module` and of all modules in it, and the hooks that their users gave them."""
+    """Yield the attributes of `module` and its submodules, and the hooks that user code registered on them."""
     for path, submodule in module.named_modules():
         if is_metric(submodule):  # what else it holds is in a part of its own
             yield Root("metrics", path, objects_in(submodule), submodule, is_setup=True)
@@ -81,7 +81,7 @@ def module_roots(module: nn.Module) -> Iterator[Root]:
 
 
 def module_anchors(module: nn.Module) -> dict[str, object]:
-    """Return what other parts of the state keep of `module`, by name."""
+    """Return the submodules and tensors of `module` that are in other parts of the state, by name."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     modules = {f"module {path}": submodule for path, submodule in module.named_modules()}
     return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **modules}

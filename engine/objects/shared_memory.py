@@ -1,4 +1,4 @@
-"""Memory that processes share: what one of them writes to it, the others see."""
+"""Detects memory that is shared between processes."""
 
 import mmap
 import multiprocessing.sharedctypes
@@ -12,7 +12,7 @@ __all__ = ["is_shared"]
 
 
 def is_shared(value: Any) -> bool:
-    """Return whether processes that are started here see what is written to `value` later."""
+    """Return whether child processes of this one see later writes to `value`."""
     if isinstance(value, Tensor):
         return value.device.type == "cpu" and value.layout == torch.strided and value.is_shared()
     if isinstance(value, np.ndarray):
@@ -21,7 +21,7 @@ def is_shared(value: Any) -> bool:
 
 
 def _is_array_shared(array: Any) -> bool:
-    """Return whether the memory of an array is that of an object that is shared, or of a file."""
+    """Return whether the memory of an array is shared memory, or a mapped file."""
     if getattr(array, "mode", None) == "c":  # of a file, and written to a copy
         return False
     base = array.base.obj if isinstance(array.base, memoryview) else array.base
@@ -29,5 +29,5 @@ def _is_array_shared(array: Any) -> bool:
 
 
 def _is_allocated(value: object) -> bool:
-    """Return whether numbers of ctypes stand in memory that multiprocessing has allocated, which they keep alive."""
+    """Return whether a ctypes object is in memory that multiprocessing has allocated."""
     return "_wrapper" in getattr(value, "__dict__", ())

@@ -1,4 +1,4 @@
-"""A step of a module that leaves nothing behind."""
+"""Runs a step of a module and reverts everything it changed."""
 
 import copy
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ __all__ = ["side_effects_reverted"]
 
 @contextmanager
 def side_effects_reverted(module: nn.Module, generators: Generators, objects: Objects | None = None) -> Iterator[None]:
-    """Put back what a step of `module` within changes: its buffers and objects, and the generators.
+    """Revert what steps of `module` in the block change: buffers, objects and random number generators.
 
     Args:
-        module: which is called.
-        generators: of the devices that the step draws on.
-        objects: that may be changed, the module's among them; those of the module alone if None.
+        module: the module that is called.
+        generators: generators of the devices on which the step draws.
+        objects: objects that may change, those of the module included; None for those of the module only.
     """
     parts: dict[str, Stateful] = {"objects": objects or Objects.of_module(module), "generators": generators}
     before = copy.deepcopy(state_of(parts))

@@ -1,4 +1,4 @@
-"""What of a run's objects no file can hold: named, once."""
+"""Warns, once, of objects of a run that no file can hold."""
 
 import logging
 from collections import Counter
@@ -19,14 +19,14 @@ __all__ = ["NoUnwritableWarnings", "UnwritableWarnings", "shown"]
 
 log = logging.getLogger(__name__)
 
-#: names in a path that is shown whole
+#: number of names up to which a path is shown whole
 _LONG = 12
-#: what to keep instead of an object of a class, by its name
+#: name of a class -> what to keep instead of its objects
 _KEPT_AS = {"DTensor": "what its full_tensor() returns instead, called on every rank"}
 
 
 class UnwritableWarnings:
-    """Warns of values that walks met and that no snapshot can hold."""
+    """Warns of values met by walks that no snapshot can hold."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
@@ -34,13 +34,13 @@ class UnwritableWarnings:
         self._sharing = ArraySharing()
 
     def begin(self, walk: GraphWalk) -> None:
-        """Warn of what there is as training begins; keep the functions and classes that every attempt has."""
+        """Warn of values that exist when training begins; record functions and classes, which every attempt has."""
         self._sharing.begin(walk)
         self.warn(walk)
         self._constants = dict(walk.constants)
 
     def warn(self, walk: GraphWalk) -> None:
-        """Warn once of each value that cannot be written: by class in modules, and all beside them together."""
+        """Warn once of each value that cannot be written: one line per class in modules, one line for all others."""
         found: dict[str, list[str]] = {}
         beside = []
         for path, value in walk.opaque.items():
@@ -73,7 +73,7 @@ class UnwritableWarnings:
         self._warn_of_sharing(walk)
 
     def _warn_of_sharing(self, walk: GraphWalk) -> None:
-        """Warn of arrays that came to share memory in training, which writes into them."""
+        """Warn of arrays that came to share memory in training and were written to."""
         for paths in self._sharing.written(walk):
             log.warning(
                 "these came to share memory in training, which writes into it: %s. A resumed run has each array in "
@@ -82,11 +82,11 @@ class UnwritableWarnings:
             )
 
     def warn_of_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
-        """Warn of functions and objects that came up in training and that no other attempt would have.
+        """Warn of functions and objects that were set in training, and that no other attempt would have.
 
         Args:
-            walk: that met them.
-            roots: paths of the owners whose attributes were walked through.
+            walk: the walk that met them.
+            roots: paths of the owners at whose attributes the walk began.
         """
         before, known = self._constants, Counter(self._constants.values())
         now = {**walk.constants, **{path: kind_name(type(value)) for path, value in walk.opaque.items()}}
@@ -107,7 +107,7 @@ class UnwritableWarnings:
 
 
 class NoUnwritableWarnings(UnwritableWarnings):
-    """Warns of nothing, where values go to no snapshot."""
+    """Warns of nothing, for values that no snapshot holds."""
 
     def begin(self, walk: GraphWalk) -> None:
         """Warn of nothing."""
@@ -127,29 +127,29 @@ def _add(names: set[str], name: str) -> bool:
 
 
 def _owner(path: str, roots: Iterable[str]) -> str:
-    """Return the path of the attribute in which `path` stands."""
+    """Return the path of the root's attribute that contains `path`."""
     root = max((root for root in roots if path.startswith(f"{root}/")), key=len, default="")
     return f"{root}/{path.removeprefix(f'{root}/').partition('/')[0]}"
 
 
 def _kind(value: Any) -> str:
-    """Return of which class `value` is, and of a tensor of which kind, such as nested: others are written."""
+    """Return the class of `value` as text; for a tensor that cannot be written, with its kind, such as nested."""
     kind = kind_name(type(value))
     other = other_kind(value) if issubclass(type(value), Tensor) else None
     return kind if other is None else kind.replace(":", f":{other} ")
 
 
 def _class(kind: str) -> str:
-    """Return the name alone of a class."""
+    """Return the name of a class without its module."""
     return kind.rpartition(".")[2].rpartition(":")[2]
 
 
 def _attribute(path: str) -> str:
-    """Return how code calls what stands at `path` of the module: without the group."""
+    """Return `path` as code in the module writes it: without the group."""
     return shown(path.partition("/")[2])
 
 
 def shown(path: str) -> str:
-    """Return how code calls what stands at `path`; of a long one, its beginning and its end."""
+    """Return `path` as code writes it; a long path is shortened to its beginning and end."""
     names = [name for name in path.split("/") if name]
     return ".".join(names if len(names) <= _LONG else [*names[: _LONG // 2], "...", *names[-2:]])

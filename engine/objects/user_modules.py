@@ -1,4 +1,4 @@
-"""The user's modules: the files that the classes of a training stand in, and those that these import."""
+"""The user's modules: the files that define the classes of a training, and those that they import."""
 
 import sys
 import types
@@ -18,7 +18,7 @@ _OF_TENSORS = frozenset(
 
 
 def user_modules(kinds: Iterable[type]) -> list[types.ModuleType]:
-    """Return the user's modules in which `kinds` stand, those that these name, and so on, by name."""
+    """Return the user's modules that define `kinds`, those that these refer to, and so on, sorted by name."""
     names = _reached(frozenset(kind.__module__ for kind in kinds), len(sys.modules))
     return [sys.modules[name] for name in names if name in sys.modules]
 
@@ -36,7 +36,7 @@ def _reached(begin: frozenset[str], _modules: int) -> tuple[str, ...]:
 
 
 def _named_by(module: types.ModuleType) -> Iterator[str]:
-    """Yield what may be names of modules in `module`: of its values, and where they and their classes come from."""
+    """Yield possible names of modules that `module` refers to: of its values, of their classes, and in its code."""
     package = getattr(module, "__package__", None) or ""
     for value in [*vars(module).values()]:
         if isinstance(value, types.ModuleType):
@@ -51,7 +51,7 @@ def _named_by(module: types.ModuleType) -> Iterator[str]:
 
 
 def functions_of(owner: Any) -> Iterator[types.FunctionType]:
-    """Yield the functions of the user's in a class, or `owner` itself if it is one."""
+    """Yield the user's functions in a class, or `owner` itself if it is one."""
     values = vars(owner).values() if isinstance(owner, type) and is_user_class(owner) else [owner]
     for value in values:
         function = getattr(value, "__func__", value)
@@ -60,7 +60,7 @@ def functions_of(owner: Any) -> Iterator[types.FunctionType]:
 
 
 def function_called(kind: str) -> types.FunctionType | None:
-    """Return the function of the user's, or of tensors, that is called `kind` in a snapshot; None if none is loaded."""
+    """Return the function called `kind` in a snapshot, the user's or one on tensors; None if none is loaded."""
     module, _, name = kind.partition(":")
     is_known = module in _OF_TENSORS or is_user_module(module)
     found: Any = sys.modules.get(module) if is_known else None

@@ -216,7 +216,7 @@ def _state_of(scheduler: Any) -> dict[str, Any]:
 class SchedulerList(AlikeOnRanks):
     """All schedulers as one part of a run's state."""
 
-    in_words = "what a scheduler keeps"
+    description = "what a scheduler keeps"
 
     def __init__(self, schedulers: list[SchedulerConfig]) -> None:
         self._schedulers = schedulers

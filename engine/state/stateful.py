@@ -1,8 +1,8 @@
-"""The state of a run: parts that can say what they are and become it again.
+"""The state of a run: parts with `state_dict` and `load_state_dict`.
 
-Law: after `b.load_state_dict(a.state_dict())`, whatever `a` would do next, `b` does
-next, bit for bit. `tests/laws/` holds every part to it, and every resume checks it:
-what was loaded is asked for its state again and compared with what was saved.
+Law: after `b.load_state_dict(a.state_dict())`, `b` continues exactly as `a` would, bit for
+bit. `tests/laws/` tests every part for it, and every resume checks it: the state of each
+loaded part is read again and compared with what was saved.
 """
 
 import logging
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can say what it is and become it again."""
+    """An object whose state can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides what this part does next."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Become the part that gave `state_dict`."""
+        """Restore the state that `state_dict` returned."""
         ...
 
 
 @runtime_checkable
 class Reshardable(Protocol):
-    """A part whose state is not the same on every rank."""
+    """A part whose state may differ between ranks."""
 
     def resharded(self, states: Sequence[Any], rank: int) -> Any:
         """Return the state of `rank` in a new world, given that of every rank of the old one."""
@@ -41,18 +41,18 @@ class Reshardable(Protocol):
 
 
 class AlikeOnRanks:
-    """A part that is the same on every rank, unless user code has made it differ."""
+    """A part whose state is the same on every rank, unless user code has made it differ."""
 
-    in_words: ClassVar[str]  #: what it holds, for a warning
+    description: ClassVar[str]  #: what the part holds, for a warning
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return what all ranks have; rank 0's, with a warning, where they differ."""
+        """Return the state of rank 0; warn if that of another rank differs."""
         for other, state in enumerate(states):
             if paths := differences(states[0], state):
                 log.warning(
                     "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); every rank of this world "
                     "of another size goes on with rank 0's",
-                    self.in_words,
+                    self.description,
                     other,
                     ", ".join(paths[:3]),
                 )
@@ -68,8 +68,8 @@ def state_of(parts: Mapping[str, Stateful]) -> dict[str, Any]:
 def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> None:
     """Load every part in the order given, then compare what each one holds with what was saved.
 
-    The part "user" calls `on_load_checkpoint`, by which users may set attributes, the part "objects": those are
-    compared before it, and a warning names what it sets.
+    The part "user" calls `on_load_checkpoint`, which may set attributes, and these are in the part "objects". So
+    "objects" is compared before that call, and a warning names the attributes that it changes.
 
     Raises:
         ReadBackDiffers: a part is missing on one side, or did not become what was saved (torch casts
@@ -109,7 +109,7 @@ def _load(name: str, part: Stateful, saved: Any) -> None:
 def _compare(name: str, saved: Mapping[str, Any], parts: Mapping[str, Stateful]) -> None:
     try:
         now = parts[name].state_dict()
-    except (AttributeError, TypeError) as error:  # an object stands there as None, which a warning has named
+    except (AttributeError, TypeError) as error:  # an object could not be restored and is None; a warning named it
         raise ReadBackDiffers(
             f"{name} cannot give a state any more, now that the snapshot's is back: {type(error).__name__}: {error}. "
             "The warning before names what did not come back: build it in __init__ or setup, or in on_load_checkpoint."

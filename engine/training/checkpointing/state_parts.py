@@ -90,7 +90,7 @@ class Gradients:
 class UserState(AlikeOnRanks):
     """What `on_save_checkpoint` of the callbacks and of the module puts in."""
 
-    in_words = "what on_save_checkpoint keeps"
+    description = "what on_save_checkpoint keeps"
 
     def __init__(self, hooks: Hooks, device: torch.device) -> None:
         self._hooks, self._device = hooks, device
