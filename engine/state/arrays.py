@@ -1,4 +1,4 @@
-"""numpy values as JSON and tensors: the dtype is kept, byte order, structure and units included."""
+"""numpy values as JSON and tensors, with the exact dtype: byte order, structure and units included."""
 
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> Any:
-    """Return what numpy's own file format says of `dtype`; None if that would not bring it back."""
+    """Return the description of `dtype` in numpy's file format; None if it does not describe `dtype` fully."""
     if dtype.hasobject:
         return None
     description = dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
@@ -29,7 +29,7 @@ def dtype_of(description: Any) -> np.dtype[Any]:
 
 
 def tensor_of(array: Array) -> tuple[Tensor, str]:
-    """Return a copy of `array` as a tensor, of bytes where torch has no such dtype, and its order: C or F."""
+    """Return a copy of `array` as a tensor (of bytes if torch has no such dtype), and its memory order: C or F."""
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     plain = np.array(array.T if order == "F" else array, order="C", copy=True)
     try:

@@ -1,7 +1,7 @@
-"""Bounds of what is read: a snapshot may come from anywhere, and gets nothing that its own files do not hold.
+"""Checks of documents that are read: a snapshot is not trusted, and can reach nothing outside of its own files.
 
-Checksums find damage, but a file that is made on purpose has the right one. So names stay in the folder, types come
-from fixed lists (`dtypes.py`), and no size is believed that no bytes stand behind. Needs no torch.
+Checksums find damage, but a hostile file has the right ones. So file names must stay in the folder, dtypes come from
+fixed lists (`dtypes.py`), and sizes are checked against the bytes that exist. Needs no torch.
 """
 
 import re
@@ -14,7 +14,7 @@ from midstride.engine.errors import SnapshotDamaged, SnapshotError
 
 __all__ = ["check_files", "check_view", "damaged_on_error", "sizes"]
 
-#: what an expanded tensor (strides of 0) may seem to hold, where its file is smaller
+#: largest apparent size of an expanded tensor (strides of 0) whose file is smaller
 _EXPANDED_BYTES = 2**30
 _MOST_DIMENSIONS = 64
 _FILE_NAME = re.compile(r"\w[\w.~-]*", re.ASCII)
@@ -22,10 +22,10 @@ _FILE_NAME = re.compile(r"\w[\w.~-]*", re.ASCII)
 
 @contextmanager
 def damaged_on_error(where: str) -> Iterator[None]:
-    """Turn any error in the block, which reads a document, into damage of the file `where`.
+    """Turn errors in the block, which reads a document, into SnapshotDamaged for the file `where`.
 
     Raises:
-        SnapshotDamaged: with what went wrong. Errors of a store, and those that say so already, stay as they are.
+        SnapshotDamaged: with the error. Errors of a store, and SnapshotDamaged itself, are not changed.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
 
 
 def sizes(values: Any) -> tuple[int, ...]:
-    """Return a shape or strides; ValueError if they are no list of whole numbers from 0 on."""
+    """Return a shape or strides as a tuple; ValueError if they are not a list of non-negative integers."""
     if not isinstance(values, (list, tuple)) or len(values) > _MOST_DIMENSIONS:
         raise ValueError(f"no shape or strides: {values!r:.80}")
     if any(type(value) is not int or not 0 <= value < 2**63 for value in values):
@@ -60,10 +60,10 @@ def sizes(values: Any) -> tuple[int, ...]:
 
 
 def check_view(elements: int, itemsize: int, shape: Sequence[int], strides: Sequence[int], offset: Any = 0) -> None:
-    """Refuse a view of so many `elements` in a row that sees memory beyond them, or seems to be far larger.
+    """Check that a view of a buffer of `elements` elements stays within it, and is not far larger by strides of 0.
 
     Raises:
-        ValueError: with what it would see, and what is there.
+        ValueError: it does not; the message has the size of the view and of the buffer.
     """
     (start,), count = sizes([offset]), prod(shape)
     if len(shape) != len(strides):

@@ -1,8 +1,8 @@
-"""The codec: a tree of state as plain JSON beside named tensors. Never pickle.
+"""The codec: encodes a tree of state as JSON and named tensors. It never uses pickle.
 
-JSON alone breaks training in silence: it turns int keys into text and tuples into lists, and has no infinity.
-So whatever JSON cannot say is an object with a tag: `{"$": "tuple", "items": [...]}`. Types without a tag are
-refused by their paths, all of them at once.
+JSON alone would silently change a state: it turns int keys into text and tuples into lists, and has no infinity. So
+other types are encoded as objects with a tag: `{"$": "tuple", "items": [...]}`. Values of types without a tag are
+refused in one error that names all their paths.
 """
 
 import base64
@@ -35,7 +35,7 @@ __all__ = ["FACTORIES", "Encoded", "decode", "differences", "encode", "walk"]
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})
 _TEXT = frozenset({str})
-#: what makes the values of a defaultdict, by the name it is written with
+#: name in a document -> factory of a defaultdict
 FACTORIES: dict[str | None, Any] = {
     kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, deque, Counter)
 } | {None: None}
@@ -43,7 +43,7 @@ FACTORIES: dict[str | None, Any] = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """A tree at one moment.
+    """An encoded copy of a tree.
 
     Args:
         document: what `json` can write and read back.
@@ -58,7 +58,7 @@ def walk(tree: object) -> tuple[Any, list[TensorEntry]]:
     """Return the document of `tree` and the tensors in it, which are not copied yet.
 
     Raises:
-        UnsupportedState: it holds values that cannot be written; every one is named by its path.
+        UnsupportedState: it holds values that cannot be written; all their paths are named.
     """
     encoder = _Encoder()
     document = encoder.value(tree, "")
@@ -69,7 +69,7 @@ def walk(tree: object) -> tuple[Any, list[TensorEntry]]:
 
 
 def encode(tree: object) -> Encoded:
-    """Return a copy of `tree` that can be written; raises as `walk` does."""
+    """Return an encoded copy of `tree`; raises as `walk` does."""
     document, leaves = walk(tree)
     return Encoded(document, stage(leaves))
 
@@ -81,7 +81,7 @@ def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @dataclass
 class _Encoder:
-    """One walk over a tree: returns the document, collects tensors and faults."""
+    """One walk over a tree, which returns the document and collects tensors and faults."""
 
     leaves: list[TensorEntry] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)

@@ -17,12 +17,12 @@ from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["differences", "first_difference", "iter_differences", "same_key_order"]
 
-#: from here on it pays to compare eight bytes at a time
+#: bytes from which on tensors are compared eight bytes at a time
 _LARGE_BYTES = 1 << 16
 
 
 def differences(a: object, b: object) -> list[str]:
-    """Return where `a` and `b` differ: a path each, followed by both values in short.
+    """Return one line for each difference of `a` and `b`: the path, and both values in short.
 
     Types, dtypes, shapes and bits count (NaN equals NaN of the same bits, -0.0 is not 0.0); strides, devices and the
     order of keys do not.
@@ -34,7 +34,7 @@ def differences(a: object, b: object) -> list[str]:
 
 
 def first_difference(a: object, b: object) -> str | None:
-    """Return the first of `differences`, None if there is none; what follows it is not compared.
+    """Return the first of `differences`, or None; stops at the first difference.
 
     >>> first_difference([1, 2, 3], [1, 5, 6])
     '1 (2, now 5)'
@@ -43,12 +43,12 @@ def first_difference(a: object, b: object) -> str | None:
 
 
 def iter_differences(a: object, b: object) -> Iterator[tuple[str, str, str]]:
-    """Yield the same as triples: path, what `a` has there, what `b` has."""
+    """Yield the differences as triples: path, value in `a`, value in `b`, all as text."""
     return _walk(a, b, "")
 
 
 def same_key_order(a: object, b: object) -> bool:
-    """Return whether in two trees without differences all mappings have their keys in the same order.
+    """Return whether all mappings of two trees without differences have their keys in the same order.
 
     >>> same_key_order({"x": 1, "y": 2}, {"y": 2, "x": 1})
     False
@@ -94,7 +94,7 @@ def _walk_sequence(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _are_integers(items: Any) -> bool:
-    """Return whether all are of type int, as the 625 of the state of a generator of Python's are."""
+    """Return whether all items are of type int, as the 625 of a state of `random`."""
     return {*map(type, items)} == {int}
 
 
@@ -140,7 +140,7 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_small(tensor: Tensor) -> bool:
-    """Return whether the bytes of a tensor stand in memory in its order, and are few."""
+    """Return whether a tensor is contiguous on the CPU and has few bytes."""
     is_plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.is_cpu and tensor.is_contiguous()
     return (
         is_plain

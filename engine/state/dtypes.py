@@ -1,4 +1,4 @@
-"""Types of elements that a file may name, from fixed lists: a name looks up nothing, and no type holds addresses."""
+"""The dtypes that a file may name, from fixed lists, so that a hostile file can name no others."""
 
 import re
 from typing import Any
@@ -14,19 +14,19 @@ _TORCH_DTYPES = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and dtype not in _QUANTISED
 }
-#: numbers, text of fixed length, bytes, times; never Python's objects, of which a file would hold the addresses
+#: numbers, text of fixed length, bytes, times; not Python objects, which would be read as addresses
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcSUVMm]\d{0,9}(\[\w{1,16}\])?", re.ASCII)
 
 
 def torch_dtype(name: Any) -> torch.dtype:
-    """Return the dtype called `name`; ValueError if there is none that a tensor in a file may have."""
+    """Return the dtype called `name`; ValueError if a tensor in a file may not have it."""
     if type(name) is not str or name not in _TORCH_DTYPES:
         raise ValueError(f"no dtype {name!r}")
     return _TORCH_DTYPES[name]
 
 
 def numpy_dtype(description: Any) -> np.dtype[Any]:
-    """Return the dtype that numpy's file format describes so; ValueError if it is none of plain values."""
+    """Return the dtype with that description in numpy's file format; ValueError if it is not one of plain values."""
     _check_description(description)
     dtype = np.lib.format.descr_to_dtype(description)
     if dtype.hasobject:

@@ -1,8 +1,8 @@
-"""The hash table of a set: where its items stand, where some were removed, and where `pop` looks next.
+"""The hash table of a set: the slots of its items, the slots of removed items, and where `pop` searches next.
 
-A set iterates in the order of its table. Two sets of one order come apart as soon as they change, unless their tables
-are alike. CPython tells nothing of a table: it is read where it lies in memory. None is written there; a table is made
-anew by insertions and removals alone, and read again.
+A set iterates in the order of its table. Two sets with the same order diverge as soon as they change, unless their
+tables are equal. CPython has no interface to the table, so it is read from memory. Memory is never written: a table is
+rebuilt by insertions and removals only, and then read again to compare.
 """
 
 import ctypes
@@ -16,19 +16,19 @@ import numpy as np
 
 __all__ = ["HashTable", "described_table", "fill_set", "is_as_described"]
 
-#: orders of insertion that are tried for a set whose table is unknown
+#: largest number of permutations that are tried for a set whose table is unknown
 _ORDERS = 120
-#: items of such a set beyond which only the order itself is tried, and its reverse
+#: items of such a set, beyond which only the order itself and its reverse are tried
 _MOST = 1000
-#: what has one hash in every process; text has one where PYTHONHASHSEED says so
+#: types whose hashes are the same in every process; those of text are if PYTHONHASHSEED is set
 _NUMBERS = (bool, int, float, complex)
 _TEXTS = (str, bytes)
 
-#: a table is made with at most so many slots for what it holds then, and none is free again before the next is made
+#: largest number of slots for each item or removed item in a table of CPython
 _SLOTS_PER_ITEM = 8
-#: the finger that a smaller set may have: larger ones take longer to make than to warn of
+#: largest finger of a small set: a table with a larger one would take long to build, and a warning is given instead
 _FARTHEST = 1 << 20
-#: an item that was removed leaves this in its slot
+#: hash that a removed item leaves in its slot
 _REMOVED_HASH = -1
 
 
@@ -47,7 +47,7 @@ class _Set(ctypes.Structure):
 
 
 class _Placeholder:
-    """Takes the slot that it names."""
+    """An item whose hash is a slot, so that it is inserted there."""
 
     def __init__(self, slot: int) -> None:
         self._slot = slot
@@ -57,7 +57,7 @@ class _Placeholder:
 
 
 class _Echo:
-    """Counts as one item more where a table is made large enough for what comes, and then is found to be there."""
+    """Equal to an item of the set: an update reserves a slot for it in the table, but then inserts nothing."""
 
     def __init__(self, item: Any) -> None:
         self._item = item
@@ -71,14 +71,14 @@ class _Echo:
 
 @dataclass(frozen=True)
 class HashTable:
-    """Where the items of a set stand.
+    """The hash table of a set.
 
     Args:
-        size: slots; a power of 2, 8 or more.
-        slots: those of the items, in their order.
-        removed: those out of which items were removed.
-        finger: the slot from which on `pop` looks for an item, as it was counted when it was set: a table that grew or
-            shrank since takes it modulo its size. 0 before the first `pop`.
+        size: number of slots; a power of 2, 8 or more.
+        slots: slots of the items, in their order.
+        removed: slots from which items were removed.
+        finger: slot from which on `pop` searches for an item, taken modulo `size`, since the table may have changed its
+            size after the last `pop`. 0 before the first `pop`.
     """
 
     size: int
@@ -88,22 +88,22 @@ class HashTable:
 
     @classmethod
     def of(cls, items: set[Any]) -> "HashTable":
-        """Return that of `items`."""
+        """Return the table of `items`."""
         found = _Set.from_address(id(items))
         size = found.mask + 1
         memory = (ctypes.c_ssize_t * (2 * size)).from_address(found.table)
         keys, hashes = np.frombuffer(memory, np.intp).reshape(size, 2).T
         is_removed = (keys != 0) & (hashes == _REMOVED_HASH)
-        finger = 0 if found.finger == _far(size) else found.finger
+        finger = 0 if found.finger == _unused_finger(size) else found.finger
         return cls(size, _indices((keys != 0) & ~is_removed), _indices(is_removed), finger)
 
     def fill(self, target: set[Any], items: list[Any]) -> bool:
-        """Let `target` hold `items` in a table like this one; return whether it does."""
+        """Replace the items of `target` by `items` such that its table equals this one; return whether it does."""
         target.clear()
         if not self._is_sound(len(items)):
             return False
         if _Set.from_address(id(target)).finger != self.finger:
-            _turn(target, self.finger or _far(self.size))
+            _set_finger(target, self.finger or _unused_finger(self.size))
         placeholders = {slot: _Placeholder(slot) for slot in (*self.slots, *self.removed)}
         if placeholders:
             first = list(placeholders.values())[: self.size // 8]
@@ -113,13 +113,13 @@ class HashTable:
             target.update(placeholders.values())
         for item, slot in zip(items, self.slots, strict=True):
             target.discard(placeholders[slot])
-            target.add(item)  # takes the one slot on its way out of which something was removed
+            target.add(item)  # goes to the slot of the placeholder: the only one in its probe sequence that is removed
         for slot in self.removed:
             target.discard(placeholders[slot])
         return list(target) == items and HashTable.of(target) == self
 
     def _is_sound(self, items: int) -> bool:
-        """Return whether a set of so many items can have this table: a snapshot may come from anywhere."""
+        """Return whether a set of `items` items can have this table; snapshots are not trusted."""
         if not isinstance(self.slots, list) or not isinstance(self.removed, list):
             return False
         taken = [*self.slots, *self.removed]
@@ -135,7 +135,7 @@ class HashTable:
 
 
 def described_table(value: set[Any] | frozenset[Any], items: list[Any]) -> dict[str, Any]:
-    """Return `value`'s table as "table"; nothing where `set(items)` has it too, or where items hash anew each time."""
+    """Return {"table": ...} for a set; {} if `set(items)` has the same table, or hashes differ between processes."""
     if type(value) is not set or not _IS_READABLE or not _has_lasting_hashes(items):
         return {}
     table, plain = HashTable.of(value), set(items)
@@ -143,20 +143,20 @@ def described_table(value: set[Any] | frozenset[Any], items: list[Any]) -> dict[
 
 
 def is_as_described(value: set[Any] | frozenset[Any], items: list[Any], table: Mapping[str, Any] | None) -> bool:
-    """Return whether `value` is a set of `items` of which `described_table` says `table`."""
+    """Return whether `value` has these items in this order, and `described_table` of it has `table`."""
     return list(value) == items and described_table(value, items).get("table") == table
 
 
 def fill_set(target: set[Any], items: list[Any], table: Mapping[str, Any] | None = None) -> bool:
-    """Let `target` hold `items`, in their order where a set of them can have it; return whether it is as it was.
+    """Replace the items of `target` by `items`, in their order if possible; return whether the set is as described.
 
     Args:
-        target: is filled.
-        items: in the order in which they are to be.
-        table: what `described_table` said; where it said nothing, that of `set(items)`.
+        target: the set to fill.
+        items: in the order of iteration.
+        table: of `described_table`; None stands for the table of `set(items)`.
     """
     if table is None and _IS_READABLE and _Set.from_address(id(target)).finger and _has_lasting_hashes(items):
-        table = asdict(HashTable.of(set(items)))  # `pop` would go on where it is
+        table = asdict(HashTable.of(set(items)))  # else `target` would keep its finger
     if table is not None and HashTable(**table).fill(target, items):
         return True
     for order, removed in _insertions(items):
@@ -172,7 +172,7 @@ def fill_set(target: set[Any], items: list[Any], table: Mapping[str, Any] | None
 
 
 def _insertions(items: list[Any]) -> Any:
-    """Yield orders of insertion, each with what is added after it and removed again: that makes the table larger."""
+    """Yield orders of insertion, each with items to add and remove afterwards, which enlarge the table."""
     yield items, ()
     yield items[::-1], ()
     if len(items) > _MOST:
@@ -190,13 +190,13 @@ def _insertions(items: list[Any]) -> Any:
             yield permutation, ()
 
 
-def _far(size: int) -> int:
-    """Return what stands for a finger of 0, which no `pop` leaves: the first slot of a table of `size`, and of most."""
+def _unused_finger(size: int) -> int:
+    """Return a finger that stands for 0, which `pop` cannot set: it is 0 modulo `size` and most other sizes."""
     return max(3 << 11, 3 * size)
 
 
-def _turn(target: set[Any], finger: int) -> None:
-    """Let `pop` look from `finger` on in the empty `target`: it goes on behind what it took last."""
+def _set_finger(target: set[Any], finger: int) -> None:
+    """Set the finger of the empty set `target`, by a `pop` of an item in the slot before it."""
     last, size = finger - 1, 1 << (finger - 1).bit_length()
     crowd = {slot: _Placeholder(slot) for slot in (last, *range(size // 8))}
     target.update(crowd.values())
@@ -208,9 +208,9 @@ def _turn(target: set[Any], finger: int) -> None:
 
 
 def _enlarge(target: set[Any], there: list[_Placeholder], size: int) -> None:
-    """Let `target`, in which a few items are, have at least `size` slots, a power of 2, by an update with the same few.
+    """Enlarge the table of `target` to at least `size` slots, a power of 2, without a change of its items.
 
-    CPython makes a table for twice the items that there may be after an update, before it knows which are there.
+    CPython resizes for the largest possible number of items before an update, so an update with equal items does this.
     """
     target.update({_Echo(there[number % len(there)]) for number in range(size // 4)})
 
@@ -221,13 +221,13 @@ def _indices(which: Any) -> Sequence[int]:
 
 
 def _has_lasting_hashes(items: Sequence[Any]) -> bool:
-    """Return whether all items have the hashes in another process that they have in this one."""
+    """Return whether the hashes of all items are the same in every process."""
     lasting = _NUMBERS if os.environ.get("PYTHONHASHSEED", "random") == "random" else (*_NUMBERS, *_TEXTS)
     return all(type(item) in lasting or (type(item) is tuple and _has_lasting_hashes(item)) for item in items)
 
 
 def _is_readable() -> bool:
-    """Return whether this interpreter's sets lie in memory as is written here."""
+    """Return whether sets of this interpreter have the memory layout of `_Set`."""
     few = {5}
     found = _Set.from_address(id(few))
     return (found.fill, found.used, found.mask) == (1, 1, 7) and HashTable.of(few) == HashTable(8, [5], [], 0)

@@ -1,4 +1,4 @@
-"""How messages call the values of a state, and where they stand."""
+"""Names and paths of the values of a state, for messages."""
 
 from midstride.engine.formatting import format_count
 
@@ -15,14 +15,14 @@ def unwritable(faults: list[str]) -> str:
 
 
 def joined(path: str, key: object) -> str:
-    """Return the path of what stands at `key` of what stands at `path`."""
+    """Return the path of the item `key` of the value at `path`."""
     text = str(key)
     text = text if len(text) <= 80 else f"{text[:77]}..."
     return f"{path}/{text}" if path else text
 
 
 def kind_of(value: object) -> str:
-    """Return how a message calls a value, such as `function digits.<lambda>`."""
+    """Return the class of a value, or the name of a function, as messages write it: `function digits.<lambda>`."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     own = getattr(value, "__qualname__", None)

@@ -1,4 +1,4 @@
-"""What a tree of state says of objects: that two names share one, and what one consists of."""
+"""Nodes of a tree of state that describe objects: references, views and instances."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -7,16 +7,16 @@ from typing import Any
 
 __all__ = ["Instance", "Same", "View", "instances_in", "kind_text", "stable_kind"]
 
-#: how kinds of the engine's own begin
+#: prefix of the kinds of the engine's classes
 _ENGINE = "midstride.engine"
 
 
 @dataclass(frozen=True)
 class Same:
-    """An object that stands elsewhere already.
+    """A reference to an object that is described elsewhere.
 
     Args:
-        path: where: in this tree, or among what other parts of a run's state keep ("parameter layer.weight").
+        path: path in this tree, or the name of an object in another part of the state ("parameter layer.weight").
     """
 
     path: str
@@ -44,9 +44,9 @@ class Instance:
     """An object that is neither a plain value nor a container.
 
     Args:
-        form: how it is taken and given back, such as "object", "generator" or "function".
-        kind: its class, or of a function its name, as `kind_text` gives it.
-        state: what it consists of.
+        form: how it is described and restored, such as "object", "generator" or "function".
+        kind: name of its class, or of a function, by `kind_text`.
+        state: what it is restored from.
     """
 
     form: str
@@ -58,7 +58,7 @@ class Instance:
 
 
 def instances_in(tree: Any, form: str, path: str = "") -> Iterator[tuple[str, Instance]]:
-    """Yield the instances of `form` in a tree of state, each with its path; keys and items of sets are left out."""
+    """Yield the instances of `form` in a tree of state, each with its path; not those in keys and sets."""
     if isinstance(tree, Instance) and tree.form == form:
         yield path, tree
     elif isinstance(tree, (dict, Instance)):
@@ -70,12 +70,12 @@ def instances_in(tree: Any, form: str, path: str = "") -> Iterator[tuple[str, In
 
 
 def kind_text(module: str | None, name: str) -> str:
-    """Return what a class or function called `name` in `module` is called in a snapshot: "package.module:name"."""
+    """Return the name of a class or function in snapshots: "package.module:name"."""
     return stable_kind(f"{module}:{name}")
 
 
 def stable_kind(kind: str) -> str:
-    """Return `kind` without the module of the engine that it stands in: modules move, snapshots remain.
+    """Return `kind` of a class of the engine without its module, so that snapshots stay readable if it moves.
 
     >>> stable_kind("midstride.engine.callbacks:EarlyStopping")
     'midstride.engine:EarlyStopping'

@@ -1,7 +1,7 @@
-"""Row shards: tensors of which each rank has some rows, joined and sharded for another number of ranks.
+"""Row shards: the rows of a tensor that one rank has, joined and sharded again for another number of ranks.
 
-Rows go to ranks as in `torch.chunk`, and so as in `fully_shard`: as many to each rank, rounded up, until none is left.
-A rank may have none.
+Rows are assigned to ranks as in `torch.chunk` and `fully_shard`: the same number to each rank, rounded up, until none
+is left. So the last ranks may have fewer rows or none.
 """
 
 from collections.abc import Sequence
@@ -29,17 +29,17 @@ __all__ = [
 ]
 
 
-#: the class of distributed tensors, which may not be loaded
+#: the class of distributed tensors, whose module may not be imported yet
 DISTRIBUTED = "torch.distributed.tensor:DTensor"
 
 
 class RowShard(NamedTuple):
-    """What one rank has of a tensor.
+    """The rows of a tensor that one rank has.
 
     Args:
-        rows: along its first dimension.
-        start: number of the first of them.
-        shape: of the whole.
+        rows: a slice of the tensor along its first dimension.
+        start: index of the first row.
+        shape: shape of the whole tensor.
     """
 
     rows: Tensor
@@ -48,7 +48,7 @@ class RowShard(NamedTuple):
 
 
 def shard_rows(whole: Tensor, rank: int, size: int) -> RowShard:
-    """Return the rows that `rank` of `size` has of `whole`; it shares its memory.
+    """Return the rows of `whole` for `rank` of `size` ranks, in the memory of `whole`.
 
     >>> [len(shard_rows(torch.ones(33, 2), rank, 2).rows) for rank in range(2)]
     [17, 16]
@@ -60,10 +60,10 @@ def shard_rows(whole: Tensor, rank: int, size: int) -> RowShard:
 
 
 def join_rows(shards: Sequence[RowShard]) -> Tensor:
-    """Return the tensor that the rows of all ranks make; where replicas of it follow each other, the first.
+    """Return the whole tensor, given the shards of all ranks; of several replicas, the first.
 
     Raises:
-        NotExact: rows are missing, or there twice.
+        NotExact: rows are missing or duplicate.
     """
     whole, end = shards[0].shape[0], 0
     replicas: list[list[Tensor]] = []
@@ -81,7 +81,7 @@ def join_rows(shards: Sequence[RowShard]) -> Tensor:
 
 
 def reshard_rows(trees: Sequence[Any], rank: int, size: int) -> Any:
-    """Return the tree of `rank` of `size`, given those of the ranks of another world; where they agree, the first's."""
+    """Return the tree for `rank` of `size` ranks, given those of all ranks of another world; shards are resharded."""
 
     def resharded(*leaves: Any) -> Any:
         return shard_rows(join_rows(leaves), rank, size) if isinstance(leaves[0], RowShard) else leaves[0]
@@ -96,13 +96,13 @@ def is_distributed(value: object) -> "TypeGuard[DTensor]":
 
 
 def shards_of(tensor: "DTensor") -> tuple[int, int]:
-    """Return which of its shards this rank has of `tensor`, and how many there are."""
+    """Return the index of this rank's shard of `tensor`, and the number of shards."""
     over = tensor.device_mesh.ndim - 1  # of a mesh of two dimensions, the first is that of replicas
     return tensor.device_mesh.get_local_rank(over), tensor.device_mesh.size(over)
 
 
 def row_shard_of(tensor: "DTensor") -> RowShard | None:
-    """Return the rows that this rank has of `tensor`, in its memory; None if it is not cut by rows."""
+    """Return this rank's rows of `tensor`, in its memory; None if it is not sharded by rows."""
     *around, last = tensor.placements
     if not last.is_shard(0) or not all(placement.is_replicate() for placement in around):
         return None
@@ -112,7 +112,7 @@ def row_shard_of(tensor: "DTensor") -> RowShard | None:
 
 
 def distributed_tensor(shard: RowShard, like: "DTensor") -> "DTensor":
-    """Return the distributed tensor of which `shard` is this rank's, placed as `like` is."""
+    """Return a distributed tensor with `shard` as this rank's rows, placed as `like` is."""
     shape = torch.Size(shard.shape)
     stride = torch.empty(shape, device="meta").stride()
     rows = shard.rows.to(like.device)

@@ -1,7 +1,7 @@
-"""Containers that stand in a tree of state more than once: written at the first place, and pointed to at the others.
+"""Containers that occur several times in a tree of state: written once, and referred to by their path elsewhere.
 
-A `state_dict` often says one thing twice: all rows, and the open one of them. What is added to that one after a resume
-belongs in both.
+A `state_dict` may contain an object twice, such as a list of rows and the current row. An item that is added to this
+row after a resume must appear in both.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -11,26 +11,26 @@ import numpy as np
 
 __all__ = ["AGAIN", "SharedContainers", "node_at"]
 
-#: the tag of what stands elsewhere in the same document
+#: tag of a reference to another place in the same document
 AGAIN = "again"
-#: what can change in place, and tells so that it is one and not two
+#: mutable types, for which identity matters
 _KINDS = frozenset({list, dict, set, deque, bytearray, OrderedDict, Counter, defaultdict, np.ndarray})
 
 
 class SharedContainers:
-    """The containers that one walk over a tree has met, with the documents that were made of them."""
+    """The containers that one walk over a tree has met, with their documents."""
 
     def __init__(self) -> None:
         self._met: dict[int, tuple[object, Any]] = {}  # with the containers: none is freed, and its address taken
         self._again: dict[int, list[dict[str, Any]]] = {}  # by document: the places to be told where it stands
 
     def note(self, value: object, document: Any) -> None:
-        """Note what was made of `value`."""
+        """Record the document of `value`."""
         if type(value) in _KINDS:
             self._met[id(value)] = value, document
 
     def again(self, value: object) -> dict[str, Any] | None:
-        """Return what stands for `value` if it was met before, to be completed at the end."""
+        """Return a reference if `value` was met before, which `complete` fills; else None."""
         if (met := self._met.get(id(value))) is None:
             return None
         node: dict[str, Any] = {"$": AGAIN}
@@ -38,7 +38,7 @@ class SharedContainers:
         return node
 
     def complete(self, root: Any) -> None:
-        """Write into all that `again` gave where in the document `root` the first place is."""
+        """Write into all references the path of the first occurrence in the document `root`."""
         nodes: list[tuple[Any, tuple[str | int, ...]]] = [(root, ())] if self._again else []
         while nodes:
             node, place = nodes.pop()

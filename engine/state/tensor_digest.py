@@ -1,4 +1,4 @@
-"""Digests of what stands in tensors, wherever they are and however they are laid out."""
+"""Digests of the content of tensors, on any device and in any layout."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -13,21 +13,21 @@ from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["tensor_digest"]
 
-#: of a GPU's memory that is looked at
+#: bytes of GPU memory that are copied to the host at a time
 _CHUNK_BYTES = 1 << 24
 _tensor: Any = Tensor
-#: sparse layouts whose rows, or columns, stand one after the other
+#: sparse layouts with compressed rows or columns
 _ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
 
 
 def tensor_digest(tensor: Tensor, sample_bytes: int | None = None) -> str:
     """Return a digest of the type, shape and content of a tensor.
 
-    The content does not count where it cannot be read: on "meta", freed, of a class that stands for other tensors.
+    Content that cannot be read is left out: of tensors on "meta", freed ones, and wrappers of other tensors.
 
     Args:
         tensor: on any device, of any layout.
-        sample_bytes: of a tensor that has more, elements from everywhere are looked at that have so many.
+        sample_bytes: of a larger tensor, only so many bytes of elements spread over it are read; None reads all.
 
     >>> tensor_digest(torch.eye(2).to_sparse()) == tensor_digest(2 * torch.eye(2).to_sparse())
     False
@@ -47,7 +47,7 @@ def tensor_digest(tensor: Tensor, sample_bytes: int | None = None) -> str:
 
 
 def _stretches(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the elements of `tensor` in memory of the host, one stretch after the other; each is gone with the next."""
+    """Yield the elements of `tensor` on the host, in parts; each part is overwritten by the next."""
     if not tensor.is_cuda or not tensor.is_contiguous() or tensor.nbytes < _CHUNK_BYTES:
         if tensor.numel():
             yield tensor.cpu().contiguous()
@@ -59,7 +59,7 @@ def _stretches(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _parts(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the tensors with strides of which `tensor` consists."""
+    """Return the strided tensors of which `tensor` consists."""
     kind: Any = type(tensor)
     if kind.__torch_dispatch__ is not _tensor.__torch_dispatch__ or tensor.is_meta or is_freed(tensor):
         return ()

@@ -1,6 +1,6 @@
-"""Files of tensors (safetensors), read in one pass: checked against their digests, each tensor into memory of its own.
+"""Reads safetensors files in one pass, with their digests checked, and each tensor in memory of its own.
 
-That takes the memory of the tensors and of a few chunks. Nothing is handed out before the last byte was checked.
+The peak memory is that of the tensors and a few chunks. Tensors are returned only after the last byte was checked.
 """
 
 import json
@@ -26,7 +26,7 @@ _HEADER_BYTES = 100 * 2**20  # as the format has it
 
 
 class _Entry(NamedTuple):
-    """What the header says of one tensor."""
+    """The entry of one tensor in the header."""
 
     name: str
     dtype: torch.dtype
@@ -38,7 +38,7 @@ def read_tensors(store: Store, path: str, expected: FileDigest, only: Collection
     """Return the tensors in the file at `path`, or those named in `only`.
 
     Raises:
-        SnapshotDamaged: it is missing, differs from what is expected, or is no file of tensors.
+        SnapshotDamaged: the file is missing, differs from `expected`, or is no safetensors file.
     """
     where = f"{store.url}/{path}"
     try:
@@ -60,7 +60,7 @@ def read_tensors(store: Store, path: str, expected: FileDigest, only: Collection
 
 
 class _Source:
-    """Bytes that come in chunks and are counted as they are taken."""
+    """A stream of chunks, with a running digest of the bytes that were read."""
 
     def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
         self._chunks, self._left = chunks, memoryview(b"")
@@ -68,11 +68,11 @@ class _Source:
 
     @property
     def digest(self) -> FileDigest:
-        """What has come so far."""
+        """Digest of the bytes read so far."""
         return {"bytes": self._bytes, "xxh3_128": self._digest.hexdigest()}
 
     def take(self, size: int) -> Iterator[memoryview]:
-        """Yield the next `size` bytes, piece by piece."""
+        """Yield the next `size` bytes, in pieces."""
         while size:
             if not self._left and not self._fetch():
                 raise ValueError(f"it ends {size} bytes too early")
@@ -85,7 +85,7 @@ class _Source:
         return b"".join(map(bytes, self.take(size)))
 
     def drain(self) -> None:
-        """Count the rest."""
+        """Read the rest, for the digest."""
         while self._fetch():
             pass
 
@@ -111,7 +111,7 @@ def _tensors(source: _Source, size: int, where: str, only: Collection[str] | Non
 
 
 def _entries(source: _Source, size: int) -> list[_Entry]:
-    """Return what the header says, in the order of the bytes."""
+    """Return the entries of the header, in the order of their bytes."""
     left = size - _LENGTH_BYTES
     length = int.from_bytes(source.bytes(_LENGTH_BYTES), "little")
     if length > min(left, _HEADER_BYTES):

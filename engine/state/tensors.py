@@ -1,9 +1,9 @@
-"""Tensors on their way to a file and back: copied, with their strides and the memory they share.
+"""Copies tensors to be written to a file, and rebuilds them with their strides and the memory they share.
 
-safetensors files hold plain, separate tensors. A tensor that is dense and shares its memory with no other is
-written as it is, and its strides are noted in the document. Tensors that overlap (tied weights, views of one
-buffer, expanded tensors) are written once: as one tensor if they are all the same view, else as the stretch of
-bytes they lie in, from which they are cut out again.
+safetensors files hold contiguous, separate tensors. A tensor that is dense and shares its memory with no other is
+written as it is, with its strides in the document. Tensors that overlap (tied weights, views of one buffer, expanded
+tensors) are written once: as one tensor if they are all the same view, else as the range of bytes that contains them,
+of which they become views again.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -34,18 +34,18 @@ __all__ = [
 _ALIGN_BYTES = 16  # no element is larger
 
 
-#: under which name a safetensors file holds a type of elements; any other goes as bytes
+#: dtype -> its name in a safetensors file; tensors of other dtypes are written as bytes
 _NAMES = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL"},
     **{torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.complex64: "C64"},
 }
-#: and back
+#: name in a safetensors file -> dtype
 DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class FreshTensors(dict[str, Tensor]):
-    """Tensors just read, by name, in memory that a tree rebuilt of them may keep: they are taken out one by one."""
+    """Tensors just read, by name; `rebuild` removes them one by one and uses their memory without a copy."""
 
 
 @dataclass(slots=True)
@@ -54,8 +54,8 @@ class TensorEntry:
 
     Args:
         path: where it was found.
-        tensor: itself; it may require gradients.
-        entry: what stands for it in the document; `Layout.complete` adds where its bytes are.
+        tensor: the tensor; it may require gradients.
+        entry: its entry in the document; `Layout.complete` adds where its bytes are.
     """
 
     path: str
@@ -64,18 +64,18 @@ class TensorEntry:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What it is called and how it is laid out, wherever its memory is."""
+        """The path and the layout of the tensor, without the address of its memory."""
         tensor = self.tensor
         return self.path, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 class TensorRegion:
-    """Bytes that go to a file as one tensor: a leaf, or the stretch of memory that several leaves share.
+    """Bytes that are written as one tensor of a file: a leaf, or the range of memory that several leaves share.
 
     Args:
-        name: in the file.
-        members: the leaves, by number.
-        spans: those same leaves.
+        name: name in the file.
+        members: numbers of the leaves.
+        spans: memory of these leaves.
     """
 
     def __init__(self, name: str, members: Sequence[int], spans: "Sequence[_Span]") -> None:
@@ -94,7 +94,7 @@ class TensorRegion:
             self.shape = list(first.shape) if first.dtype in _NAMES else [self.nbytes]
 
     def views(self, memory: Tensor, leaves: Sequence[TensorEntry]) -> list[Tensor]:
-        """Return where in `memory` (uint8, as long as this region) `sources` go."""
+        """Return the views of `memory` (uint8, as long as this region) into which `sources` are copied."""
         if not self.is_stretch:
             first = leaves[self.members[0]].tensor
             return [memory.view(first.dtype).view(first.shape)]
@@ -106,14 +106,14 @@ class TensorRegion:
         return [_once(view) for view in views]
 
     def sources(self, leaves: Sequence[TensorEntry]) -> list[Tensor]:
-        """Return what is copied: of leaves that see the same in the same way, one."""
+        """Return the tensors to copy: one of all leaves that are the same view."""
         if not self.is_stretch:
             return [leaves[self.members[0]].tensor]
         return [_once(leaves[number].tensor) for number in self.members]
 
 
 class Layout:
-    """How the tensors of a tree become tensors of a file; the same from one snapshot to the next while they are."""
+    """How the tensors of a tree become tensors of a file; reused for the next snapshot while it fits."""
 
     def __init__(self, leaves: Sequence[TensorEntry]) -> None:
         self._forms = [leaf.form for leaf in leaves]
@@ -134,19 +134,19 @@ class Layout:
                 self._region_of[number] = len(self.regions) - 1
 
     def fits(self, leaves: Sequence[TensorEntry]) -> bool:
-        """Whether `leaves` are of the same forms as those this was made of, and share memory in the same way."""
+        """Return whether `leaves` have the paths and layouts of those this was made of, and share memory alike."""
         if self._forms != [leaf.form for leaf in leaves]:
             return False
         starts = [leaf.tensor.data_ptr() for leaf in leaves]
         return starts == self._starts or (self._shares_alike(starts) and not self._overlaps_anew(starts))
 
     def _shares_alike(self, starts: Sequence[int]) -> bool:
-        """Whether the leaves that share memory with others stayed where they were."""
+        """Return whether the leaves that share memory have the same addresses relative to each other."""
         shared = (number for region in self.regions if len(region.members) > 1 for number in region.members)
         return all(starts[number] == self._starts[number] for number in shared)
 
     def _overlaps_anew(self, starts: Sequence[int]) -> bool:
-        """Whether leaves of different regions share memory: new tensors may lie where others did."""
+        """Return whether leaves of different regions share memory, as new tensors may do."""
         end, region = 0, -1
         for number in sorted((n for n, length in enumerate(self._lengths) if length), key=starts.__getitem__):
             if starts[number] < end and self._region_of[number] != region:
@@ -161,20 +161,20 @@ class Layout:
 
 
 def is_freed(tensor: Tensor) -> bool:
-    """Return whether the memory of `tensor` was given back: of sharded training's whole weights, between steps."""
+    """Return whether the memory of `tensor` was freed, as that of gathered weights in sharded training."""
     has_memory = tensor.layout == torch.strided and (tensor.is_cpu or tensor.is_cuda) and tensor.numel() > 0
     return has_memory and not tensor.untyped_storage().nbytes()
 
 
 def is_expanded(tensor: Tensor) -> bool:
-    """Return whether elements of `tensor` share memory, as `expand` makes them."""
+    """Return whether elements of `tensor` share memory (strides of 0), as after `expand`."""
     if tensor.layout != torch.strided:
         return False
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def other_kind(tensor: Tensor) -> str | None:
-    """Return of which kind a tensor is that no file holds; None of any other."""
+    """Return the kind of a tensor that no file can hold, such as nested; None for other tensors."""
     if tensor.is_quantized or tensor.is_nested or tensor.is_meta:
         return "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else "meta"
     if tensor.layout not in (torch.strided, torch.sparse_coo):
@@ -183,7 +183,7 @@ def other_kind(tensor: Tensor) -> str | None:
 
 
 def stage(leaves: Sequence[TensorEntry]) -> dict[str, Tensor]:
-    """Copy all `leaves` to fresh memory on the CPU, by the names that their entries then say."""
+    """Copy all `leaves` to new memory on the CPU; return the copies by name, and complete the entries with these."""
     layout = Layout(leaves)
     layout.complete(leaves)
     staged = {}
@@ -205,12 +205,12 @@ def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def rebuild(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> Tensor:
-    """Return the tensor an entry stands for, in fresh memory.
+    """Return the tensor that an entry describes, in new memory.
 
     Args:
-        entry: what `stage` completed; of any other it asks for nothing beyond `tensors`.
-        tensors: what `stage` returned, never shared with the result; or `FreshTensors`, which are used up.
-        memory: name -> memory already rebuilt, so that what shared it shares it again.
+        entry: completed by `stage`; an entry from elsewhere cannot reach memory beyond `tensors`.
+        tensors: what `stage` returned, which the result does not share; or `FreshTensors`, which are consumed.
+        memory: name -> memory rebuilt before, so that tensors that shared memory share it again.
 
     Raises:
         ValueError: the entry and the tensor in the file do not go together.
@@ -233,13 +233,13 @@ def rebuild(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], memory: dic
 
 
 def _flat(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return the bytes of a tensor, for the result to keep."""
+    """Return the bytes of a tensor, in memory that the result may use."""
     tensor = tensors.pop(name) if isinstance(tensors, FreshTensors) else tensors[name].clone()
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def _as_strided(flat: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return the elements of `flat` in `shape`, laid out in memory as `strides` say."""
+    """Return a tensor with the elements of `flat`, of that shape and those strides."""
     plain = flat.view(shape)
     if strides == _plain_strides(shape):
         return plain
@@ -252,7 +252,7 @@ def _as_strided(flat: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) 
 
 
 class _Span:
-    """The memory that one tensor sees."""
+    """The range of memory of one tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self.shape, self.strides = tensor.dtype, tensor.shape, tensor.stride()
@@ -264,7 +264,7 @@ class _Span:
             self.end += (1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))) * self.itemsize
 
     def is_same_view(self, other: "_Span") -> bool:
-        """Whether both see the same memory in the same way."""
+        """Return whether both are the same view of the same memory."""
         mine, its = (self.start, self.dtype, self.shape, self.strides), (other.start, other.dtype, other.shape)
         return mine == (*its, other.strides)
 
@@ -286,7 +286,7 @@ def _overlapping(spans: Sequence[_Span]) -> list[list[int]]:
 
 
 def _note(region: TensorRegion, number: int, span: _Span) -> dict[str, Any]:
-    """Return what the entry of a leaf says of its bytes."""
+    """Return the items of a leaf's entry that tell where its bytes are."""
     note: dict[str, Any] = {"name": region.name}
     if region.is_stretch:
         note["offset"] = region.offsets[region.members.index(number)]
@@ -306,7 +306,7 @@ def _free_name(path: str, taken: Container[str]) -> str:
 
 
 def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a fresh tensor of `shape`."""
+    """Return the strides of a contiguous tensor of `shape`."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -325,7 +325,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """Return `tensor` without the repetitions of expanded dimensions: nothing may be written twice."""
+    """Return `tensor` with expanded dimensions of size 1, so that no element is written twice."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)

@@ -1,4 +1,4 @@
-"""Privates of torch's tensors, named here alone; `tests/unit/test_internals.py` tries each of them."""
+"""Private names of torch's tensors that this package uses; `tests/unit/test_internals.py` tests each of them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,7 +19,7 @@ def indices_and_values(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_view_of_one(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    """Return whether `tensor` is a view in the memory of one of `others`, on devices without addresses, too."""
+    """Return whether `tensor` is a view of one of `others`; works on devices without addresses, too."""
     if not tensor._is_view():
         return False
     memory = tensor.untyped_storage()._cdata

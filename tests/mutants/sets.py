@@ -32,7 +32,7 @@ SETS = [
     Mutant(
         "pop looks from the first slot on",
         "engine/state/hash_table.py",
-        "            _turn(target, self.finger or _far(self.size))\n",
+        "            _set_finger(target, self.finger or _unused_finger(self.size))\n",
         "            pass\n",
         f"{TABLES}::test_a_set_of_many_is_made_anew_and_read_back[0]",
     ),
