@@ -9,17 +9,17 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-_WRONG = 2  # what `midstride fit` ends with where a retry cannot help
+_WRONG = 2  # exit code of `midstride fit` after an error that a retry cannot help
 
 
 class MidstrideFit(BaseOperator):
-    """Run `midstride fit`: the same run name, in the next try, resumes.
+    """Run `midstride fit`; a retry with the same run name resumes the run.
 
     Args:
-        job: the job file.
-        run: name of the run; the same over retries.
-        choices: set from outside, such as trainer.max_epochs=2.
-        command: where `midstride` is.
+        job: path of the job file.
+        run: name of the run; the same in all retries.
+        choices: keys of the job to override, such as trainer.max_epochs=2.
+        command: path of `midstride`.
     """
 
     template_fields = ("job", "run", "choices")
@@ -33,7 +33,12 @@ class MidstrideFit(BaseOperator):
         return SubprocessHook()
 
     def execute(self, context: Any) -> None:
-        """Train to the end."""
+        """Train to the end.
+
+        Raises:
+            AirflowFailException: the job or its code is wrong; Airflow does not retry.
+            AirflowException: the run ended early; Airflow retries, and the run resumes.
+        """
         words = [self.command, "fit", self.job, "--run", self.run]
         words += [word for choice in self.choices for word in ("--set", choice)]
         code = self._process.run_command(words, env=dict(os.environ)).exit_code
@@ -43,7 +48,7 @@ class MidstrideFit(BaseOperator):
             raise AirflowException(f"{self.run} ended with {code}; the next try resumes it")
 
     def on_kill(self) -> None:
-        """Ask the world to stop: it takes a snapshot first."""
+        """Send SIGTERM, upon which the run takes a snapshot and ends."""
         self._process.send_sigterm()
 
 

@@ -37,7 +37,7 @@ class Airflow:
         self("db", "migrate")
 
     def __call__(self, *arguments: str, check: bool = True) -> str:
-        """Run a command of Airflow's; return what it says."""
+        """Run a command of Airflow; return its output."""
         command = [os.environ["AIRFLOW"], *arguments]
         done = subprocess.run(
             command, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -1,9 +1,9 @@
-"""Write requirements.txt: what the image installs, each file by its hash, in the versions of constraints.txt.
+"""Write requirements.txt: the packages of the image, pinned by constraints.txt, with the hash of each file.
 
 Usage: .venv/bin/python deploy/docker/lock.py
 
-The hashes are those of the registry's own files: wheels that lie on this machine, and settings of its pip that point to
-them, are left out of account. Nothing is downloaded but metadata.
+The hashes are those of the files in the registry: local wheels and pip settings are ignored. Only metadata is
+downloaded.
 """
 
 import json
@@ -17,23 +17,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-#: of the image's base: Debian 12 has glibc 2.36
+#: Python version and glibc minor versions of the image's base: Debian 12 has glibc 2.36
 PYTHON, GLIBC = "3.11", range(5, 37)
 MACHINES = ("x86_64", "aarch64")
-#: a worker that makes a container or a pod of each run
+#: workers that run each flow run in a container or a pod
 WORKERS = ["prefect-docker", "prefect-kubernetes"]
 HEADER = "# Written by lock.py: what the image installs on Linux, x86_64 and aarch64, each file by its hash.\n"
 
 
 def wanted() -> list[str]:
-    """Return what the project itself asks for, to be built and to run."""
+    """Return the requirements of the project, for its build and at run time."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extra = project["project"]["optional-dependencies"]["examples"]
     return [*project["build-system"]["requires"], *project["project"]["dependencies"], *extra, *WORKERS]
 
 
 def resolved(machine: str) -> dict[str, str]:
-    """Return each requirement that pip would install on a kind of machine, and the hash of the file it would take."""
+    """Return the requirements that pip would install on a machine type, each with the hash of the file."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in GLIBC]
     platforms += [f"--platform=manylinux{old}_{machine}" for old in (1, 2010, 2014)]
@@ -58,7 +58,7 @@ def _hash(download: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Resolve for every kind of machine, and write the union."""
+    """Resolve for every machine type, and write the union."""
     hashes: dict[str, set[str]] = defaultdict(set)
     for machine in MACHINES:
         for requirement, digest in resolved(machine).items():

@@ -1,4 +1,4 @@
-"""What the engine costs on a GPU: steps beside a bare loop, snapshots beside a plain copy, memory of a strategy.
+"""Costs of the engine on a GPU: steps versus a plain loop, snapshots versus a plain copy, memory of strategies.
 
 make bench-gpu
 
@@ -27,7 +27,7 @@ WARM, BLOCK, BATCH = 20, 20, 64
 
 
 class Stack(TrainingModule):
-    """Layers of one width in a row, which a strategy can cut."""
+    """Layers of the same width in a row, which strategies can shard."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -40,12 +40,12 @@ class Stack(TrainingModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        """Return an optimizer that keeps two numbers a weight."""
+        """Return an optimizer with two state elements per weight."""
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
 class Clock(Callback):
-    """Times the steps after the first ones, in blocks that end with all work of the device done.
+    """Times blocks of steps after the warm-up; each block ends when the device has finished its work.
 
     Args:
         synchronize: waits for the device.
@@ -58,7 +58,7 @@ class Clock(Callback):
 
     @property
     def step_s(self) -> float:
-        """Of a step, in most blocks."""
+        """Seconds per step, as the median of the blocks."""
         return statistics.median(self._blocks_s) / BLOCK
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
@@ -73,11 +73,11 @@ class Clock(Callback):
 
 
 class Pauses(Callback):
-    """Times what passes between two steps, with all work of the device done.
+    """Times the pauses between steps, measured when the device has finished its work.
 
     Args:
         synchronize: waits for the device.
-        rest_s: seconds to wait before a snapshot, in which the one before is written.
+        rest_s: seconds to wait before a snapshot, so that the previous one is written by then.
     """
 
     def __init__(self, synchronize: Callable[[], None], rest_s: float) -> None:
@@ -88,7 +88,7 @@ class Pauses(Callback):
 
     @property
     def stalls_s(self) -> list[float]:
-        """How much longer it was for each snapshot."""
+        """Seconds by which the pause of each snapshot was longer than other pauses."""
         return [having_s - statistics.median(self._without_s) for having_s in self._having_s]
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -118,7 +118,7 @@ class Bench:
         self.synchronize: Callable[[], None] = (lambda: None) if cpu else torch.cuda.synchronize
 
     def bare(self, width: int, layers: int, steps: int, batch: int = BATCH) -> float:
-        """Return the seconds of a step in a loop by hand."""
+        """Return the seconds of a step in a plain PyTorch loop."""
         with self.device:
             module = Stack(width, layers)
         module.log = lambda *_: None  # type: ignore[method-assign]
@@ -132,13 +132,13 @@ class Bench:
         return clock.step_s
 
     def fitted(self, width: int, layers: int, steps: int, batch: int = BATCH, **options: Any) -> float:
-        """Return the seconds of a step in a fit that is kept; `options` are the Trainer's."""
+        """Return the seconds of a step in a fit that writes a run; `options` are those of the Trainer."""
         clock = Clock(self.synchronize)
         self.fit(width, layers, steps, batch, callbacks=[clock], **options)
         return clock.step_s
 
     def stalls_s(self, width: int, layers: int, rest_s: float) -> list[float]:
-        """Return for how long training waits for each of some snapshots, before which it rests."""
+        """Return the seconds that each of some snapshots stalls training, with a rest before each."""
         pauses = Pauses(self.synchronize, rest_s)
         self.fit(width, layers, 5 * BLOCK + 1, callbacks=[pauses], snapshots={"every_steps": BLOCK, "keep": 1})
         return pauses.stalls_s
@@ -146,7 +146,7 @@ class Bench:
     def fit(
         self, width: int, layers: int, steps: int, batch: int = BATCH, *, on_host: bool = False, **options: Any
     ) -> None:
-        """Fit a net, built on the device or the host, in a folder that is gone afterwards."""
+        """Fit a net, built on the device or the host, with its run in a temporary folder."""
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
                 max_epochs=1,
@@ -159,7 +159,7 @@ class Bench:
             trainer.fit(module, _loader(width, steps, batch), run=folder)
 
     def copy_s(self, size_bytes: int) -> float:
-        """Return the seconds of a copy of so much to memory of the host that is pinned."""
+        """Return the seconds of a copy of `size_bytes` bytes to pinned host memory."""
         source = torch.ones(size_bytes, dtype=torch.uint8, device=self.device)
         target = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         times = []
@@ -181,7 +181,7 @@ def _interleaved(rounds: int, *timed: Callable[[], float]) -> list[float]:
 
 
 def steps(bench: Bench, rounds: int, *, cpu: bool) -> None:
-    """Print what a step costs: nets whose kernels are launched for longer than they run, and one that is the GPU's."""
+    """Print the cost of a step: for nets limited by kernel launches, and for one limited by the GPU."""
     for width, layers, batch, count in [
         (64, 2, 1, 620),
         (64, 2, BATCH, 320),
@@ -197,9 +197,9 @@ def steps(bench: Bench, rounds: int, *, cpu: bool) -> None:
 
 
 def snapshots(bench: Bench, *, cpu: bool) -> None:
-    """Print for how long a snapshot stalls training: weights and two numbers of the optimizer for each.
+    """Print how long a snapshot of weights and two optimizer values per weight stalls training.
 
-    For the first one memory of the host is made, and pinned.
+    The first snapshot also allocates and pins host memory.
     """
     for width, layers in [(512, 4)] if cpu else [(2048, 4), (8192, 2), (8192, 12)]:
         size_bytes = 3 * 4 * layers * width * (width + 1)
@@ -213,7 +213,7 @@ def snapshots(bench: Bench, *, cpu: bool) -> None:
 
 
 def memory(bench: Bench) -> None:
-    """Print the peak memory of a fit on one GPU, by a world of one rank: what is cut has a group to be cut over."""
+    """Print the peak memory of a fit on one GPU, in a world of one rank, which sharded strategies need."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29591"}
     for strategy, options in {
@@ -234,7 +234,7 @@ def memory(bench: Bench) -> None:
 
 
 def main() -> None:
-    """Print all of it."""
+    """Run and print all measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)

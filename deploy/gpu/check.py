@@ -1,8 +1,8 @@
-"""What only a GPU shows, on a machine with Python, torch and what the wheelhouse brings: no Prefect, no compiler.
+"""Checks that need a GPU, on a machine with Python, torch and the wheelhouse; without Prefect or a compiler.
 
 make test-gpu
 
-Each check prints a line. Without a GPU (`--cpu`, to try this script) those of a GPU alone are left out, and said.
+Each check prints a line. With `--cpu`, to try this script without a GPU, checks that need a GPU are listed as left out.
 """
 
 import argparse
@@ -35,7 +35,7 @@ Check = Callable[[Path], None]
 
 
 def resumes(folder: Path, first: dict[str, Any], second: dict[str, Any] | None = None) -> None:
-    """Compare a run that was killed with options `first` and resumed with `second` with one that was not."""
+    """Check that a run killed with options `first` and resumed with `second` ends with the bits of one not killed."""
     whole, killed = folder / "whole", folder / "killed"
     assert life(whole, **first) == 0
     assert life(killed, end="dies", **first) != 0
@@ -46,7 +46,14 @@ def resumes(folder: Path, first: dict[str, Any], second: dict[str, Any] | None =
 
 
 def refused(folder: Path, said: str, first: dict[str, Any] | None = None, **options: Any) -> None:
-    """Have a fit with `options` end with what is `said`, after a life with options `first` that was killed."""
+    """Check that a fit with `options` fails, and its log matches the regular expression `said`.
+
+    Args:
+        folder: for the run and its log.
+        said: a regular expression.
+        first: options of an attempt that is killed before; None for no such attempt.
+        options: of the fit.
+    """
     run = folder / "run"
     if first is not None:
         assert life(run, end="dies", **first) != 0
@@ -56,15 +63,15 @@ def refused(folder: Path, said: str, first: dict[str, Any] | None = None, **opti
     assert time.monotonic() - began_s < 120, "a process waited on"
 
 
-def hears_of_a_lost_rank(folder: Path, *, cpu: bool) -> None:
-    """Have one of a script's two ranks end without a word; the other may not wait for it."""
+def notices_a_lost_rank(folder: Path, *, cpu: bool) -> None:
+    """Check that if one of a script's two ranks is killed, the other ends, too."""
     began_s = time.monotonic()
     assert life(folder / "run", end="dies", devices=2, **({"accelerator": "cpu"} if cpu else {})) != 0
     assert time.monotonic() - began_s < 120, "the rank that was left waited on"
 
 
 def names_the_operations(_: Path) -> None:
-    """Try what docs/gpu.md says is not repeatable, and what is named instead: it is refused by name, or repeatable."""
+    """Check that operations listed as not repeatable in docs/gpu.md are refused, and that their replacements work."""
     repeatable, faults = [], dict[str, Exception]()
     for name, (operation, instead) in REFUSED.items():
         error = _error_of(operation, operation)
@@ -78,21 +85,21 @@ def names_the_operations(_: Path) -> None:
 
 
 def allows_operations(_: Path) -> None:
-    """Try every operation that is repeatable."""
+    """Check every operation that docs/gpu.md lists as repeatable."""
     faults = {name: error for name, one in ALLOWED.items() if (error := _error_of(one, one))}
     assert not faults, faults
 
 
 def _error_of(operation: Operation, like: Operation) -> Exception | None:
     try:
-        _repeats(operation, like)
+        _check_repeatable(operation, like)
     except Exception as error:
         return error
     return None
 
 
-def _repeats(operation: Operation, like: Operation) -> None:
-    """Compare results, which must have the same bits, about those of `like` on the host."""
+def _check_repeatable(operation: Operation, like: Operation) -> None:
+    """Check that results of `operation` have the same bits each time, and are close to those of `like` on the host."""
     with Determinism(None, on=True):
         results = [numbers(operation, torch.device("cuda"), SIDE) for _ in range(5)]
     for again in results[1:]:
@@ -103,7 +110,7 @@ def _repeats(operation: Operation, like: Operation) -> None:
 
 
 def copies_whole_batches(_: Path, *, pinned: bool = False, width: int = 2048) -> None:
-    """Train on batches of 4 MB that are copied while steps before them are computed."""
+    """Check batches of 4 MB that are copied to the device while earlier steps run."""
     module = Count(width)
     samples = torch.arange(100.0).repeat_interleave(8)
     data = TensorDataset(samples[:, None].repeat(1, 1 << 17))
@@ -113,7 +120,7 @@ def copies_whole_batches(_: Path, *, pinned: bool = False, width: int = 2048) ->
 
 
 def never_waits(_: Path, **options: Any) -> None:
-    """Train with torch raising where the host waits for the GPU."""
+    """Train while torch raises if the host waits for the GPU."""
     fit(None, callbacks=[NoWait()], **options)
 
 
@@ -141,7 +148,7 @@ def _ddp(**options: Any) -> dict[str, Any]:
 
 
 def _of_gpus(gpus: int) -> dict[str, Check | None]:
-    """Return what needs a GPU; None where it needs two and there is one."""
+    """Return the checks that need a GPU; None for those that need two if there is one."""
     one: dict[str, Any] = {"gpus": [0]}
     runs: dict[str, dict[str, Any]] = {
         **{name: {**one, "optimizer": {name: True}} for name in ("fused", "capturable", "foreach")},
@@ -173,7 +180,7 @@ def _of_gpus(gpus: int) -> dict[str, Check | None]:
         ),
         "too little memory": partial(refused, said="out of memory", end="fills memory"),
         "a row that is not there": partial(refused, said="device-side assert", end="reads beyond"),
-        "a rank is lost": partial(hears_of_a_lost_rank, cpu=False) if gpus > 1 else None,
+        "a rank is lost": partial(notices_a_lost_rank, cpu=False) if gpus > 1 else None,
         "whole batches": copies_whole_batches,
         "whole batches, pinned": partial(copies_whole_batches, pinned=True),
         **{f"no wait, {net}": partial(never_waits, net=net) for net in ("convolution", "normalised", "attention")},
@@ -184,20 +191,20 @@ def _of_gpus(gpus: int) -> dict[str, Check | None]:
 
 
 def checks(*, cpu: bool) -> dict[str, Check | None]:
-    """Return every check by its name; None where there is too little to try it on."""
+    """Return every check by its name; None if there are too few GPUs for it."""
     gpus = 0 if cpu else torch.cuda.device_count()
     both = _of_strategies(gpus, cpu=cpu)
     found: dict[str, Check | None] = {
         f"killed and resumed, {name}": partial(resumes, first=options) for name, options in both.items()
     }
     if cpu:
-        found["a rank is lost"] = partial(hears_of_a_lost_rank, cpu=True)
+        found["a rank is lost"] = partial(notices_a_lost_rank, cpu=True)
         found["whole batches"] = partial(copies_whole_batches, width=16)
     return (dict.fromkeys(_of_gpus(1)) if cpu else _of_gpus(gpus)) | found
 
 
-def _tried(name: str, check: Check | None) -> bool:
-    """Print whether `check` is good; return whether it failed."""
+def _run_check(name: str, check: Check | None) -> bool:
+    """Run `check` and print its result; return whether it failed."""
     if check is None:
         print(f"left out  {name}: too few GPUs", flush=True)
         return False
@@ -213,8 +220,8 @@ def _tried(name: str, check: Check | None) -> bool:
     return failed
 
 
-def _tried_apart(name: str) -> bool:
-    """Have another process try the check; print what it printed, and return whether it failed."""
+def _run_in_process(name: str) -> bool:
+    """Run a check in a new process and print its output; return whether it failed."""
     command = [sys.executable, __file__, "--check", name, *sys.argv[1:]]
     ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(ended.stdout, end="", flush=True)
@@ -234,10 +241,10 @@ def main() -> None:
         sys.exit("there is no GPU here (torch.cuda.is_available() is False): say --cpu to try the script itself")
     found = checks(cpu=cpu)
     if arguments.check:
-        sys.exit(_tried(arguments.check, found[arguments.check]))
+        sys.exit(_run_check(arguments.check, found[arguments.check]))
     print(f"torch {torch.__version__} on {'the CPU' if cpu else torch.cuda.get_device_name()}", flush=True)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        sys.exit(any([*pool.map(_tried_apart, [name for name in found if re.search(arguments.only, name)])]))
+        sys.exit(any([*pool.map(_run_in_process, [name for name in found if re.search(arguments.only, name)])]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ Operation = Callable[[Tensor], Tensor]
 
 HOST = torch.device("cpu")
 
-#: pixels that are read, several times each
+#: indices of pixels, with repetitions
 _ROWS, _COLUMNS = torch.arange(4096).view(64, 64) % 3, torch.arange(4096).view(64, 64) % 5
 
 
@@ -145,14 +145,14 @@ ALLOWED: dict[str, Operation] = {
 
 
 def numbers(operation: Operation, device: torch.device = HOST, side: int = 8) -> tuple[Tensor, Tensor]:
-    """Return what `operation` makes of images of numbers between 0 and 1, and the gradient of its squares, on the host.
+    """Return the result of `operation` on random images, and the gradient of the sum of its squares, both on the host.
 
-    A gradient of zeros where it has none.
+    The gradient is zeros if the operation has none.
 
     Args:
-        operation: of a tensor of four dimensions.
+        operation: a function of a tensor of four dimensions.
         device: where it is computed.
-        side: pixels of an image's side.
+        side: height and width of an image, in pixels.
     """
     x = torch.rand(4, 4, side, side, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
     out = operation(x)

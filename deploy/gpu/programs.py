@@ -1,4 +1,4 @@
-"""What the checks train: nets that draw random numbers on their device in every step, and ends that come too early."""
+"""Trainings for the checks: nets that draw random numbers on their device in every step, and faults that end them."""
 
 import json
 import os
@@ -112,12 +112,12 @@ class Net(TrainingModule):
         self.log("mean", self.mean, on_step=True, on_epoch=True)
 
     def configure_optimizers(self) -> Any:
-        """Return the one there is."""
+        """Return AdamW."""
         return torch.optim.AdamW(self.parameters(), **{"fused": False, **self._optimizer})
 
 
 class Count(TrainingModule):
-    """Compares batches with their numbers behind work that takes the device long."""
+    """Checks the elements of each batch on the device after a long computation, to detect memory reused too early."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Count(TrainingModule):
         self.register_buffer("wrong", torch.zeros((), dtype=torch.long))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return a loss; count the numbers that are not those of the batch."""
+        """Return a loss; count the elements that differ from those of the batch."""
         work = self.weight
         for _ in range(20):
             work = work @ self.weight
@@ -133,12 +133,12 @@ class Count(TrainingModule):
         return work.mean() + batch[0].mean()
 
     def configure_optimizers(self) -> Any:
-        """Return one that changes nothing."""
+        """Return an optimizer that changes nothing."""
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
 class Average(Callback):
-    """Keeps an average of what the device was given, there, and gives it to snapshots."""
+    """Keeps a running average of batches on the device, as state in snapshots."""
 
     def __init__(self) -> None:
         self._mean: Tensor | None = None
@@ -154,46 +154,46 @@ class Average(Callback):
         return {"mean": self._mean}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back."""
+        """Restore the average."""
         self._mean = state_dict["mean"]
 
 
 class Die(Callback):
-    """Ends the last rank as a kill does."""
+    """Kills the last rank."""
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Die after the batch chosen."""
+        """Die after a fixed batch."""
         if batch_idx == DEATH and trainer.world.rank == trainer.world.size - 1:
             os._exit(9)
 
 
 class Index(Callback):
-    """Reads a row that is not there on the device, which finds it after the host has gone on."""
+    """Indexes a row that does not exist, on the device, which raises an error asynchronously."""
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Read it after the batch chosen."""
+        """Read it after a fixed batch."""
         if batch_idx == DEATH:
             nn.functional.embedding(torch.tensor([5], device=module.device), torch.zeros(2, 2, device=module.device))
 
 
 class Fill(Callback):
-    """Asks for more memory than any device has."""
+    """Allocates more memory than any device has."""
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Ask after the batch chosen."""
+        """Allocate it after a fixed batch."""
         if batch_idx == DEATH:
             torch.empty(1 << 45, device=module.device)
 
 
 class NoWait(Callback):
-    """Has torch raise where the host waits for the GPU, from the second step on."""
+    """Makes torch raise if the host waits for the GPU, from the second step on."""
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         """Switch it on."""
         torch.cuda.set_sync_debug_mode("error" if batch_idx else "default")
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Let the host wait for what stands between two steps."""
+        """Allow waits between two steps."""
         torch.cuda.set_sync_debug_mode("default")
 
 
@@ -213,19 +213,19 @@ def fit(
     has_extras: bool = True,
     **options: Any,
 ) -> None:
-    """Fit a net for an epoch; a net, a trainer and data that are the same in every process.
+    """Fit a net for an epoch, with the same seed, net and data in every process.
 
     Args:
-        run: its folder; None keeps nothing.
-        end: how it ends too early; None lets it end well.
+        run: folder of the run; None stores nothing.
+        end: fault that ends the fit early; None for none.
         net: one of `NETS`.
         optimizer: arguments of AdamW.
         loader: arguments of the DataLoader.
-        callbacks: of the Trainer.
-        cudnn: whether it is used.
-        touches_cuda: whether it was used in this process before.
-        has_extras: whether the net has a generator of its own and an average, and a callback has another.
-        options: of the Trainer.
+        callbacks: callbacks of the Trainer.
+        cudnn: whether cuDNN is used.
+        touches_cuda: whether CUDA is used in this process before the fit.
+        has_extras: whether the net has a generator and an average of its own, and a callback has an average.
+        options: options of the Trainer.
     """
     torch.backends.cudnn.enabled = cudnn
     if touches_cuda:
@@ -245,14 +245,14 @@ def fit(
 
 
 def life(run: Path, *, end: str | None = None, ranks: int = 0, visible: str | None = None, **options: Any) -> int:
-    """Return the exit code of what fits `run`: one process, or as many ranks under torchrun; its words go to a file.
+    """Fit `run` in a new process, or in ranks under torchrun, and return the exit code; its output goes to a log file.
 
     Args:
-        run: the folder of the run.
-        end: how it ends too early; None lets it end well.
-        ranks: of torchrun; 0 for a process without it.
-        visible: the GPUs that it sees, as `CUDA_VISIBLE_DEVICES` has them; None for all.
-        options: of `fit`.
+        run: folder of the run; the log is beside it, with the suffix .log.
+        end: fault that ends the fit early; None for none.
+        ranks: number of ranks under torchrun; 0 for one process without torchrun.
+        visible: value of `CUDA_VISIBLE_DEVICES`; None for all GPUs.
+        options: options of `fit`.
     """
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     wanted = json.dumps({"run": str(run), "end": end, **options})
@@ -263,7 +263,7 @@ def life(run: Path, *, end: str | None = None, ranks: int = 0, visible: str | No
 
 
 def files(run: Path) -> list[bytes]:
-    """The metric log and the last weights of `run`."""
+    """Return the content of the metric log and of the last weights of `run`."""
     return [(run / "metrics.csv").read_bytes(), *(p.read_bytes() for p in sorted(run.glob("last/*.safetensors")))]
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: what the engine imports beside torch and numpy
+#: packages that the engine imports, besides torch and numpy
 PACKAGES = ["pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "xxhash"]
 
 

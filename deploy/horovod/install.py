@@ -21,11 +21,11 @@ from pathlib import Path
 VERSION = "0.28.1"
 HERE = Path(__file__).resolve().parent
 
-#: what Horovod's setup.py imports; it does not say so itself
+#: packages that Horovod's setup.py imports without declaring them
 BUILD_NEEDS = ["setuptools<82", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml"]
-#: CMake 4 refuses the policies of Horovod's CMake files
+#: CMake 4 rejects the policy versions of Horovod's CMake files
 CMAKE = "cmake<4"
-#: what decides the bits of a build; set one to build another (`HOROVOD_GPU_OPERATIONS=NCCL`)
+#: environment variables that select a build, such as `HOROVOD_GPU_OPERATIONS=NCCL`
 CHOICES = {
     "HOROVOD_WITH_PYTORCH": "1",
     "HOROVOD_WITH_GLOO": "1",
@@ -48,7 +48,7 @@ def cache() -> Path:
     return base / "midstride" / "-".join(parts)
 
 
-def kept(folder: Path) -> Path | None:
+def cached_wheel(folder: Path) -> Path | None:
     """Return the wheel in `folder`, if there is one."""
     return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
 
@@ -75,13 +75,13 @@ def build(folder: Path) -> Path:
             MAKEFLAGS=os.environ.get("MAKEFLAGS", f"-j{os.cpu_count() or 1}"),
             **{name: os.environ.get(name, value) for name, value in CHOICES.items()},
         )
-        wheel = kept(Path(work))
+        wheel = cached_wheel(Path(work))
         assert wheel is not None
         return wheel.replace(folder / wheel.name)
 
 
 def main() -> None:
-    """Install the wheel, building it first where none fits."""
+    """Install the wheel; build it first if none is cached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-c", "--constraint", help="versions for what Horovod itself needs")
     constraint = parser.parse_args().constraint
@@ -90,7 +90,7 @@ def main() -> None:
             "Horovod is compiled here, and there is no C++ compiler: install one (Debian: g++, make, python3-dev)."
         )
     folder = cache()
-    wheel = kept(folder)
+    wheel = cached_wheel(folder)
     if wheel is None:
         print(f"building Horovod {VERSION} for torch {version('torch')}: about five minutes, once", flush=True)
         start = time.monotonic()

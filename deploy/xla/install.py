@@ -19,21 +19,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 VERSION = "2.9.0"
-#: these of CUDA are small, and hold data that is read when torch is loaded
+#: libraries of CUDA that are installed: small, with data that is read when torch is loaded
 CUDA = [
     "nvidia-cuda-cupti-cu12==12.8.90",
     "nvidia-cuda-runtime-cu12==12.8.90",
     "nvidia-cufile-cu12==1.13.1.3",
     "nvidia-nvtx-cu12==12.8.90",
 ]
-#: what torch and torch_xla import
+#: packages that torch and torch_xla import
 TORCH_NEEDS = ["absl-py", "filelock", "jinja2", "networkx", "pyyaml", "requests", "sympy", "typing_extensions"]
-#: what the engine and its tests import
+#: packages that the engine and its tests import
 ENGINE_NEEDS = [
     *("cyclopts", "fsspec", "numpy", "pydantic", "rich", "ruamel.yaml", "s3fs", "safetensors", "torchmetrics"),
     *("xxhash", "hypothesis", "pytest", "pytest-timeout"),
 ]
-#: of the libraries that are left out, where a symbol does not say from which it is
+#: prefixes of symbols of the omitted libraries, for symbols whose entry does not name a library
 _THEIRS = re.compile(r"p?nccl|nvshmem|cu(blas|dnn|fft|rand|solver|sparse)")
 
 
@@ -42,24 +42,24 @@ def pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], check=True)
 
 
-def said(*command: str | Path) -> list[str]:
-    """Return the lines that a command prints."""
+def output_lines(*command: str | Path) -> list[str]:
+    """Return the lines of a command's output."""
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
 
 
 def missing(libraries: list[Path]) -> dict[str, dict[str, set[str]]]:
-    """Return the libraries that `libraries` need and that are not here: name -> version -> symbols wanted of it."""
-    absent = {line.split()[0] for library in libraries for line in said("ldd", library) if "not found" in line}
+    """Return the libraries that `libraries` need and that are missing: name -> version -> symbols used."""
+    absent = {line.split()[0] for library in libraries for line in output_lines("ldd", library) if "not found" in line}
     wanted: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in sorted(absent)}
     for library in libraries:
         owners: dict[str, str] = {}
         owner = ""
-        for line in said("objdump", "-p", library):
+        for line in output_lines("objdump", "-p", library):
             if found := re.search(r"required from (\S+):", line):
                 owner = found[1]
             elif found := re.search(r"0x\S+ 0x\S+ \d+ (\S+)", line):
                 owners[found[1]] = owner
-        for line in said("nm", "-D", "--undefined-only", library):
+        for line in output_lines("nm", "-D", "--undefined-only", library):
             symbol, _, version = line.split()[-1].partition("@")
             if owners.get(version) in absent:
                 wanted[owners[version]][version].add(symbol)
@@ -69,7 +69,7 @@ def missing(libraries: list[Path]) -> dict[str, dict[str, set[str]]]:
 
 
 def stand_in(folder: Path, name: str, versions: dict[str, set[str]]) -> None:
-    """Make a library `name` in `folder` with those symbols."""
+    """Build a library `name` in `folder` that defines those symbols."""
     symbols = sorted(set().union(*versions.values()))
     with tempfile.TemporaryDirectory() as work:
         source, script = Path(work, "source.c"), Path(work, "versions")
@@ -86,7 +86,7 @@ def stand_in(folder: Path, name: str, versions: dict[str, set[str]]) -> None:
 
 
 def main() -> None:
-    """Install everything; what is here already stays."""
+    """Install everything that is not installed yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-c", "--constraint", required=True, type=Path, help="versions for what the engine needs")
     pinned = parser.parse_args().constraint.read_text().splitlines()
