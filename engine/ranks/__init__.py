@@ -1,17 +1,15 @@
 """Which devices a Trainer uses, and who starts its ranks.
 
-devices            which devices of a machine are meant, and which of them one rank has
-dispatch           a Trainer's calls, made in every rank of its world, which is started now if no launcher has
-gpus               which GPUs are meant, which there are, and which are free; without touching CUDA in this
+devices            which devices of a machine a Trainer uses, and which of them one rank uses
+dispatch           runs a call of a Trainer in every rank of its world; starts the ranks if no launcher has
+gpus               parses `gpus` and `devices`, and finds the free GPUs, without initialising CUDA in this
                    process
-multiprocess       ranks as children of the process that calls a Trainer: `ddp_spawn`, `ddp_fork` and
+multiprocess       ranks as child processes of the process that calls a Trainer: `ddp_spawn`, `ddp_fork` and
                    `ddp_notebook`
-pickling           what keeps something from being pickled, by its path: `module.transform.fn`, not "can't
-                   pickle lambda"
-placement          where a Trainer trains: its strategy, its world, its devices, and who has to start the
-                   ranks
-predictions        what `predict` returns: of several loaders, and of several ranks
-subprocess_script  the ranks of a plain script: the script runs again, once for each other rank, and this
-                   process is rank 0
-tpus               which cores of a TPU are meant; without asking torch_xla
+pickling           finds the part of an object that cannot be pickled, by its path
+placement          where a Trainer trains: its strategy, its world, its devices, and how its ranks are started
+predictions        the return value of `predict`, for one or several loaders, on one or several ranks
+subprocess_script  the ranks of a plain script: the script is run again for each other rank, and this process is
+                   rank 0
+tpus               parses `tpu_cores`, without importing torch_xla
 """

@@ -1,22 +1,19 @@
-"""The state of a run as a tree: what holds it, how it becomes files, where two differ.
+"""The state of a run as a tree: its parts, its encoding in files, and comparisons.
 
 arrays           numpy values as JSON and tensors: the dtype is kept, byte order, structure and units included
-bounds           bounds of what is read: a snapshot may come from anywhere, and gets nothing that its own
-                 files do not hold
+bounds           checks of documents that are read: a snapshot is not trusted, and can reach nothing outside
+                 of its own files
 codec            a tree of state as plain JSON beside named tensors
 differences      where two trees of state differ, bit for bit
-dtypes           types of elements that a file may name, from fixed lists: a name looks up nothing, and no
-                 type holds addresses
-hash_table       the hash table of a set: where its items stand, and where some were removed
-naming           how messages call the values of a state, and where they stand
-nodes            what a tree of state says of objects: that two names share one, and what one consists of
-row_shards       tensors of which each rank has some rows, joined and sharded for another number of ranks
-sharing          containers that stand in a tree of state more than once: written at the first place, and
-                 pointed to at the others
-stateful         the state of a run: parts that can say what they are and become it again
-tensor_digest    digests of what stands in tensors, wherever they are and however they are laid out
-tensor_file      files of tensors (safetensors), read in one pass: checked against their digests, each tensor
-                 into memory of its own
-tensors          tensors on their way to a file and back: copied, with their strides and the memory they share
-torch_internals  privates of torch's tensors, named here alone
+dtypes           the dtypes that a file may name, from fixed lists
+hash_table       the hash table of a set: the slots of its items, and those of removed items
+naming           names and paths of the values of a state, for messages
+nodes            nodes of a tree of state that describe objects: references, views and instances
+row_shards       the rows of a tensor that one rank has, joined and sharded again for another number of ranks
+sharing          containers that occur several times in a tree of state: written once, and referred to elsewhere
+stateful         the state of a run: parts with `state_dict` and `load_state_dict`
+tensor_digest    digests of the content of tensors, on any device and in any layout
+tensor_file      reads safetensors files in one pass, with their digests checked
+tensors          copies tensors to be written, and rebuilds them with their strides and the memory they share
+torch_internals  private names of torch's tensors that this package uses
 """

@@ -1,35 +1,32 @@
 """Strategies: how one module trains on many devices; config/strategies.py has a row for each.
 
-base               what a strategy is: how one module trains on many devices
-batch_split        cutting a batch into chunks, and joining what came out of them, by the rules of `nn.DataParallel`
-build              strategies by name: nothing is imported until its name is asked for
-collective         what ranks exchange beside gradients: values of any kind, on the host
+base               `Strategy`, the base class: how one module trains on many devices
+batch_split        cuts a batch into chunks, and joins the outputs for them, by the rules of `nn.DataParallel`
+build              builds strategies by name; the module of a strategy is imported only when it is built
+collective         exchanges between ranks other than gradients: Python values, on the host
 ddp                one full replica per process, gradients averaged during backward
 ddp2               a replica per process, each splitting its batch over several devices: dp inside a node, ddp across
                    nodes
 dp                 one process that splits every batch over several devices
-flat_tensors       many tensors that travel as one: a copy or a sum of each would take longer to begin than to end
-gradient_buckets   gradients averaged bucket by bucket, the first ones while the backward pass still runs, where no DDP
-                   does it
+flat_tensors       groups small tensors into flat ones, to copy or sum them together
+gradient_buckets   averages gradients in buckets, the first ones while the backward pass still runs, outside of DDP
 horovod            a full replica per process, gradients averaged in buckets of a fixed layout during backward
-layer_faults       layers and tensors of a module that a strategy over several processes cannot hold, by name
-mixins             what only some strategies need: each class is one ability, which the engine asks for by
-                   `isinstance`
-object_gather      values of any kind, from every rank: in one exchange where they are short, as most are
-ordered_ddp        a full replica per process, in lanes: one order of sums whatever the number of processes
-ordered_reducer    gradients added up in an order that does not depend on the number of ranks
-rendezvous         where the ranks of a process group meet: in a store of torch's
-replicas           replicas of a module, one for each chunk of a batch, within one process: what `nn.DataParallel`
-                   does, repeatably
-sharded            each rank has its rows of every weight, of its gradient and of what the optimizer keeps of it
-sharded_blocks     which submodules are gathered by themselves in sharded training, and what is left for the rest
-side_channel       how the ranks talk to each other beside training
+layer_faults       finds layers and tensors that strategies over several processes do not support
+mixins             optional abilities of strategies: one class each, which the engine checks for by `isinstance`
+object_gather      gathers Python values from every rank, in one exchange if they are short
+ordered_ddp        DDP in lanes: sums in an order that does not depend on the number of processes
+ordered_reducer    sums gradients in an order that does not depend on the number of ranks
+rendezvous         the `torch.distributed.Store` over which the ranks of a world connect
+replicas           replicas of a module, one for each chunk of a batch, within one process: a repeatable
+                   `nn.DataParallel`
+sharded            each rank has its rows of every weight, gradient and optimizer state (`fully_shard`)
+sharded_blocks     chooses the submodules that are sharded and gathered as units of their own
+side_channel       exchanges between ranks in a background thread, while training runs
 single             one process, one device
-step               how a step of the user's is run: the one place that calls `training_step`, `validation_step` and
-                   their like
-torch_collective   ranks that meet in a process group of torch's: over NCCL on GPUs, over gloo elsewhere
-torch_internals    privates of `torch.distributed` and its kin, named here alone
-xla                a full replica per core of a TPU, or whatever else torch_xla finds, gradients averaged by its
+step               runs the user's steps: the only place that calls `training_step`, `validation_step` and the like
+torch_collective   the collective over a process group of torch: NCCL on GPUs, gloo elsewhere
+torch_internals    private names of torch that strategies use
+xla                a full replica per core of a TPU, or another device of torch_xla, gradients averaged by its
                    collectives
 pipeline/          a sequence of layers as stages, one process each
 """
