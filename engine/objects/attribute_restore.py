@@ -32,7 +32,7 @@ NAMESPACES = frozenset(
         *map(kind_name, TORCH_DATA),
     }
 )
-#: `__new__` of base classes whose attributes and items are all of their state
+#: base classes whose attributes and items are all of their state
 KNOWN = (object, list, dict, set, deque, types.SimpleNamespace)
 _NEW = tuple(kind.__new__ for kind in KNOWN)
 

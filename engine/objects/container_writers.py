@@ -38,7 +38,7 @@ __all__ = [
 
 #: types of constants in code, which every attempt has
 CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature, RemovableHandle)
-#: classes whose objects a previously trained module, such as a teacher, may hold: its own trainer
+#: class of the trainer that a previously trained module, such as a teacher, may hold
 _TRAINER = "midstride.engine:Trainer"
 
 

@@ -37,15 +37,15 @@ DEPTH = 5
 _WHOLE_BYTES, _SAMPLE_BYTES = 1 << 30, 1 << 26
 #: items: a larger container of numbers and text is one line, and of other containers no more are read
 _MANY = 1000
-#: items whose content makes one line more
+#: largest number of items of which one digest is made
 _MOST_ITEMS = 10_000
-#: of one value
+#: largest number of lines of one value
 _MOST_LINES = 10_000
 _NOT_STATE = INTERNAL | {"_trainer"}
 _CONTAINERS = (dict, list, tuple, deque)
-#: what is another only where its name is
+#: types that are described by their name
 _NAMED = (type, types.ModuleType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType)
-#: what its text tells all of
+#: types that are described by their `repr`
 _TOLD = (
     *(itertools.count, types.GenericAlias, torch.dtype, torch.device, np.dtype, np.ufunc),
     *(operator.itemgetter, operator.attrgetter, operator.methodcaller),

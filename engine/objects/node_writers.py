@@ -147,13 +147,13 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
 
 
 def _is_constant(defaults: Any) -> bool:
-    """Return whether the defaults of a function consist of immutable values and code only."""
+    """Return whether all defaults of a function are plain values or are not written to snapshots."""
     values = defaults.values() if isinstance(defaults, dict) else defaults or ()
     return all(type(value) in PLAIN or writer_of(type(value)) is opaque_node for value in values)
 
 
 def _method(walk: Walk, value: types.MethodType | types.BuiltinMethodType, path: str) -> Any:
-    """Describe a method by its object; a built-in function is described as such, though it has its module as object."""
+    """Describe a bound method by its object; a built-in function, or a method of an opaque object, as a constant."""
     function = getattr(value, "__func__", value)
     kind = kind_text(getattr(function, "__module__", "?"), function.__qualname__)
     owner = value.__self__
