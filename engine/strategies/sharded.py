@@ -241,7 +241,7 @@ class FullySharded(Sharded):
 class _ShardedState(AlikeOnRanks):
     """A part of the state with sharded tensors, which a snapshot holds as one `RowShard` per rank."""
 
-    in_words = "what is not cut, such as the statistics of batch norm,"
+    description = "what is not cut, such as the statistics of batch norm,"
 
     def __init__(self, part: Stateful, module: TrainingModule, shards: int) -> None:
         self._part, self._module, self._shards = part, module, shards

@@ -103,4 +103,25 @@ CALLS = [
         '*self._clipping(context),\n            *bound("on_before_optimizer_step"),\n',
         "unit/lightning/test_hook_order.py::test_hooks_come_as_in_lightning",
     ),
+    Mutant(
+        "monitors look at nothing in a fit without a validation",
+        "engine/training/fit_loop.py",
+        "            self._judge_epoch()\n",
+        "",
+        "unit/modules/test_callbacks.py::test_the_best_weights_are_those_of_the_best_value",
+    ),
+    Mutant(
+        "a pipeline reads the batch with which it measures its layers",
+        "engine/training/extra_steps.py",
+        "    loader.load_state_dict(before)\n",
+        "",
+        "distributed/test_pipeline.py::test_the_batch_that_layers_are_measured_with_counts_as_not_read",
+    ),
+    Mutant(
+        "what is logged for the progress bar is not told",
+        "engine/metrics/logger.py",
+        "if name in names and value is not None",
+        "if name not in names and value is not None",
+        "unit/training/test_reporter.py::test_a_step_is_told_with_what_was_logged_for_the_progress_bar",
+    ),
 ]

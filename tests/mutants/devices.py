@@ -138,4 +138,18 @@ DEVICES = [
         "                if True:\n                    raise",
         "flows/test_embedded_server.py",
     ),
+    Mutant(
+        "when buckets are sent over NCCL depends on when sums arrive",
+        "engine/strategies/gradient_buckets.py",
+        ' or before.flat.device.type == "cuda"',
+        "",
+        "gpu/test_gradient_buckets.py::test_what_is_sent_in_a_backward_pass_depends_on_the_pass_alone_over_nccl",
+    ),
+    Mutant(
+        "a fit on the CPU asks whether there is a GPU to pin memory for",
+        "engine/snapshots/buffer_pool.py",
+        "torch.cuda.is_initialized()",
+        "torch.cuda.is_available()",
+        "gpu/test_forked_ranks.py::test_a_fit_on_the_cpu_leaves_gpus_to_the_ranks_that_are_forked_afterwards",
+    ),
 ]
