@@ -5,6 +5,7 @@ snapshot taken at a boundary, in training or in the middle of a validation, is a
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from midstride.engine.errors import NotExact, UserError
@@ -181,26 +182,27 @@ class FitLoop:
                 context.metric_logger.preview_epoch()
             with context.metric_logger.epoch_end():  # what is logged there belongs to this epoch
                 context.hooks.call("on_train_epoch_end")
-            context.metric_logger.close_epoch()
-            self._judge_epoch()
+            self._judge_epoch(context.metric_logger.close_epoch())
         self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
         self.loader.stand_at_end(False)
 
-    def _judge_epoch(self) -> None:
-        """Have monitors look at what training logged, where no validation follows it; name those that see nothing."""
-        values = self.context.metric_logger.values
+    def _judge_epoch(self, reduced: Mapping[str, float]) -> None:
+        """Have monitors look at an epoch without a validation: at its `reduced` values, of one rank its last step's."""
+        logger, world = self.context.metric_logger, self.context.world
+        of_step = logger.rows.newest if world.size == 1 else {}
+        known = logger.values.keys() & {*reduced, *of_step}  # what validations of an earlier attempt left is too old
         for monitor in self._monitors:
-            if monitor.monitor in values:
+            if monitor.monitor in known:
                 monitor.judge(self.context.trainer)
-            elif self.context.world.is_first and monitor not in self._named:
+            elif world.is_first and monitor not in self._named:
                 self._named.append(monitor)
                 log.warning(
                     "%s does nothing: it monitors %s, of which the epoch has no value, and there is no validation; it "
                     "has %s. On several processes log it with on_epoch=True",
                     type(monitor).__name__,
                     monitor.monitor,
-                    ", ".join(sorted(values)) or "nothing",
+                    ", ".join(sorted(known)) or "nothing",
                 )
 
 

@@ -106,8 +106,8 @@ CALLS = [
     Mutant(
         "monitors look at nothing in a fit without a validation",
         "engine/training/fit_loop.py",
-        "            self._judge_epoch()\n",
-        "",
+        "self._judge_epoch(context.metric_logger.close_epoch())",
+        "context.metric_logger.close_epoch()",
         "unit/modules/test_callbacks.py::test_the_best_weights_are_those_of_the_best_value",
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,9 +148,20 @@ def test_the_best_of_another_value_says_nothing(
     assert caplog.messages == ([] if best == 0.5 else [told])
 
 
-def test_what_saw_epochs_without_a_validation_resumes_exactly() -> None:
+@pytest.mark.parametrize("where", ["step", "mean"])
+def test_what_saw_epochs_without_a_validation_resumes_exactly(where: str) -> None:
     callbacks = [BestCheckpoint("value"), EarlyStopping("value", patience=9)]
-    assert_resumes_exactly(partial(Logs, [2.0, 1.0, 3.0], "mean"), DataLoader([1, 2, 3]), callbacks=callbacks, steps=9)
+    assert_resumes_exactly(partial(Logs, [2.0, 1.0, 3.0], where), DataLoader([1, 2, 3]), callbacks=callbacks, steps=9)
+
+
+def test_a_value_of_validations_that_are_left_out_by_now_is_not_looked_at_again(tmp_path: Path) -> None:
+    stopping, resumed = EarlyStopping("value", patience=1), EarlyStopping("value", patience=1)
+    options: dict[str, Any] = {"snapshots": {"every_steps": 1}, "accept_change": ["limit_val_batches"]}
+    data = DataLoader([1, 2], batch_size=2), DataLoader([3])
+    Trainer(max_epochs=2, callbacks=stopping, **options).fit(Logs([2, 1]), *data, run=tmp_path / "run")
+    trainer = Trainer(max_epochs=5, callbacks=resumed, limit_val_batches=0, **options)
+    trainer.fit(Logs([2, 1]), *data, run=tmp_path / "run")
+    assert (trainer.progress.step, resumed.best, resumed.wait_count) == (5, 1, 0)
 
 
 def test_a_snapshot_that_does_not_say_what_was_watched_is_taken() -> None:
