@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 __all__ = ["is_one_task", "local_tasks", "meeting_point", "step_tasks"]
 
-_FIRST_PORT, _PORTS = 20_000, 20_000
+#: below the ports that Linux gives to clients, 32768 and above
+_FIRST_PORT, _PORTS = 20_000, 12_000
 
 
 def step_tasks(environment: Mapping[str, str]) -> int:

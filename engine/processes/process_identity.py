@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["began", "has_ended", "process_identity"]
+__all__ = ["began", "has_ended", "local_world_id", "process_identity"]
 
 _PROC = Path("/proc")
 
@@ -41,3 +41,11 @@ def began(pid: int) -> int | None:
     except OSError:
         return None
     return None if state in "ZX" else int(fields[18])
+
+
+def local_world_id() -> str:
+    """Return a text that is the same in all processes of one world on this machine, and differs between worlds."""
+    if port := os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT"):  # each of its ranks has a parent process of its own
+        return f"horovodrun-{port}"
+    parent = os.getppid()
+    return f"{parent}-{began(parent)}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

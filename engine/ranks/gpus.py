@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from midstride.engine.processes.process_identity import began
+from midstride.engine.processes.process_identity import local_world_id
 from midstride.engine.strategies.torch_internals import is_in_bad_fork
 
 __all__ = ["fork_cannot_use_cuda", "free_gpus_of_world", "gpus_here", "parse_devices", "parse_gpus"]
@@ -122,12 +122,12 @@ def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
 
 
 def free_gpus_of_world() -> list[int]:
-    """Return the free GPUs, the same list in every process with the same parent process.
+    """Return the free GPUs, the same list in every process of one world on this machine.
 
     The first process to call this probes them and writes the list to a file: a later probe would count the GPUs that
     other ranks of this world use by then as taken.
     """
-    path = Path(tempfile.gettempdir()) / f"midstride-gpus-{os.getuid()}-{_world_here()}"
+    path = Path(tempfile.gettempdir()) / f"midstride-gpus-{os.getuid()}-{local_world_id()}"
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -145,12 +145,6 @@ def fork_cannot_use_cuda() -> bool:
     if child == 0:
         os._exit(int(is_in_bad_fork()))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-
-
-def _world_here() -> str:
-    """Return a text that is the same in all processes of one world on this machine, and differs between worlds."""
-    parent = os.getppid()
-    return f"{parent}-{began(parent)}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _free_gpus() -> list[int]:

@@ -1,13 +1,19 @@
 """The `torch.distributed.Store` over which the ranks of a world connect."""
 
+import fcntl
 import os
 import socket
 import sys
+import tempfile
 import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
 
 from midstride.engine import slurm
 from midstride.engine.errors import WorldError
 from midstride.engine.processes.loopback import ADDRESS, is_loopback
+from midstride.engine.processes.process_identity import local_world_id
 from midstride.engine.strategies.torch_internals import HashStore, PrefixStore, Store, TCPStore
 from midstride.engine.world import World
 
@@ -15,6 +21,8 @@ __all__ = ["rendezvous_store", "serve_store"]
 
 #: seconds to wait for the name of a machine to resolve: that of a pod resolves some time after its start
 _KNOWN_S = 60.0
+#: seconds in which all ranks of this machine connect: some may still import modules, or read their data
+_CONNECTED_S = 1800.0
 
 
 def rendezvous_store(world: World) -> Store | None:
@@ -39,9 +47,47 @@ def rendezvous_store(world: World) -> Store | None:
             f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
             "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
-    # A number that all ranks on this machine share, and no other world has.
-    common = int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", os.getppid()))
-    return _store_on_rank0(world, 20000 + (common + 1) % 20000)
+    return _local_store(world, Path(tempfile.gettempdir(), f"midstride-port-{os.getuid()}-{local_world_id()}"))
+
+
+def _local_store(world: World, path: Path) -> TCPStore:
+    """Return a store that rank 0 serves at a free port; the others find the port in the file `path`.
+
+    Rank 0 keeps the file locked until all have connected, and removes it then: a file without a lock is what a world
+    that was killed has left.
+
+    Raises:
+        WorldError: not all ranks have connected after half an hour.
+    """
+    others = [f"connected/{rank}" for rank in range(1, world.size)]
+    if not world.is_first:
+        store = TCPStore(ADDRESS, _read_port(path), is_master=False)
+        store.set(others[world.rank - 1], "")
+        return store
+    store = serve_store()
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(str(store.port))
+        file.flush()
+        Path(file.name).replace(path)
+        try:
+            store.wait(others, timedelta(seconds=_CONNECTED_S))
+        finally:
+            path.unlink()
+    return store
+
+
+def _read_port(path: Path) -> int:
+    """Return the port that rank 0 has written into `path`, once it has."""
+    until = time.monotonic() + _CONNECTED_S
+    while time.monotonic() < until:
+        with suppress(FileNotFoundError), path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read())
+        time.sleep(0.01)
+    raise WorldError(f"rank 0 wrote no port to meet at into {path} in {_CONNECTED_S:.0f} s; look at what rank 0 printed")
 
 
 def _loopback_store(world: World) -> Store | None:

@@ -51,7 +51,7 @@ class TorchCollective(Collective):
         rank, size = world.rank, world.size
         try:
             dist.init_process_group(backend, store=rendezvous_store(world), rank=rank, world_size=size, timeout=TIMEOUT)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             raise WorldError(f"rank {rank} of {size} could not meet the others over {backend}: {error}") from error
         atexit.register(leave_process_group)
 

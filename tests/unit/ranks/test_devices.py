@@ -107,7 +107,7 @@ def test_the_ranks_of_a_world_choose_among_one_list_of_free_gpus(
     with ThreadPoolExecutor(4) as ranks:
         lists = [*ranks.map(lambda _: gpus.free_gpus_of_world(), range(4))]
     assert (lists, len(looks)) == ([[3, 1]] * 4, 1)
-    monkeypatch.setattr(gpus, "_world_here", lambda: "another")
+    monkeypatch.setattr(gpus, "local_world_id", lambda: "another")
     assert gpus.free_gpus_of_world() == [3, 2]  # another world looks anew
 
 

@@ -1,13 +1,19 @@
-"""Where ranks meet: a machine that is not known by its name is named."""
+"""Where ranks meet: at a free port of one machine, or at another machine, which is named if nothing knows it."""
 
 import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 from support.launched import at, in_step
 
 from midstride.engine.errors import WorldError
+from midstride.engine.processes.process_identity import local_world_id
 from midstride.engine.strategies import rendezvous
+from midstride.engine.strategies.torch_collective import TorchCollective
 from midstride.engine.world import World
 
 NOWHERE = "gpu07.invalid"  # a domain that has no machines: RFC 2606
@@ -32,3 +38,55 @@ def test_a_machine_that_is_not_known_is_named(launcher: str, capsys: pytest.Capt
     ):
         rendezvous.rendezvous_store(World.from_environment(environment))
     assert capsys.readouterr().err.count(f"no address is known for {NOWHERE}") == 1
+
+
+WAITS = ["rank 0 of 3 could not meet the others over gloo: .*wait timeout", "rank 0 wrote no port to meet at into "]
+
+#: launcher -> the variables of a rank of three on this machine, but its own number
+LOCAL = {
+    "mpirun": {"OMPI_COMM_WORLD_RANK": None, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
+    "horovodrun": {
+        "HOROVOD_RANK": None,
+        "HOROVOD_SIZE": "3",
+        "HOROVOD_LOCAL_SIZE": "3",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "41",
+    },
+}
+
+
+def of_rank(rank: int, launcher: str) -> dict[str, str]:
+    found = {name: value or str(rank) for name, value in LOCAL[launcher].items()}
+    return {**found, next(iter(found)).replace("RANK", "LOCAL_RANK"): str(rank)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["rank 0 first", "rank 0 last"])
+@pytest.mark.parametrize("launcher", LOCAL)
+def test_ranks_of_one_machine_meet_at_a_free_port_whatever_a_killed_world_has_left(
+    launcher: str, first: int, folder: Path
+) -> None:
+    def joined(rank: int) -> bytes:
+        store = rendezvous.rendezvous_store(World.from_environment(of_rank(rank, launcher)))
+        assert store is not None
+        store.set(f"joined/{rank}", str(rank))
+        return b"".join(store.get(f"joined/{other}") for other in range(3))
+
+    with mock.patch.dict(os.environ, of_rank(0, launcher)), ThreadPoolExecutor(3) as ranks:
+        path = folder / f"midstride-port-{os.getuid()}-{local_world_id()}"
+        path.write_text("9")
+        assert list(ranks.map(joined, sorted(range(3), key=lambda rank: (rank - first) % 3))) == [b"012"] * 3
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_rank_that_waits_for_the_others_in_vain_says_so(rank: int, folder: Path) -> None:
+    module = TorchCollective()
+    with mock.patch.object(rendezvous, "_CONNECTED_S", 0.1), pytest.raises(WorldError, match=WAITS[rank]):
+        module.init_process_group(World.from_environment(of_rank(rank, "mpirun")), torch.device("cpu"))
+    assert list(folder.iterdir()) == []
