@@ -10,8 +10,12 @@ layers           layers of a module that were removed, or became the same object
 module           `TrainingModule` and `DataModule`
 module_hooks     the hooks of a module, which do nothing until they are overridden
 module_state     state of a module besides weights and attributes: other buffers, train or eval mode, frozen parts
+named_tensors    the parameters and persistent buffers of a module, by name
+new_layers       layers that came up in training, described whole and built again
 progress         `Progress`: the counts that say where a run stands
 returned_weights  weights that come back from a rank in another process, also into changed layers
+shared_tensors   parameters and buffers that are one tensor under several names
 structure        layers, parameters and buffers that training adds, removes or replaces
+tensor_forms     kind, shape, dtype and strides of parameters and buffers, and how they change in training
 torch_internals  privates of `torch.nn`, named here alone
 """

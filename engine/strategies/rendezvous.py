@@ -87,7 +87,9 @@ def _read_port(path: Path) -> int:
             except BlockingIOError:
                 return int(file.read())
         time.sleep(0.01)
-    raise WorldError(f"rank 0 wrote no port to meet at into {path} in {_CONNECTED_S:.0f} s; look at what rank 0 printed")
+    raise WorldError(
+        f"rank 0 wrote no port to meet at into {path} in {_CONNECTED_S:.0f} s; look at what rank 0 printed"
+    )
 
 
 def _loopback_store(world: World) -> Store | None:

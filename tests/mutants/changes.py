@@ -59,21 +59,21 @@ CHANGES = [
     ),
     Mutant(
         "weights that training unties are one in a resumed run",
-        "engine/modules/structure.py",
-        "if groups != self._built_as_one(found):",
+        "engine/modules/shared_tensors.py",
+        "if groups != self._still_tied(tensors):",
         "if False:",
         f"{KEPT}[Untied]",
     ),
     Mutant(
         "weights that are still one after others were untied are two in a resumed run",
-        "engine/modules/structure.py",
-        "                self._set(name, tensors[first])\n",
+        "engine/modules/shared_tensors.py",
+        "                set_tensor(self._module, name, tensors[first])\n",
         "                pass\n",
         f"{KEPT}[Untied]",
     ),
     Mutant(
         "a parameter that becomes a buffer passes for one that is still there",
-        "engine/modules/structure.py",
+        "engine/modules/tensor_forms.py",
         "if not isinstance(tensors.get(name), nn.Parameter)]",
         "if name not in tensors]",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[a parameter that is a buffer]",
@@ -157,14 +157,14 @@ CHANGES = [
     ),
     Mutant(
         "a metric that training made is made again without its states",
-        "engine/modules/structure.py",
+        "engine/modules/new_layers.py",
         "            _reset_metrics(made)\n",
         "",
         f"{KEPT}[MeasuresMidway]",
     ),
     Mutant(
         "layers that training made share nothing",
-        "engine/modules/structure.py",
+        "engine/modules/new_layers.py",
         '            made = restore.put(node, MISSING, f"structure/{path}")\n',
         "            restore = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)\n"
         '            made = restore.put(node, MISSING, f"structure/{path}")\n',
@@ -334,7 +334,7 @@ CHANGES = [
     Mutant(
         "a buffer that training took away is there again",
         "engine/modules/structure.py",
-        "            self._remove_buffer(name, gone_as)\n",
+        "            self._forms.remove(name, removed_as)\n",
         "            pass\n",
         f"{KEPT}[Discarding]",
     ),

@@ -21,14 +21,14 @@ DEVICES = [
     ),
     Mutant(
         "a late buffer of the host comes back on the device",
-        "engine/modules/structure.py",
+        "engine/modules/tensor_forms.py",
         'device = "cpu" if form.get("on_host") else self._device',
         "device = self._device",
         "unit/objects/test_devices.py::test_buffers_and_layers_that_came_up_in_training_are_where_they_were",
     ),
     Mutant(
         "a late layer's host tensors come back on the device",
-        "engine/modules/structure.py",
+        "engine/modules/new_layers.py",
         "set_layer(owner, name, made)  #",
         "set_layer(owner, name, made.to(self._device))  #",
         "unit/objects/test_devices.py::test_buffers_and_layers_that_came_up_in_training_are_where_they_were",
