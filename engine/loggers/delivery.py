@@ -133,12 +133,7 @@ class Delivery:
     def _best(self, folder: Path) -> Path | None:
         """Return the file of the best weights, put into `folder`."""
         weights = newest_weights(self._store, "best")
-        if weights is None:
-            return None
-        path = folder / "best.safetensors"
-        with path.open("wb") as file:
-            file.writelines(self._store.stream(f"best/{weights.file}"))
-        return path
+        return weights.download(self._store, folder / "best.safetensors") if weights else None
 
 
 def _segments(catalog: SnapshotCatalog, after: str) -> dict[str, str]:

@@ -126,13 +126,9 @@ class ModelRegistry:
         Raises:
             SnapshotMissing: they are gone.
         """
-        where = f"weights/{champion.run}"
-        if (saved := newest_weights(self._store, where)) is None:
+        if (saved := newest_weights(self._store, f"weights/{champion.run}")) is None:
             raise SnapshotMissing(f"no weights are in {self.weights_url(champion)}")
-        path = folder / "weights.safetensors"
-        with path.open("wb") as file:
-            file.writelines(self._store.stream(f"{where}/{saved.file}"))
-        return path
+        return saved.download(self._store, folder / "weights.safetensors")
 
     def promoted(self, run: str) -> Champion | None:
         """Return the champion that a promotion of `run` made; None if it was never promoted."""

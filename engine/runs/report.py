@@ -135,7 +135,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
         epochs=len({row["epoch"] for row in rows}),
         seconds=sum(attempt.ended - attempt.started for attempt in attempts if attempt.ended),
         snapshots=_snapshots_of(catalog),
-        set_aside=dict(catalog.aside()),
+        set_aside=catalog.set_aside_reasons(),
         gaps=_gaps(catalog),
         failures=_failures(attempts),
         left_out=facts.get("left_out", ()),

@@ -146,10 +146,10 @@ class SnapshotCatalog:
         marker = json.dumps({"reason": reason, "time": time.time()}, indent=1)
         self._store.write(f"{SNAPSHOTS}/{name}/{_ASIDE}", marker.encode())
 
-    def aside(self) -> list[tuple[str, str]]:
-        """Return name and reason of every snapshot that was set aside."""
+    def set_aside_reasons(self) -> dict[str, str]:
+        """Return why each snapshot was set aside, by name."""
         marked = [name for name, files in self._folders().items() if parse_name(name) and _ASIDE in files]
-        return [(name, self._reason(name)) for name in marked]
+        return {name: self._reason(name) for name in marked}
 
     def _reason(self, name: str) -> str:
         try:

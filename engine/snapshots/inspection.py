@@ -72,7 +72,7 @@ def inspect_run(store: Store, *, read: bool = False) -> list[Finding]:
     except SnapshotDamaged as error:
         return [Finding("lease", "damaged", str(error))]
     catalog = SnapshotCatalog(store)
-    aside = dict(catalog.aside())
+    aside = catalog.set_aside_reasons()
     names = sorted({name for name in (*store.list(SNAPSHOTS), *store.unfinished(SNAPSHOTS)) if parse_name(name)})
     findings = [_snapshot(catalog, name, lineage, aside, read) for name in names if _has_files(store, name)]
     if read:

@@ -178,8 +178,9 @@ def _newest_good(store: Store) -> Snapshot | None:
 
 def _snapshots(store: Store) -> Iterator[Repair]:
     catalog = SnapshotCatalog(store)
+    set_aside = catalog.set_aside_reasons()
     for name in reversed(store.list(SNAPSHOTS)):
-        if not parse_name(name) or name in dict(catalog.aside()):
+        if not parse_name(name) or name in set_aside:
             continue
         try:
             if snapshot := catalog.get(name):

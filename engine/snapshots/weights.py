@@ -31,7 +31,7 @@ from midstride.engine.storage.checksums import digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
-__all__ = ["StagedWeights", "Weights", "WeightsFolder", "load_weights", "save_weights", "weights_at"]
+__all__ = ["StagedWeights", "Weights", "WeightsFolder", "WeightsRequest", "load_weights", "save_weights", "weights_at"]
 
 _FORMAT = 1
 _OF_NAME = re.compile(r"(?:weights-)?([\d.]+-g\d+)[-.].*")
@@ -41,6 +41,25 @@ _OF_NAME = re.compile(r"(?:weights-)?([\d.]+-g\d+)[-.].*")
 class Weights:
     """A module's state_dict, the metrics it reached, and the facts noted beside."""
 
+    state_dict: dict[str, Any]
+    metrics: dict[str, float]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WeightsRequest:
+    """Weights to save.
+
+    Args:
+        folder: "best" or "last".
+        position: where the run stands.
+        state_dict: of the module; tensors may be tied or lie in memory in any order.
+        metrics: logged values that the weights reached, by name.
+        facts: JSON values for the manifest.
+    """
+
+    folder: str
+    position: Position
     state_dict: dict[str, Any]
     metrics: dict[str, float]
     facts: dict[str, Any]

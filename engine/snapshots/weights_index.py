@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
@@ -76,6 +77,12 @@ class SavedWeights:
         """Size and checksum of the tensors."""
         expected: FileDigest = self.manifest["files"][self.file]
         return expected
+
+    def download(self, store: Store, path: Path) -> Path:
+        """Write the tensors into the local file `path`; return `path`."""
+        with path.open("wb") as file:
+            file.writelines(store.stream(f"{self.folder}/{self.file}"))
+        return path
 
 
 @contextmanager

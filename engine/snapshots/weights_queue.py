@@ -7,13 +7,12 @@ written stay in the queue and are written before the next snapshot is committed:
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.lease import Lease
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.staging import Stager
-from midstride.engine.snapshots.weights import StagedWeights, WeightsFolder
+from midstride.engine.snapshots.weights import StagedWeights, WeightsFolder, WeightsRequest
 from midstride.engine.snapshots.weights_index import FOLDERS
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
@@ -48,26 +47,18 @@ class WeightsQueue:
         self._snapshots = 0
         self._lock = threading.Lock()
 
-    def put(
-        self,
-        folder: str,
-        position: Position,
-        state_dict: dict[str, Any],
-        metrics: dict[str, float],
-        facts: dict[str, Any],
-    ) -> None:
-        """Copy weights; when this returns, they may change. Arguments as those of `save_weights`.
+    def put(self, request: WeightsRequest) -> None:
+        """Copy the weights of `request`; when this returns, they may change.
 
         Raises:
             UnsupportedState: they hold values that cannot be written.
         """
         with self._lock:
             buffer = self._free.pop() if self._free else Buffer()
-        staged = self._stager.stage(state_dict, buffer)
+        staged = self._stager.stage(request.state_dict, buffer)
+        weights = StagedWeights(staged, request.metrics, request.facts, request.position)
         with self._lock:
-            self._waiting.append(
-                _Entry(folder, StagedWeights(staged, metrics, facts, position), buffer, self._snapshots)
-            )
+            self._waiting.append(_Entry(request.folder, weights, buffer, self._snapshots))
             self._drop_oldest()
 
     def snapshot_taken(self) -> None:

@@ -25,6 +25,7 @@ from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.retention import Retention
 from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.staging import Staged, Stager
+from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.weights_queue import WeightsQueue
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
@@ -145,26 +146,12 @@ class Writer:
             self.flush()
         return pending
 
-    def save_weights(
-        self,
-        folder: str,
-        position: Position,
-        state_dict: dict[str, Any],
-        metrics: dict[str, float],
-        facts: dict[str, Any],
-    ) -> None:
-        """Copy weights and have them count as those of `folder` from `position` on; only one rank calls this.
+    def save_weights(self, request: WeightsRequest) -> None:
+        """Copy weights, which may change afterwards, and queue them for the store; only one rank calls this.
 
         No snapshot taken later is committed before they are written.
-
-        Args:
-            folder: "best" or "last".
-            position: where the run stands.
-            state_dict: the weights; they may change once this returns.
-            metrics: logged values that the weights reached, by name.
-            facts: JSON values for the manifest.
         """
-        self._weights_queue.put(folder, position, state_dict, metrics, facts)
+        self._weights_queue.put(request)
         self._queue.put(self._flush_weights)
 
     @property

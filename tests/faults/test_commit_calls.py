@@ -16,7 +16,7 @@ from support.snapshot_writers import OPEN, alone, state_at, take
 
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.weights import load_weights
+from midstride.engine.snapshots.weights import WeightsRequest, load_weights
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.state.codec import differences
 from midstride.engine.storage.store import Store
@@ -39,12 +39,13 @@ def life(store: Store) -> None:
     for step in (2, 3):
         keep_best(writer, step)
         take(writer, step)
-    writer.save_weights("last", Position(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3})
+    writer.save_weights(WeightsRequest("last", Position(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3}))
     writer.flush_weights()
 
 
 def keep_best(writer: Writer, step: int) -> None:
-    writer.save_weights("best", Position(step), {"w": torch.full((3,), float(step))}, {}, {"step": step})
+    weights = {"w": torch.full((3,), float(step))}
+    writer.save_weights(WeightsRequest("best", Position(step), weights, {}, {"step": step}))
 
 
 def lived(store: Store, strike: Callable[[int], None], number: int) -> int:
@@ -107,7 +108,7 @@ def assert_nothing_lost(store: Store, words: str) -> None:
     assert newest is not None, words
     step = newest.position.step
     assert differences(state_at(step), read(store, newest, 0)) == [], words
-    assert all(name < newest.name for name, _ in SnapshotCatalog(store).aside()), words
+    assert all(name < newest.name for name in SnapshotCatalog(store).set_aside_reasons()), words
     writer = alone(store, newest.name, keep=1)
     assert float(load_weights(store, "best").state_dict["w"][0]) == step, words
     assert SnapshotCatalog(store).rows() == [f"{one},row\n" for one in range(1, step + 1)], words

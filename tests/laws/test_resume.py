@@ -230,7 +230,7 @@ def test_a_snapshot_that_attempts_die_of_is_set_aside_but_never_the_last_one(
 
     plan.assert_all_fired()
     assert json.loads((tmp_path / "run" / "lease" / "000002.json").read_text())["resumed_from"] == names[0]
-    aside = dict(SnapshotCatalog(Store.open(tmp_path / "run")).aside())
+    aside = SnapshotCatalog(Store.open(tmp_path / "run")).set_aside_reasons()
     assert list(aside) == names[1:]
     assert "resumed from it and died before their first new step" in aside[names[-1]]
     assert_alike(tmp_path, undisturbed(setting))

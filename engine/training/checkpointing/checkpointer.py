@@ -17,6 +17,7 @@ from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.position import Position, snapshot_name
 from midstride.engine.snapshots.schedule import SnapshotSchedule
+from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import walk
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
@@ -263,7 +264,8 @@ class Checkpointer:
         if self.generation is not None:
             self._weights[folder] = snapshot_name(position, self.generation)
             self._weights_facts[folder] = dict(facts)
-        self.run.save_weights(folder, position, context.metric_logger.metrics.without_states(weights), facts)
+        weights = context.metric_logger.metrics.without_states(weights)
+        self.run.save_weights(WeightsRequest(folder, position, weights, facts.pop("metrics"), facts))
 
     def _resize_loaders(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
         """Cut the global batches as this world needs them."""

@@ -16,6 +16,7 @@ from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.rows import join_segments
+from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.storage.store import Store, StoreOptions
@@ -185,14 +186,11 @@ class RunStore:
             with self._waiting():
                 self._writer.flush()
 
-    def save_weights(
-        self, folder: Literal["best", "last"], position: Position, state_dict: dict[str, Any], facts: dict[str, Any]
-    ) -> None:
-        """Have weights written to `folder`, behind training; rank 0 writes. `flush_weights` waits for them."""
-        metrics = facts.pop("metrics")
+    def save_weights(self, request: WeightsRequest) -> None:
+        """Have weights written, behind training; rank 0 writes. `flush_weights` waits for them."""
         if self._writer is not None and self._strategy.world.is_first:
             with self._waiting():
-                self._writer.save_weights(folder, position, state_dict, metrics, facts)
+                self._writer.save_weights(request)
 
     def flush_weights(self) -> None:
         """Wait until the weights are written; raises, on every rank, why they are not."""

@@ -61,7 +61,7 @@ def test_without_a_manifest_it_never_happened(store: Store, phase: str):
         take(writer, 2, probe=die)
     assert "manifest.json" not in store.list("snapshots/000000000002-g000001")
     assert SnapshotCatalog(store).newest_good() == first
-    assert SnapshotCatalog(store).aside() == []
+    assert SnapshotCatalog(store).set_aside_reasons() == {}
     assert SnapshotCatalog(store).rows() == ["1,row\n"]
     with pytest.raises(SnapshotError, match="a fault"):
         writer.check()  # what went wrong is told until the run ends

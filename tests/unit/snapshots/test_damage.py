@@ -42,7 +42,7 @@ def test_damage_is_found_and_the_newest_good_one_is_taken(
     good, bad = take(alone(store), 1, 2)
     DAMAGES[damage](file_of(store, bad, name))
     assert SnapshotCatalog(store).newest_good() == good
-    ((aside, reason),) = SnapshotCatalog(store).aside()
+    ((aside, reason),) = SnapshotCatalog(store).set_aside_reasons().items()
     assert aside == bad.name
     assert name in reason
     assert f"snapshot {bad.name} is set aside" in caplog.text
@@ -104,7 +104,7 @@ def test_what_cannot_be_read_is_set_aside_in_words_of_its_own(
     spoil, words = UNREADABLE[how]
     spoil(file_of(store, bad, name))
     assert SnapshotCatalog(store).newest_good() == good
-    ((aside, reason),) = SnapshotCatalog(store).aside()
+    ((aside, reason),) = SnapshotCatalog(store).set_aside_reasons().items()
     assert aside == bad.name
     assert words in reason
     assert f"snapshot {bad.name} is set aside, an older one is taken" in caplog.text
@@ -130,10 +130,10 @@ def test_a_disk_that_cannot_be_read_is_no_damage(store: Store):
         pytest.raises(SnapshotDamaged, match="cannot be read: Input/output error"),
     ):
         SnapshotCatalog(store).newest_good()
-    assert SnapshotCatalog(store).aside() == []
+    assert SnapshotCatalog(store).set_aside_reasons() == {}
     with _unreadable(file_of(store, bad, "")):
         assert SnapshotCatalog(store).newest_good() == good
-    assert [name for name, _ in SnapshotCatalog(store).aside()] == [bad.name]
+    assert list(SnapshotCatalog(store).set_aside_reasons()) == [bad.name]
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "manifest.json"])
@@ -141,7 +141,7 @@ def test_damage_of_an_older_snapshot_stops_no_pruning(store: Store, name: str):
     first, second = take(alone(store), 1, 2)
     flip(file_of(store, first, name), 0.5)
     SnapshotCatalog(store).set_damaged_aside(before=second)
-    assert [aside for aside, _ in SnapshotCatalog(store).aside()] == [first.name]
+    assert list(SnapshotCatalog(store).set_aside_reasons()) == [first.name]
     third, fourth = take(alone(store, second.name, keep=2), 3, 4)
     assert SnapshotCatalog(store).snapshots() == [third, fourth]
     faults: list[str] = []
@@ -177,7 +177,7 @@ def test_a_missing_manifest_means_it_never_happened(store: Store):
     good, bad = take(alone(store), 1, 2)
     file_of(store, bad, "manifest.json").unlink()
     assert SnapshotCatalog(store).newest_good() == good
-    assert SnapshotCatalog(store).aside() == []
+    assert SnapshotCatalog(store).set_aside_reasons() == {}
 
 
 def test_nothing_good_is_nothing(store: Store):
@@ -186,7 +186,7 @@ def test_nothing_good_is_nothing(store: Store):
     for snapshot in take(alone(store), 1, 2):
         file_of(store, snapshot, "metrics.csv").write_text("x")
     assert SnapshotCatalog(store).newest_good() is None
-    assert len(SnapshotCatalog(store).aside()) == 2
+    assert len(SnapshotCatalog(store).set_aside_reasons()) == 2
     assert SnapshotCatalog(store).rows() == []
 
 
@@ -197,7 +197,8 @@ def test_a_snapshot_of_another_run_is_set_aside(store: Store, tmp_path: Path):
     Path(other.url, "snapshots", foreign.name).rename(Path(store.url, "snapshots", foreign.name))
     assert SnapshotCatalog(store).snapshots() == [good]
     assert SnapshotCatalog(store).newest_good() == good
-    assert [name for name, reason in SnapshotCatalog(store).aside() if "another run" in reason] == [foreign.name]
+    reasons = SnapshotCatalog(store).set_aside_reasons()
+    assert [name for name, reason in reasons.items() if "another run" in reason] == [foreign.name]
     assert SnapshotCatalog(store).rows() == ["1,row\n"]
 
 
@@ -206,7 +207,8 @@ def test_a_renamed_folder_is_set_aside(store: Store):
     folder = file_of(store, second, "")
     folder.rename(folder.with_name("000000000005-g000001"))
     assert SnapshotCatalog(store).newest_good() == first
-    assert "manifest of snapshot 000000000002-g000001" in dict(SnapshotCatalog(store).aside())["000000000005-g000001"]
+    reasons = SnapshotCatalog(store).set_aside_reasons()
+    assert "manifest of snapshot 000000000002-g000001" in reasons["000000000005-g000001"]
 
 
 def test_a_run_may_be_moved_as_a_whole(store: Store, tmp_path: Path):
@@ -240,13 +242,13 @@ def test_a_newer_format_is_not_damage(store: Store):
     file_of(store, snapshot, "manifest.json").write_bytes(encode_document(manifest))
     with pytest.raises(SnapshotError, match="format 2, this version reads 1"):
         SnapshotCatalog(store).newest_good()
-    assert SnapshotCatalog(store).aside() == []
+    assert SnapshotCatalog(store).set_aside_reasons() == {}
 
 
 def test_one_set_aside_by_hand_is_not_taken_but_its_rows_count(store: Store):
     first, second, third = take(alone(store), 1, 2, 3)
     SnapshotCatalog(store).set_aside(second.name, "two resumes died")
-    assert SnapshotCatalog(store).aside() == [(second.name, "two resumes died")]
+    assert SnapshotCatalog(store).set_aside_reasons() == {second.name: "two resumes died"}
     assert SnapshotCatalog(store).snapshots() == [first, third]
     assert SnapshotCatalog(store).rows() == ["1,row\n", "2,row\n", "3,row\n"]
     SnapshotCatalog(store).prune(1)

@@ -188,7 +188,7 @@ def test_what_the_store_refuses_is_no_damage_and_is_not_repaired(
         repairs(store)
     with pytest.raises(StoreUnsafe, match=rf"/{refused}.*cannot be read: Permission denied\. Allow it\.$"):
         _ = leases(store), SnapshotCatalog(store).newest_good()
-    assert SnapshotCatalog(store).aside() == []
+    assert SnapshotCatalog(store).set_aside_reasons() == {}
 
 
 def test_a_lease_that_is_gone_or_of_another_generation_is_named(store: Store):

@@ -71,9 +71,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_ranks_of_one_machine_meet_at_a_free_port_whatever_a_killed_world_has_left(
     launcher: str, first: int, folder: Path
 ) -> None:
+    stores = []  # rank 0 serves the others as long as its store is there
+
     def joined(rank: int) -> bytes:
         store = rendezvous.rendezvous_store(World.from_environment(of_rank(rank, launcher)))
         assert store is not None
+        stores.append(store)
         store.set(f"joined/{rank}", str(rank))
         return b"".join(store.get(f"joined/{other}") for other in range(3))
 
