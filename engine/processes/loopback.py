@@ -63,18 +63,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def rank_environments(
-    size: int, port: int, *, is_served: bool, base: Mapping[str, str] = os.environ
-) -> list[dict[str, str]]:
+def rank_environments(size: int, port: int, base: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
     """Return the environment of each rank of a world on this machine, as torchrun would write it.
 
     Args:
         size: of the world.
-        port: of the loopback, where the ranks meet in a store.
-        is_served: the process that starts the ranks serves the store; else rank 0 does.
+        port: of the loopback, where the process that starts the ranks serves the store in which they meet.
         base: what the environments are made from.
     """
-    served = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if is_served else {}
-    meeting = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), **served, **interfaces(base)}
+    served = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    meeting = {**served, **interfaces(base)}
     worlds = [World(rank=rank, size=size, local_rank=rank, local_size=size) for rank in range(size)]
     return [{**base, **meeting, **world.environment} for world in worlds]

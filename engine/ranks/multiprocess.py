@@ -118,7 +118,7 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
             torch.save(call, folder / "call.pt")
         store = serve_store()
         base = {**os.environ, **(hash_seed() if method == "spawn" else {}), World.STARTED: ""}
-        environments = rank_environments(ranks, store.port, is_served=True, base=base)
+        environments = rank_environments(ranks, store.port, base=base)
         with ChildProcesses(_run_rank, [folder, call if method == "fork" else None], environments, method) as children:
             asked_to_stop = _watch(children)
         _raise_for_results(folder, ranks, asked_to_stop)

@@ -54,7 +54,7 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
     store = serve_store()
     _stores.append(store)
     base = {**os.environ, World.STARTED: ",".join(map(str, gpus))}
-    ours, *others = rank_environments(size, store.port, is_served=True, base=base)
+    ours, *others = rank_environments(size, store.port, base=base)
     command = [sys.executable, *sys.orig_argv[1:]]
     for rank, environment in enumerate(others, 1):
         tied = {**environment, PARENT: str(os.getpid())}

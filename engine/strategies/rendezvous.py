@@ -17,7 +17,7 @@ from midstride.engine.processes.process_identity import local_world_id
 from midstride.engine.strategies.torch_internals import HashStore, PrefixStore, Store, TCPStore
 from midstride.engine.world import World
 
-__all__ = ["rendezvous_store", "serve_store"]
+__all__ = ["rendezvous_store", "serve_store", "serve_store_on"]
 
 #: seconds to wait for the name of a machine to resolve: that of a pod resolves some time after its start
 _KNOWN_S = 60.0
@@ -144,6 +144,10 @@ def serve_store(port: int = 0, host: str = ADDRESS) -> TCPStore:
 
     By default, torch would listen on every interface of the machine.
     """
-    listener = socket.create_server((host, port), backlog=1024)
+    return serve_store_on(socket.create_server((host, port), backlog=1024), host)
+
+
+def serve_store_on(listener: socket.socket, host: str = ADDRESS) -> TCPStore:
+    """Return a store that this process serves on a socket that listens on `host`; the store closes the socket."""
     port = listener.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -45,7 +45,7 @@ def run_ranks(
         ["midstride.engine.testing.disable_gc", *preload, "midstride.engine.testing.freeze_gc"]
     )
     store = serve_store()
-    environments = rank_environments(processes, store.port, is_served=True, base=environment)
+    environments = rank_environments(processes, store.port, base=environment)
     deadline = time.monotonic() + timeout_s
     with ChildProcesses(_rank, [target, arguments], environments, "forkserver") as ranks:
         while hung := ranks.running():
