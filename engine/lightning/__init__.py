@@ -1,15 +1,15 @@
-"""Lightning's classes as they are: modules, data modules and callbacks that were written for its Trainer.
+"""Support for modules, data modules and callbacks that were written for Lightning's Trainer.
 
-Lightning itself is never imported here: an object is known by the names of its classes.
+Lightning itself is never imported here: its classes are recognized by name.
 
-adapt         an object of Lightning's becomes one of ours, in place
-callbacks     Lightning's callbacks: those that a user wrote, and which of its own have a counterpart here
-checkpoint    a checkpoint of Lightning's: what its hooks are shown of one, and what its classes load from a file
-counterparts  what stands here for Lightning's own callbacks, and what those say then of the run
-data          what a LightningDataModule finds on itself
-hooks         methods that Lightning calls with something else than the engine
-logger        what a LightningModule gives to a tracker
-module        what a LightningModule calls on itself
-optimizer     what `self.optimizers()` of a LightningModule gives
-trainer       a Trainer under the names that Lightning's has
+adapt         replaces the class of a Lightning object by one that the engine can run, in place
+callbacks     callbacks derived from Lightning's Callback, and counterparts of Lightning's own
+checkpoint    checkpoints in Lightning's format, for its hooks and for `load_from_checkpoint`
+counterparts  the counterparts of Lightning's own callbacks, and the attributes of those after a run
+data          the methods of LightningDataModule
+hooks         wraps methods that Lightning calls with other arguments than the engine
+logger        `self.logger` of a LightningModule
+module        the methods of LightningModule
+optimizer     the optimizers that `self.optimizers()` of a LightningModule returns
+trainer       a Trainer with the attributes of Lightning's
 """

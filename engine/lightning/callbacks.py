@@ -1,4 +1,4 @@
-"""Lightning's callbacks: those that a user wrote, and which of its own have a counterpart here."""
+"""Callbacks derived from Lightning's Callback, and counterparts of Lightning's own callbacks."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -12,23 +12,23 @@ from midstride.engine.modules.callbacks import Callback
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
 
-__all__ = ["LightningCallback", "translated"]
+__all__ = ["LightningCallback", "with_counterparts"]
 
 log = logging.getLogger(__name__)
 
 
 class LightningCallback(Callback):
-    """What stands in place of the methods of Lightning's Callback, where the user has not written them."""
+    """Replaces the methods of Lightning's Callback that the user has not overridden."""
 
     def trainer_view(self, trainer: "TrainerInterface") -> Any:
-        """Return `trainer` under Lightning's names."""
+        """Return `trainer` with the attributes of Lightning's Trainer."""
         return LightningTrainer(trainer)
 
 
-#: Lightning's callbacks of which nothing is left to do
-_NOTHING = frozenset({"ModelSummary", "RichModelSummary", "ProgressBar", "RichProgressBar", "TQDMProgressBar"})
+#: Lightning's callbacks that are left out, with a line in the log
+_LEFT_OUT = frozenset({"ModelSummary", "RichModelSummary", "ProgressBar", "RichProgressBar", "TQDMProgressBar"})
 _IN_THE_MODULE = "do it in a hook of the module, where its state is kept"
-#: Lightning's callbacks that need the inside of its Trainer -> the way out
+#: Lightning's callbacks that need internals of its Trainer -> what to use instead
 _REFUSED = {
     "BaseFinetuning": "freeze in setup, unfreeze and add_param_group in on_train_epoch_start",
     "BackboneFinetuning": "freeze in setup, unfreeze and add_param_group in on_train_epoch_start",
@@ -46,15 +46,15 @@ _REFUSED = {
 }
 
 
-def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple[Any, Callback | None]]:
-    """Return each of `callbacks` with what acts in its place: itself, or what stands here for one of Lightning's own.
+def with_counterparts(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple[Any, Callback | None]]:
+    """Return pairs of a given callback and the one to call: itself, or the counterpart of one of Lightning's own.
 
     Args:
-        callbacks: one or several, or None: ours, Lightning's, and those that a user derived from Lightning's Callback.
-        adapt: makes one of the last kind ours, in place.
+        callbacks: one callback, several, or None; they may derive from Lightning's Callback.
+        adapt: see `midstride.engine.lightning.adapt.adapt`.
 
     Raises:
-        JobError: with every callback that needs the inside of Lightning's Trainer.
+        JobError: it names all callbacks that need internals of Lightning's Trainer, and all objects that are none.
     """
     found: list[tuple[Any, Callback | None]] = []
     faults: list[str] = []
@@ -64,15 +64,15 @@ def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple[Any, C
     for callback in several:
         own = _library_class(type(callback))
         if own is None or isinstance(callback, Callback):
-            acting = adapt(callback)
-            found.append((callback, acting))
-            if not (acting is None or isinstance(acting, Callback)):
+            adapted = adapt(callback)
+            found.append((callback, adapted))
+            if not (adapted is None or isinstance(adapted, Callback)):
                 faults.append(f"callbacks: should be objects of classes derived from Callback, not {callback!r}")
         elif type(callback).__name__ != own:
             faults.append(_fault(f"{type(callback).__name__}, derived from Lightning's {own},", own))
         elif own in COUNTERPARTS:
             found.append((callback, adapt(COUNTERPARTS[own](callback, faults))))
-        elif own in _NOTHING:
+        elif own in _LEFT_OUT:
             log.info("%s: leave it out, the progress bar and the report are midstride's", own)
         else:
             faults.append(_fault(own, own))
@@ -82,7 +82,7 @@ def translated(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple[Any, C
 
 
 def _library_class(kind: type) -> str | None:
-    """Return the name of the callback of Lightning's that `kind` is, or derives from; None if it is none."""
+    """Return the name of the first callback of Lightning's library in the bases of `kind`; None if there is none."""
     for one in kind.__mro__:
         if one.__module__.startswith(("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")):
             return None if one.__name__ == "Callback" else one.__name__

@@ -1,4 +1,4 @@
-"""A checkpoint of Lightning's: what its hooks are shown of one, and what its classes load from a file."""
+"""Checkpoints in Lightning's format, for its hooks and for `load_from_checkpoint`."""
 
 import sys
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ __all__ = ["checkpoint_of", "exported_checkpoint"]
 
 
 def checkpoint_of(module: TrainingModule, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what every checkpoint of Lightning's has."""
+    """Return the entries that the hooks get: "epoch", "global_step", and `weights` as "state_dict"."""
     return {"epoch": module.current_epoch, "global_step": module.global_step, "state_dict": dict(weights)}
 
 
 def exported_checkpoint(module: TrainingModule, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `load_from_checkpoint` of a LightningModule reads: no optimizers, and nothing to resume from."""
+    """Return a checkpoint for `load_from_checkpoint`: weights and hyperparameters, without optimizers and loops."""
     found = {**checkpoint_of(module, weights), "hyper_parameters": dict(module.hparams)}
     if name := vars(module).get("_hparams_name"):
         found["hparams_name"] = name

@@ -1,4 +1,4 @@
-"""What stands here for Lightning's own callbacks, and what those say then of the run."""
+"""The counterparts of Lightning's own callbacks, and the attributes of those after a run."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlySt
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
 
-__all__ = ["COUNTERPARTS", "origins_of", "update_origins"]
+__all__ = ["COUNTERPARTS", "lightning_callbacks", "update_lightning_callbacks"]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def _early_stopping(given: Any, faults: list[str]) -> Callback:
 
 
 def _model_checkpoint(given: Any, faults: list[str]) -> Callback | None:
-    """Return what keeps the best weights; snapshots do the rest."""
+    """Return a callback that saves the best weights; None without a monitor, since snapshots do the rest."""
     if given.dirpath or given.filename:
         where = f"dirpath={str(given.dirpath)!r}" if given.dirpath else f"filename={given.filename!r}"
         log.warning("ModelCheckpoint(%s) is not used: weights are in the folder of the run, see best_model_path", where)
@@ -48,20 +48,20 @@ def _learning_rate_monitor(given: Any, faults: list[str]) -> Callback:
 
 
 def _lambda_callback(given: Any, faults: list[str]) -> Any:
-    """Return a callback as a user would have written it, whose methods call the functions."""
+    """Return an object of a class derived from Lightning's Callback, whose methods call the functions."""
     functions, base = dict(vars(given)), type(given).__mro__[1]
     written_in = next((function.__module__ for function in functions.values() if hasattr(function, "__module__")), "")
-    methods = {name: _calling(name) for name in functions}
-    made: Any = type("LambdaCallback", (base,), {**methods, "__module__": written_in})()
-    vars(made).update(functions=functions)
-    return made
+    methods = {name: _function_call(name) for name in functions}
+    callback: Any = type("LambdaCallback", (base,), {**methods, "__module__": written_in})()
+    vars(callback).update(functions=functions)
+    return callback
 
 
-def _calling(name: str) -> Callable[..., Any]:
+def _function_call(name: str) -> Callable[..., Any]:
     return lambda self, *given: self.functions[name](*given)
 
 
-#: Lightning's callbacks -> what makes the one that stands for it, or None if nothing has to
+#: class of Lightning's -> function from such a callback, and a list to append faults to, to its counterpart or None
 COUNTERPARTS: dict[str, Callable[[Any, list[str]], Any]] = {
     "EarlyStopping": _early_stopping,
     "LambdaCallback": _lambda_callback,
@@ -70,30 +70,30 @@ COUNTERPARTS: dict[str, Callable[[Any, list[str]], Any]] = {
 }
 
 
-def origins_of(trainer: "TrainerInterface", kind: str) -> list[Any]:
-    """Return Lightning's own callbacks of class `kind` that `trainer` was given, with what they say of the run now."""
-    update_origins(trainer)
-    return [given for given, _ in trainer.origins if type(given).__name__ == kind]
+def lightning_callbacks(trainer: "TrainerInterface", kind: str) -> list[Any]:
+    """Return the callbacks of Lightning's class `kind` that `trainer` was given, with their attributes up to date."""
+    update_lightning_callbacks(trainer)
+    return [given for given, _ in trainer.callback_pairs if type(given).__name__ == kind]
 
 
-def update_origins(trainer: "TrainerInterface") -> None:
-    """Have Lightning's own callbacks say what those that stand for them have seen."""
-    for given, counterpart in trainer.origins:
+def update_lightning_callbacks(trainer: "TrainerInterface") -> None:
+    """Set the attributes of Lightning's own callbacks, such as `best_model_path`, from their counterparts."""
+    for given, counterpart in trainer.callback_pairs:
         if isinstance(counterpart, EarlyStopping):
-            vars(given).update(_of_stopping(trainer, counterpart))
+            vars(given).update(_early_stopping_attributes(trainer, counterpart))
         elif type(given).__name__ == "ModelCheckpoint" and trainer.run_url is not None:
-            vars(given).update(_of_checkpoint(trainer.run_url.rstrip("/"), counterpart))
+            vars(given).update(_model_checkpoint_attributes(trainer.run_url.rstrip("/"), counterpart))
 
 
-def _of_stopping(trainer: "TrainerInterface", stopping: EarlyStopping) -> dict[str, Any]:
+def _early_stopping_attributes(trainer: "TrainerInterface", stopping: EarlyStopping) -> dict[str, Any]:
     progress = trainer.progress
     last = progress.epoch if progress.batch else progress.epoch - 1
     stopped = last if stopping.wait_count >= stopping.patience else 0
     return {"best_score": torch.tensor(stopping.best), "wait_count": stopping.wait_count, "stopped_epoch": stopped}
 
 
-def _of_checkpoint(run: str, best: Callback | None) -> dict[str, Any]:
-    """Return where weights are: folders, which `ckpt_path` of `validate`, `test` and `predict` takes."""
+def _model_checkpoint_attributes(run: str, best: Callback | None) -> dict[str, Any]:
+    """Return paths and score of weights; the paths are folders, which `ckpt_path` of `test` and the like takes."""
     found: dict[str, Any] = {"dirpath": run, "last_model_path": f"{run}/last", "best_model_path": f"{run}/last"}
     if isinstance(best, BestCheckpoint):
         has_any = best.best_step >= 0

@@ -1,4 +1,4 @@
-"""What a LightningDataModule finds on itself."""
+"""The methods of LightningDataModule."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,11 @@ __all__ = ["LightningData"]
 
 
 class LightningData(DataModule):
-    """What stands in place of LightningDataModule's own methods, where the user has not written them."""
+    """Replaces the methods of LightningDataModule that the user has not overridden."""
 
     _trainer: "list[TrainerInterface]"
 
     @property
     def trainer(self) -> Any:
-        """The Trainer that reads these data, under Lightning's names; None before it does."""
+        """The Trainer that reads these data, with the attributes of Lightning's Trainer; None before it does."""
         return LightningTrainer(self._trainer[0]) if self._trainer else None

@@ -1,4 +1,4 @@
-"""Methods of a user's that Lightning calls with something else than the engine does: wrapped, so that they get that."""
+"""Wraps methods of users that Lightning calls with other arguments than the engine, so that they get Lightning's."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,17 +11,21 @@ from midstride.engine.errors import UserError
 from midstride.engine.lightning.checkpoint import checkpoint_of
 from midstride.engine.trees import convert
 
-__all__ = ["wrapped"]
+__all__ = ["wrap_hook"]
 
 Method = Callable[..., Any]
 
 
-def wrapped(kind: type, name: str) -> Method | None:
-    """Return what is called in place of the method `name` of the user's class `kind`; None for that itself."""
+def wrap_hook(kind: type, name: str) -> Method | None:
+    """Return a wrapper of the method `name` of the user's class `kind`; None if it needs none.
+
+    Raises:
+        UserError: it is a step that takes the loader's iterator.
+    """
     method = getattr(kind, name)
     if name in _STEPS:
         _ensure_no_iterator(kind, name)
-        return _of_batch(method) if _takes_batch(method) else None
+        return _without_index(method) if _takes_batch_only(method) else None
     return _WRAPPERS[name](method) if name in _WRAPPERS else None
 
 
@@ -29,7 +33,7 @@ _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_st
 
 
 def _ensure_no_iterator(kind: type, name: str) -> None:
-    """Refuse a step that Lightning hands the loader's iterator: what it reads ahead no snapshot could know."""
+    """Raise UserError for a step that takes `dataloader_iter`: no snapshot could hold what it has read ahead."""
     if "dataloader_iter" in inspect.signature(getattr(kind, name)).parameters:
         raise UserError(
             f"{kind.__name__}.{name} takes dataloader_iter, and a step is given a batch here: write "
@@ -37,18 +41,18 @@ def _ensure_no_iterator(kind: type, name: str) -> None:
         )
 
 
-def _takes_batch(step: Method) -> bool:
-    """Return whether `step` takes a batch and nothing else; Lightning then gives it nothing else."""
-    taken = inspect.signature(step).parameters.values()
-    return len(taken) == 2 and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in taken)
+def _takes_batch_only(step: Method) -> bool:
+    """Return whether `self` and a batch are the only parameters of `step`; Lightning then passes no index."""
+    parameters = inspect.signature(step).parameters.values()
+    return len(parameters) == 2 and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
-def _of_batch(step: Method) -> Method:
+def _without_index(step: Method) -> Method:
     return wraps(step)(lambda self, batch, *_: step(self, batch))
 
 
-def _with_loss(hook: Method) -> Method:
-    """Give `on_train_batch_end` what the step returned as a dict with the loss, of a module or of a callback."""
+def _wrap_train_batch_end(hook: Method) -> Method:
+    """Pass the outputs of the step as Lightning does; `hook` is a module's or a callback's."""
 
     @wraps(hook)
     def called(self: Any, *given: Any) -> None:
@@ -60,7 +64,7 @@ def _with_loss(hook: Method) -> Method:
 
 
 def _step_outputs(outputs: Any, window: int) -> Any:
-    """Return what a step returned as Lightning hands it on: detached, the loss divided by the batches of a step."""
+    """Return `outputs` as Lightning passes them: a dict, detached, with the loss divided by `window` batches."""
     found = {"loss": outputs} if isinstance(outputs, Tensor) else {} if outputs is None else outputs
     if not isinstance(found, Mapping):
         return found
@@ -69,8 +73,8 @@ def _step_outputs(outputs: Any, window: int) -> Any:
     return {**detached, "loss": loss / window} if window > 1 and isinstance(loss, Tensor) else detached
 
 
-def _of_modules(hook: Method) -> Method:
-    """Return what a module's `on_train_batch_start` returns, and nothing of a callback's, as Lightning does."""
+def _wrap_train_batch_start(hook: Method) -> Method:
+    """Return what a module's hook returns, and None for a callback's, whose result Lightning ignores."""
 
     @wraps(hook)
     def called(self: Any, *given: Any) -> Any:
@@ -80,38 +84,38 @@ def _of_modules(hook: Method) -> Method:
     return called
 
 
-def _saving(hook: Method) -> Method:
-    """Show `on_save_checkpoint` what Lightning's checkpoint has; what it adds is kept, and the weights whole."""
+def _wrap_save_checkpoint(hook: Method) -> Method:
+    """Pass the checkpoint with Lightning's entries; only entries that the hook adds are kept."""
 
     @wraps(hook)
     def called(self: Any, *owners: Any) -> None:
         *before, checkpoint = owners
-        given = _shown(before[1] if before else self)
-        whole = {**checkpoint, **given}
-        hook(self, *before, whole)
-        checkpoint.update({key: value for key, value in whole.items() if key not in given})
+        entries = _lightning_entries(before[1] if before else self)
+        extended = {**checkpoint, **entries}
+        hook(self, *before, extended)
+        checkpoint.update({key: value for key, value in extended.items() if key not in entries})
 
     return called
 
 
-def _loading(hook: Method) -> Method:
-    """Show `on_load_checkpoint` what Lightning's checkpoint has; the module has its weights back by then."""
+def _wrap_load_checkpoint(hook: Method) -> Method:
+    """Pass the checkpoint with Lightning's entries; the weights of the module are restored by then."""
 
     @wraps(hook)
     def called(self: Any, *owners: Any) -> None:
         *before, checkpoint = owners
-        hook(self, *before, {**checkpoint, **_shown(before[1] if before else self)})
+        hook(self, *before, {**checkpoint, **_lightning_entries(before[1] if before else self)})
 
     return called
 
 
-def _shown(module: Any) -> dict[str, Any]:
+def _lightning_entries(module: Any) -> dict[str, Any]:
     return checkpoint_of(module, module.state_dict())
 
 
 _WRAPPERS: dict[str, Callable[[Method], Method]] = {
-    "on_load_checkpoint": _loading,
-    "on_save_checkpoint": _saving,
-    "on_train_batch_end": _with_loss,
-    "on_train_batch_start": _of_modules,
+    "on_load_checkpoint": _wrap_load_checkpoint,
+    "on_save_checkpoint": _wrap_save_checkpoint,
+    "on_train_batch_end": _wrap_train_batch_end,
+    "on_train_batch_start": _wrap_train_batch_start,
 }

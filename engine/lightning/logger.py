@@ -1,4 +1,4 @@
-"""What `self.logger` of a LightningModule is: what is a number is logged, and trackers have it from the run's rows."""
+"""`self.logger` of a LightningModule: logs numbers, which trackers get with the rows of the run."""
 
 import logging
 from collections.abc import Mapping
@@ -17,99 +17,99 @@ log = logging.getLogger(__name__)
 
 
 class LightningLogger:
-    """Logs numbers as `self.log` does, so that they are exact over a resume; names what is none, once, and drops it.
+    """Logs numbers as `self.log` does, so that they are exact after a resume; drops other values, with one warning.
 
     Args:
-        module: for which it logs.
+        module: module whose `self.logger` this is.
     """
 
     def __init__(self, module: TrainingModule) -> None:
         self._module = module
-        self._named: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def name(self) -> str:
-        """The run's."""
+        """Name of the run."""
         return url_name(self.save_dir)
 
     @property
     def version(self) -> int:
-        """0: the run is one, however often it is resumed."""
+        """0: a run has one version, however often it is resumed."""
         return 0
 
     @property
     def save_dir(self) -> str:
-        """The run's folder or URL, or else the working directory."""
+        """Folder or URL of the run; without a run, the working directory."""
         return self._module.trainer.run_url or str(Path.cwd())
 
     log_dir = root_dir = save_dir
 
     @property
     def experiment(self) -> "_Experiment":
-        """What takes the place of a tracker's own object."""
+        """Substitute for the experiment object of a tracker."""
         return _Experiment(self)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers; the step is the run's own, whatever `step` says."""
+        """Log numbers at the current step of the run; `step` is ignored."""
         for name, value in metrics.items():
             self.log_value("log_metrics", name, value)
 
     def log_hyperparams(self, params: Any, metrics: Mapping[str, Any] | None = None, **named: Any) -> None:
-        """Add hyperparameters to those of the run: every tracker is told them once, whatever dies.
+        """Add hyperparameters to those of the run; every tracker gets them once, also if processes fail.
 
         Args:
             params: a mapping, which may be nested, or a namespace.
-            metrics: left out: what is logged has names of its own.
-            named: further ones.
+            metrics: ignored.
+            named: further hyperparameters.
         """
         given = dict(params if isinstance(params, Mapping) else vars(params)) | named
         self._module.trainer.metric_logger.hparams.update({str(key): _plain(value) for key, value in given.items()})
 
     def log_value(self, method: str, name: str, value: Any) -> None:
-        """Log a number that `method` was given; where `self.log` takes none any more, into the row of the last step."""
+        """Log a number passed to `method`; where `self.log` is refused, write it to the row of the last step."""
         logged = self._module.trainer.metric_logger
         if not (isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)):
-            self.say_it_has_no_effect(f"{method}({name!r}: {type(value).__name__})")
+            self.warn_no_effect(f"{method}({name!r}: {type(value).__name__})")
         elif not logged.closed:
             TrainingModule.log(self._module, name, value)  # a module may have written its own
         elif logged.rows.is_closed:
-            self.say_it_has_no_effect(f"{method}({name!r}), where there is no row to stand in,")
+            self.warn_no_effect(f"{method}({name!r}), where there is no row to stand in,")
         else:
             logged.rows.set_current(name, float(value))
 
-    def say_it_has_no_effect(self, what: str) -> None:
-        """Name a call that brings nothing to a tracker."""
-        if what not in self._named and self._module.trainer.world.is_first:
+    def warn_no_effect(self, what: str) -> None:
+        """Warn on rank 0, once for each `what`, of a call that does not reach a tracker."""
+        if what not in self._warned and self._module.trainer.world.is_first:
             log.warning(
                 "self.logger.%s has no effect: trackers have the numbers of metrics.csv, from a process of their own. "
                 "Log numbers by self.log, and keep other things in files of yours",
                 what,
             )
-        self._named.add(what)
+        self._warned.add(what)
 
     def __getattr__(self, name: str) -> "_NoEffect":
-        """Return what names itself when it is called: a method of some tracker's logger."""
+        """Return a substitute for a method of a tracker's logger, which warns when it is called."""
         if name.startswith("_"):
             raise AttributeError(f"the logger of a run has no {name}")
         return _NoEffect(self, name)
 
 
 class _NoEffect:
-    """A method of a tracker's that is not called."""
+    """A substitute for a method or object of a tracker: calls, items and attributes have no effect but a warning."""
 
     def __init__(self, logger: LightningLogger, name: str) -> None:
         self._logger, self._name = logger, name
 
     def __call__(self, *given: Any, **options: Any) -> "_NoEffect":
-        """Say so; what it returns has no effect either."""
-        self._logger.say_it_has_no_effect(self._name)
+        """Warn; the returned object has no effect either."""
+        self._logger.warn_no_effect(self._name)
         return self
 
     def __getitem__(self, key: str) -> "_NoEffect":
         return _NoEffect(self._logger, f"{self._name}[{key!r}]")
 
     def __setitem__(self, key: str, value: object) -> None:
-        self._logger.say_it_has_no_effect(f"{self._name}[{key!r}]")
+        self._logger.warn_no_effect(f"{self._name}[{key!r}]")
 
     def __getattr__(self, name: str) -> "_NoEffect":
         if name.startswith("_"):
@@ -118,40 +118,40 @@ class _NoEffect:
 
 
 class _Experiment(_NoEffect):
-    """What TensorBoard's writer, W&B's run and MLflow's client are given numbers and hyperparameters through."""
+    """The methods by which TensorBoard's writer, W&B's run and MLflow's client take numbers and hyperparameters."""
 
     def __init__(self, logger: LightningLogger) -> None:
         super().__init__(logger, "experiment")
 
     def add_scalar(self, tag: str, scalar_value: Any, *given: Any, **options: Any) -> None:
-        """Log a number, as TensorBoard's writer is given it."""
+        """Log a number (TensorBoard)."""
         self._logger.log_value("experiment.add_scalar", tag, scalar_value)
 
     def add_scalars(self, main_tag: str, tag_scalar_dict: Mapping[str, Any], *given: Any, **options: Any) -> None:
-        """Log several numbers."""
+        """Log several numbers (TensorBoard)."""
         for tag, value in tag_scalar_dict.items():
             self._logger.log_value("experiment.add_scalars", f"{main_tag}/{tag}", value)
 
     def log(self, data: Mapping[str, Any], *given: Any, **options: Any) -> None:
-        """Log numbers, as W&B's run is given them."""
+        """Log numbers (W&B)."""
         for name, value in data.items():
             self._logger.log_value("experiment.log", name, value)
 
     def log_metric(self, run_id: str, key: str, value: Any, *given: Any, **options: Any) -> None:
-        """Log a number, as MLflow's client is given it."""
+        """Log a number (MLflow)."""
         self._logger.log_value("experiment.log_metric", key, value)
 
     def add_hparams(self, hparam_dict: Mapping[str, Any], metric_dict: Mapping[str, Any], *given: Any) -> None:
-        """Add hyperparameters, as TensorBoard's writer is given them."""
+        """Add hyperparameters (TensorBoard)."""
         self._logger.log_hyperparams(hparam_dict)
 
     def log_param(self, run_id: str, key: str, value: Any, *given: Any) -> None:
-        """Add a hyperparameter, as MLflow's client is given it."""
+        """Add a hyperparameter (MLflow)."""
         self._logger.log_hyperparams({key: value})
 
     @property
     def config(self) -> "_Config":
-        """What W&B's run is given hyperparameters through."""
+        """Substitute for W&B's `run.config`."""
         return _Config(self._logger)
 
 
@@ -170,7 +170,7 @@ class _Config(_NoEffect):
 
 
 def _plain(value: Any) -> Any:
-    """Return `value`, a number if it holds one."""
+    """Return `value` with tensors and arrays of no dimensions as numbers."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -1,4 +1,4 @@
-"""What a LightningModule calls on itself, done by the engine."""
+"""The methods of LightningModule, implemented by the engine."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from midstride.engine.trees import convert
 
 __all__ = ["LightningMethods"]
 
-#: of `self.log`, after name and value, in the order in which Lightning takes them
+#: parameters of `self.log` after name and value, in Lightning's order
 _LOG_ARGUMENTS = (
     *("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist", "sync_dist_group"),
     *("add_dataloader_idx", "batch_size", "metric_attribute", "rank_zero_only"),
 )
-#: of those, what changes nothing here: every value is in metrics.csv, is detached, and is logged by all ranks or by one
+#: parameters that are ignored: every value is detached and written to metrics.csv, and all ranks or one may log it
 _WITHOUT_EFFECT = frozenset({"logger", "enable_graph", "sync_dist_group", "metric_attribute", "rank_zero_only"})
 _REDUCTIONS: dict[Any, str] = {
     **{torch.mean: "mean", torch.sum: "sum", torch.max: "max", torch.min: "min"},
@@ -32,21 +32,21 @@ _REDUCTIONS: dict[Any, str] = {
 
 
 class LightningMethods(TrainingModule):
-    """What stands in place of LightningModule's own methods, where the user has not written them."""
+    """Replaces the methods of LightningModule that the user has not overridden."""
 
-    #: attributes that are set by the engine, or anew in every attempt
+    #: attributes that are not part of snapshots: the engine sets them, or every attempt sets them anew
     not_state = frozenset(
         {"_device", "_dtype", "_fabric", "_device_mesh", "_metric_attributes", "_current_fx_name", "_logger"}
     )
 
     @property
     def trainer(self) -> Any:
-        """The Trainer this module is with, under Lightning's names."""
+        """The Trainer of this module, with the attributes of Lightning's Trainer."""
         return LightningTrainer(super().trainer)
 
     @property
     def device(self) -> torch.device:
-        """Where this module computes."""
+        """The device of this module."""
         return self._device
 
     @device.setter
@@ -55,7 +55,7 @@ class LightningMethods(TrainingModule):
 
     @property
     def logger(self) -> LightningLogger:
-        """Logs the numbers that it is given; what trackers there are, the Trainer knows."""
+        """Logs numbers, for all trackers of the Trainer."""
         found: LightningLogger | None = self.__dict__.get("_logger")
         if found is None:
             found = self.__dict__["_logger"] = LightningLogger(self)
@@ -63,7 +63,7 @@ class LightningMethods(TrainingModule):
 
     @property
     def loggers(self) -> list[LightningLogger]:
-        """The one above."""
+        """A list of `logger` alone."""
         return [self.logger]
 
     def log(self, name: str, value: Any, *given: Any, **options: Any) -> None:
@@ -80,12 +80,12 @@ class LightningMethods(TrainingModule):
             super().log(key, entry, **options)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on rank 0 alone."""
+        """Print on rank 0 only."""
         if self.trainer.is_global_zero:
             print(*args, **kwargs)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """Return the optimizer, or the list of them; `use_pl_optimizer` False for torch's own."""
+        """Return the optimizer, or a list of several; with `use_pl_optimizer` False, torch's own."""
         found = self.trainer.optimizers
         if use_pl_optimizer:
             found = [LightningOptimizer(optimizer, self) for optimizer in found]
@@ -101,7 +101,7 @@ class LightningMethods(TrainingModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip what `optimizer` trains; by default as the Trainer was told."""
+        """Clip the gradients of the parameters of `optimizer`; the defaults are the Trainer's options."""
         options = self.trainer.options
         largest = options.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
         algorithm = gradient_clip_algorithm or options.gradient_clip_algorithm
@@ -109,7 +109,7 @@ class LightningMethods(TrainingModule):
             self.trainer.clip_gradients(optimizer, largest, getattr(algorithm, "value", algorithm))
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Return `data` with every tensor in it stacked over the ranks; on one process, as it is."""
+        """Return `data` with every tensor in it stacked over the ranks, or unchanged on one process."""
         trainer = self.trainer
         if trainer.world_size == 1:
             return data

@@ -1,4 +1,4 @@
-"""A Trainer under the names that Lightning's has."""
+"""A Trainer with the attributes of Lightning's."""
 
 import math
 from pathlib import Path
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from midstride.engine.config.options import LONG_PRECISIONS, TrainerOptions
-from midstride.engine.lightning.counterparts import origins_of
+from midstride.engine.lightning.counterparts import lightning_callbacks
 from midstride.engine.modules.interface import TrainerInterface
 
 __all__ = ["LightningStrategy", "LightningTrainer"]
 
-#: what is asked for and is always so here
-_ALWAYS: dict[str, Any] = {
+#: attributes of Lightning's Trainer that are constant here
+_CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(("barebones", "fast_dev_run", "interrupted", "received_sigterm", "sanity_checking"), False),
     **dict.fromkeys(("num_sanity_val_steps", "overfit_batches", "reload_dataloaders_every_n_epochs"), 0),
     **dict.fromkeys(("ckpt_path", "max_time", "min_steps", "profiler", "progress_bar_callback"), None),
@@ -24,7 +24,7 @@ _ALWAYS: dict[str, Any] = {
     "log_every_n_steps": 1,
 }
 _AFTERWARDS = "call it on the Trainer, once the fit is over"
-#: a name of Lightning's Trainer that has no counterpart -> the way out
+#: attributes of Lightning's Trainer without a counterpart -> what to use instead
 _REFUSED = {
     **dict.fromkeys(("fit", "predict", "test", "validate"), _AFTERWARDS),
     **dict.fromkeys(("accelerator", "device_ids"), "strategy.root_device is where this rank computes"),
@@ -38,9 +38,9 @@ def _is_ours(name: str) -> bool:
 
 
 class LightningTrainer:
-    """A Trainer as `self.trainer` of a LightningModule and as the first argument of a callback of Lightning's.
+    """The Trainer as `self.trainer` of a LightningModule and as the first argument of hooks of Lightning callbacks.
 
-    Beside what is here it has all of `TrainerInterface` and, for reading, the options of the Trainer by name.
+    It also has all attributes of `TrainerInterface`, and the options of the Trainer as read-only attributes.
 
     Args:
         trainer: that runs the module.
@@ -52,8 +52,8 @@ class LightningTrainer:
     def __getattr__(self, name: str) -> Any:
         if name in TrainerOptions.model_fields:
             return getattr(self._trainer.options, name)
-        if name in _ALWAYS:
-            return _ALWAYS[name]
+        if name in _CONSTANTS:
+            return _CONSTANTS[name]
         if _is_ours(name):
             return getattr(self._trainer, name)
         if name in (users := self._trainer.set_by_users()):
@@ -65,7 +65,7 @@ class LightningTrainer:
         if name in ("_trainer", "should_stop"):
             super().__setattr__(name, value)
         elif name != "optimizers" and (
-            name in TrainerOptions.model_fields or name in _ALWAYS or _is_ours(name) or hasattr(type(self), name)
+            name in TrainerOptions.model_fields or name in _CONSTANTS or _is_ours(name) or hasattr(type(self), name)
         ):
             raise AttributeError(
                 f"trainer.{name} cannot be set here, as every attempt has to find it alike: give it to Trainer(...)"
@@ -75,7 +75,7 @@ class LightningTrainer:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the fit ends at the next boundary; True may be set, at the same point on every rank."""
+        """Whether the fit ends after this batch or epoch; set it to True at the same point on every rank."""
         return self._trainer.progress.stop
 
     @should_stop.setter
@@ -85,10 +85,10 @@ class LightningTrainer:
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """The newest logged values by name, each a tensor of one number."""
+        """The newest logged values by name, as scalar tensors."""
         kind, values = torch.get_default_dtype(), dict[str, Any](self._trainer.callback_metrics)
         return {
-            name: value.to(kind) if isinstance(value, Tensor) else torch.tensor(value)  # one of a GPU stays there
+            name: value.to(kind) if isinstance(value, Tensor) else torch.tensor(value)  # tensors stay on their device
             for name, value in values.items()
         }
 
@@ -96,149 +96,149 @@ class LightningTrainer:
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """Of those, what was logged with `prog_bar`, as numbers."""
+        """The values in `callback_metrics` that were logged with `prog_bar`, as numbers."""
         shown = self._trainer.metric_logger.progress_bar_names
         return {name: float(value) for name, value in self._trainer.callback_metrics.items() if name in shown}
 
     @property
     def precision(self) -> str:
-        """What the module computes in, by Lightning's name, such as "bf16-mixed"."""
+        """The precision by Lightning's name, such as "bf16-mixed"."""
         short = self._trainer.options.precision
         return next(name for name, of in LONG_PRECISIONS.items() if of == short)
 
     @property
     def min_epochs(self) -> int:
-        """Passes over the data before the fit may be stopped."""
+        """Epochs before the fit may be stopped."""
         return self._trainer.options.min_epochs or 0
 
     @property
     def max_epochs(self) -> int:
-        """Passes over the data after which the fit ends; -1 if only steps are counted."""
+        """Epochs after which the fit ends; -1 if there is no limit."""
         epochs = self._trainer.options.max_epochs
         return -1 if epochs is None else epochs
 
     @property
     def max_steps(self) -> int:
-        """Optimizer steps after which the fit ends; -1 if only epochs are counted."""
+        """Optimizer steps after which the fit ends; -1 if there is no limit."""
         steps = self._trainer.options.max_steps
         return -1 if steps is None else steps
 
     @property
     def num_training_batches(self) -> float:
-        """Training batches of an epoch; infinite where only reading them tells."""
+        """Training batches in an epoch; infinite if the number is unknown."""
         return _known(self._trainer.num_training_batches)
 
     @property
     def num_val_batches(self) -> list[float]:
-        """Batches of each validation loader; infinite where only reading them tells."""
+        """Batches of each validation loader; infinite if the number is unknown."""
         return [_known(batches) for batches in self._trainer.num_val_batches]
 
     @property
     def lightning_module(self) -> Any:
-        """The module in training."""
+        """The module that is trained or evaluated."""
         return self._trainer.module
 
     model = lightning_module
 
     @property
     def lr_scheduler_configs(self) -> list[Any]:
-        """The schedulers, each with when it steps."""
+        """The learning rate schedulers, with their interval and frequency."""
         return list(self._trainer.schedulers)
 
     @property
     def num_devices(self) -> int:
-        """Ranks on this machine."""
+        """Number of ranks on this machine."""
         return self._trainer.world.local_size
 
     @property
     def num_nodes(self) -> int:
-        """Machines."""
+        """Number of machines."""
         return self._trainer.world.nodes
 
     @property
     def node_rank(self) -> int:
-        """The number of this machine, from 0."""
+        """Index of this machine, from 0."""
         return self._trainer.world.node
 
     @property
     def checkpoint_callbacks(self) -> list[Any]:
-        """Every ModelCheckpoint that was given, with what it says of the best and the last weights of the run."""
-        return origins_of(self._trainer, "ModelCheckpoint")
+        """All ModelCheckpoint callbacks, with the paths and the score of the best and the last weights of the run."""
+        return lightning_callbacks(self._trainer, "ModelCheckpoint")
 
     @property
     def checkpoint_callback(self) -> Any:
-        """The first of them, if any."""
+        """The first ModelCheckpoint callback, or None."""
         return next(iter(self.checkpoint_callbacks), None)
 
     @property
     def early_stopping_callbacks(self) -> list[Any]:
-        """Every EarlyStopping that was given, with what it has counted."""
-        return origins_of(self._trainer, "EarlyStopping")
+        """All EarlyStopping callbacks, with their counts."""
+        return lightning_callbacks(self._trainer, "EarlyStopping")
 
     @property
     def early_stopping_callback(self) -> Any:
-        """The first of them, if any."""
+        """The first EarlyStopping callback, or None."""
         return next(iter(self.early_stopping_callbacks), None)
 
     def print(self, *values: Any, **options: Any) -> None:
-        """Print on rank 0 alone."""
+        """Print on rank 0 only."""
         if self._trainer.is_global_zero:
             print(*values, **options)
 
     @property
     def strategy(self) -> "LightningStrategy":
-        """By which ranks meet."""
+        """Collectives over the ranks, and the device of this rank."""
         return LightningStrategy(self._trainer)
 
     @property
     def state(self) -> SimpleNamespace:
-        """What is under way: `fn` is "fit", "validate", "test" or "predict", `stage` also "train" within a fit."""
+        """The running call: `fn` is "fit", "validate", "test" or "predict"; `stage` in a fit "train" or "validate"."""
         stage = self._trainer.metric_logger.stage
         return SimpleNamespace(fn="fit" if self._trainer.is_fitting else stage, stage=stage)
 
     @property
     def logger(self) -> Any:
-        """The module's."""
+        """The logger of the module."""
         return self._trainer.module.logger
 
     @property
     def loggers(self) -> list[Any]:
-        """The one above."""
+        """A list of `logger` alone."""
         return [self.logger]
 
     @property
     def log_dir(self) -> str | None:
-        """The run's folder or URL, if the fit is kept."""
+        """Folder or URL of the run; None without a run."""
         return self._trainer.run_url
 
     @property
     def default_root_dir(self) -> str:
-        """The run's folder or URL, or else the working directory."""
+        """Folder or URL of the run; without a run, the working directory."""
         return self._trainer.run_url or str(Path.cwd())
 
     @property
     def training(self) -> bool:
-        """Whether a training batch, or an epoch, is under way."""
+        """Whether a fit is running, except during its validations."""
         return self._trainer.is_fitting and self._trainer.metric_logger.stage == "train"
 
     @property
     def validating(self) -> bool:
-        """Whether a validation is under way."""
+        """Whether a validation is running."""
         return self._trainer.metric_logger.stage == "validate"
 
     @property
     def evaluating(self) -> bool:
-        """Whether a validation or a test is under way."""
+        """Whether a validation or a test is running."""
         return self.validating or self.testing
 
     @property
     def testing(self) -> bool:
-        """Whether a test is under way."""
+        """Whether a test is running."""
         return self._trainer.metric_logger.stage == "test"
 
     @property
     def predicting(self) -> bool:
-        """Whether a prediction is under way."""
+        """Whether a prediction is running."""
         return self._trainer.metric_logger.stage == "predict"
 
 
@@ -247,7 +247,7 @@ def _known(batches: int | None) -> float:
 
 
 class LightningStrategy:
-    """What a module may use of `self.trainer.strategy`; every rank calls each method at the same point.
+    """The supported part of `self.trainer.strategy`; every rank must call each method at the same point.
 
     Args:
         trainer: that runs the module.
@@ -264,7 +264,7 @@ class LightningStrategy:
 
     @property
     def root_device(self) -> torch.device:
-        """Where this rank computes."""
+        """The device of this rank."""
         return next(self._trainer.module.parameters()).device
 
     def barrier(self, name: str | None = None) -> None:
@@ -272,11 +272,11 @@ class LightningStrategy:
         self._trainer.gather(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return rank `src`'s `obj`."""
+        """Return `obj` of rank `src`."""
         return self._trainer.gather(obj)[src]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: str = "mean") -> Any:
-        """Return the mean ("mean", "avg") or the sum ("sum") over all ranks of a tensor or a number."""
+        """Return the mean ("mean", "avg") or the sum ("sum") of a tensor or a number over all ranks."""
         values = torch.stack([torch.as_tensor(value) for value in self._trainer.gather(tensor)])
         summed = values.sum(dim=0)
         return summed if str(reduce_op).lower() == "sum" else summed / len(values)

@@ -39,8 +39,8 @@ class TrainerInterface(Protocol):
     run_url: str | None
     #: what acts beside the module: those that the Trainer was given, and the module's own
     callbacks: "FixedCallbacks"
-    #: callbacks as they were given, each with what acts in its place; None where nothing has to
-    origins: "list[tuple[Any, Callback | None]]"
+    #: pairs of a given callback and the one that is called: itself, or the counterpart of one of Lightning's, or None
+    callback_pairs: "list[tuple[Any, Callback | None]]"
 
     @abstractmethod
     def set_by_users(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class StartsRanks(Protocol):
         """The arguments of the Trainer's constructor, to build the same Trainer in each rank."""
         ...
 
-    def leave(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Detach `module` from this Trainer; return the arguments of the method `verb` for a Trainer in a rank."""
         ...
 
@@ -96,7 +96,7 @@ def _in_subprocesses(verb: Any, trainer: StartsRanks, module: Any, data: Any, ar
 
 
 def _in_children(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
-    arguments, placement = trainer.leave(module, verb.__name__, arguments), trainer.placement
+    arguments, placement = trainer.detach(module, verb.__name__, arguments), trainer.placement
     mine = {"gpus": placement.gpus, "devices": None} if placement.gpus else {"gpus": 0, "devices": placement.ranks}
     call = TrainerCall(type(trainer), {**trainer.arguments, **mine}, verb.__name__, module, data, arguments)
     if placement.start == "fork" and placement.gpus:

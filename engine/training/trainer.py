@@ -1,4 +1,4 @@
-"""The Trainer: puts the parts of a training together and hands them to the loops."""
+"""The Trainer: builds the context of each call and runs the loops."""
 
 import copy
 import gc
@@ -16,7 +16,7 @@ from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.lightning.adapt import adapt
-from midstride.engine.lightning.counterparts import update_origins
+from midstride.engine.lightning.counterparts import update_lightning_callbacks
 from midstride.engine.lightning.data import LightningData
 from midstride.engine.loggers.build import logger_errors
 from midstride.engine.modules.callbacks import Callback
@@ -78,7 +78,7 @@ class Trainer(TrainerState):
         loggers: trackers that get the metric log, as in a job: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
         seed: seeds Python, numpy and torch, alike on every rank. Build the Trainer before the module.
         accept_change: keys of the run's identity that may differ from its snapshot, such as "seed".
-        identity: what else identifies the run, for callers that build the module themselves.
+        identity: further entries of the run's identity, for callers that build the module themselves.
         max_epochs: stop after this many passes over the data; 1000 if neither this nor `max_steps` is given.
         max_steps: stop after this many optimizer steps.
         min_epochs: passes over the data before early stopping may end the training.
@@ -86,7 +86,7 @@ class Trainer(TrainerState):
         accumulate_grad_batches: batches that make one optimizer step.
         gradient_clip_val: largest norm (or value) of the gradients; None clips nothing.
         gradient_clip_algorithm: "norm" or "value".
-        on_nan: what follows a loss that is not finite: "fail" ends the run, "skip" leaves the batch out on every rank.
+        on_nan: action on a loss that is not finite: "fail" ends the run, "skip" leaves the batch out on every rank.
         val_check_interval: share of an epoch (0.5) or number of batches (100) between validations; None: a whole epoch.
         check_val_every_n_epoch: validate only in every n-th epoch.
         limit_train_batches: share of the training batches (0.1) or number of them (10) to use; None: all.
@@ -101,7 +101,7 @@ class Trainer(TrainerState):
             with what to use here.
 
     Raises:
-        JobError: with every fault of the arguments at once.
+        JobError: arguments are wrong; all faults are named at once.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Trainer(TrainerState):
     ) -> None:
         options = {**_given_options(locals()), **others}
         tie_to_parent()
-        #: how this Trainer was made, for ranks that make another like it on their own devices
+        #: arguments of this Trainer, from which ranks build a copy on their own devices
         self.arguments: dict[str, Any] = {"strategy": strategy, "strategy_args": strategy_args, "callbacks": callbacks}
         self.arguments |= {"lanes": lanes, "seed": seed, "accept_change": accept_change, "identity": identity}
         self.arguments |= {"loggers": loggers, "global_batch_size": global_batch_size}
@@ -169,7 +169,7 @@ class Trainer(TrainerState):
         super().__init__(self.placement.strategy, settings, callbacks)
         seed_call(seed)
 
-    # What a user calls --------------------------------------------------------------------------
+    # Public methods -----------------------------------------------------------------------------
 
     @on_all_ranks
     def fit(
@@ -185,9 +185,9 @@ class Trainer(TrainerState):
 
         Args:
             module: what to train.
-            data: a DataModule, or a training DataLoader or nest of them; None if the module has the loaders itself.
+            data: a DataModule, or a training DataLoader or nest of them; None if the module defines the loaders.
             val_dataloaders: one or several validation loaders; by default those of the DataModule, or of the module.
-            run: folder or fsspec URL of the run; the same one again resumes. None keeps nothing.
+            run: folder or fsspec URL of the run, which an earlier call may have begun; None writes nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
         if resume not in ("auto", "never") and type(resume) is not int:
@@ -210,7 +210,7 @@ class Trainer(TrainerState):
                 self.is_fitting = False
                 stop_watching(self.strategy)
                 self.reporter.close()
-                update_origins(self)
+                update_lightning_callbacks(self)
 
     @on_all_ranks
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
@@ -224,18 +224,19 @@ class Trainer(TrainerState):
 
         Args:
             module: what to test.
-            data: a DataModule, or one or several DataLoaders to test on; None if the module has them itself.
-            ckpt_path: "best" or "last" of the run just fitted, or the path of such a folder or of a file that
-                `save_checkpoint` wrote; None for the module as it is.
+            data: a DataModule, or one or several DataLoaders to test on; None if the module defines them.
+            ckpt_path: "best" or "last" of the run fitted last, or the path of such a folder or of a file that
+                `save_checkpoint` wrote; None for the current weights.
         """
         with self._evaluation(module, data, "test", ckpt_path) as resumables:
             return EvaluationLoop(self.context, "test", resumables).run()
 
     @on_all_ranks
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
-        """Return what `predict_step` returns for every batch of this rank; of several loaders, a list for each.
+        """Return the outputs of `predict_step` for every batch of this rank; for several loaders, a list for each.
 
-        Arguments as of `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook` these are of all ranks, rank after rank.
+        Arguments as of `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook`, the outputs of all ranks follow each
+        other.
         """
         with self._evaluation(module, data, "predict", ckpt_path) as resumables:
             loop = PredictionLoop(self.context, resumables)
@@ -243,9 +244,9 @@ class Trainer(TrainerState):
             return of_loaders(loop.predictions)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
-        """Return what would stop a fit on that many processes before its first step; none if nothing would.
+        """Return messages on what would stop a fit on `processes` processes before its first step.
 
-        It is tried in this process alone, on a copy of this Trainer, which may fit afterwards.
+        The check runs in this process, on a copy of this Trainer. `fit` may be called afterwards.
         """
         adapt(module)
         adapt(data)
@@ -267,19 +268,19 @@ class Trainer(TrainerState):
             attach(module, trainers[0] if trainers else None)
         return refused
 
-    # Putting together -----------------------------------------------------------------------------
+    # Context of a call ----------------------------------------------------------------------------
 
     def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
-        """Return messages on what `module` and `data` ask for and this Trainer cannot do."""
+        """Return messages on hooks and settings of `module` and `data` that this Trainer does not support."""
         by_hand = not module.automatic_optimization
-        strange = unknown_hooks(module, self.callbacks, data)
-        return [*strange, *self.strategy.module_errors(module), *self.precision.module_errors(by_hand=by_hand)]
+        unknown = unknown_hooks(module, self.callbacks, data)
+        return [*unknown, *self.strategy.module_errors(module), *self.precision.module_errors(by_hand=by_hand)]
 
     @contextmanager
     def _prepare(
         self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | None = None
     ) -> Iterator[EvaluationContext]:
-        """Meet the other ranks and get module and data ready for `stage`, with the weights at `ckpt_path` if given."""
+        """Initialize the process group, set up module and data for `stage`, and load weights from `ckpt_path`."""
         ensure_module(module, stage)
         ensure_not_running(self, module, stage)
         self.take_callbacks(module)
@@ -293,7 +294,7 @@ class Trainer(TrainerState):
         self.strategy.init_process_group()
         ensure_devices(self.strategy)
         self.reporter.emit("met")
-        # Whatever setup draws is the same on every rank and in every attempt.
+        # setup draws the same random numbers on every rank and in every attempt.
         seed_call(self.settings.seed, device_generator(self.strategy))
         attach(module, self)
         self.context = replace(self.context, module=module)
@@ -314,7 +315,7 @@ class Trainer(TrainerState):
     def _evaluation(
         self, module: TrainingModule, data: Any, stage: EvaluationStage, ckpt_path: str | None
     ) -> Iterator[list[ResumableLoader]]:
-        """Get ready for an evaluation, which counts its batches beside those of the last fit; yield its loaders."""
+        """Prepare an evaluation, with a copy of the counts of the last fit; yield its loaders."""
         preparing = self._prepare(module, data, stage, ckpt_path)
         with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
             resumables = setup_evaluation(ready, stage, loaders)
@@ -326,14 +327,14 @@ class Trainer(TrainerState):
                 self.metric_logger.begin(stage, closed="reduced")
 
     def _owners(self, module: TrainingModule) -> list[Any]:
-        """Return what has `setup` and `teardown`, in the order in which they are called."""
+        """Return the objects with `setup` and `teardown`, in the order of the calls."""
         data = [] if self._datamodule is None else [self._datamodule]
         return [*data, *(BoundCallback(callback, self, module) for callback in self.callbacks), module]
 
     def _fit_of(self, ready: EvaluationContext, loaders: LoaderResolver, earlier: Mapping[str, Any]) -> Fit:
         """Return a fit; `earlier` are the facts of the run's newest snapshot.
 
-        The loaders are made first: `configure_optimizers` may ask for the number of batches.
+        The loaders are built first, since `configure_optimizers` may read the number of batches.
         """
         self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"), loaders.given)
         cut_as_begun(self.loaders, earlier, ready.world.size)

@@ -1,4 +1,4 @@
-"""What a Trainer is between its calls and during them, as modules, callbacks and other processes see it."""
+"""The attributes and methods of a Trainer that modules, callbacks and launchers use."""
 
 import copy
 import os
@@ -18,9 +18,9 @@ from midstride.engine.data.loader import FitLoaders
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.lightning.adapt import adapt
-from midstride.engine.lightning.callbacks import translated
+from midstride.engine.lightning.callbacks import with_counterparts
 from midstride.engine.lightning.checkpoint import exported_checkpoint
-from midstride.engine.lightning.counterparts import update_origins
+from midstride.engine.lightning.counterparts import update_lightning_callbacks
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.metrics.lane_logger import LaneLogger
 from midstride.engine.metrics.lane_metrics import LaneMetrics
@@ -54,34 +54,34 @@ __all__ = ["TrainerState"]
 
 
 class TrainerState(TrainerInterface):
-    """A Trainer without its calls.
+    """Base class of the Trainer, without `fit`, `validate`, `test` and `predict`.
 
     Args:
-        strategy: attached to its world.
-        settings: what the Trainer was given.
-        callbacks: what acts beside the module: one or several.
+        strategy: strategy, attached to its world.
+        settings: arguments of the Trainer.
+        callbacks: one callback, several, or None.
     """
 
     def __init__(
         self, strategy: Strategy, settings: TrainerSettings, callbacks: Sequence[Callback] | Callback | None
     ) -> None:
         self.strategy, self.settings = strategy, settings
-        self._given = translated(callbacks, adapt)
-        #: callbacks that were given, and those of the module of the call under way, or else of the last one
-        self.origins = self._given
-        self.callbacks = FixedCallbacks(_acting(self._given))
-        self._pristine = [first_state(callback) for callback in self.callbacks]
+        self._given = with_counterparts(callbacks, adapt)
+        #: given callbacks and those of the module of the current or last call: see `TrainerInterface`
+        self.callback_pairs = self._given
+        self.callbacks = FixedCallbacks(_counterparts(self._given))
+        self._first_states = [first_state(callback) for callback in self.callbacks]
         self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
         self.heartbeat = Heartbeat.of(strategy.world)
         self.reporter = Reporter(strategy.world, bar=settings.options.enable_progress_bar)
         self.is_fitting = False
         self.run_url: str | None = None
-        #: what the fit under way reads, or else the last one
+        #: loaders of the current or last fit
         self.loaders: FitLoaders | None = None
         self._datamodule: DataModule | None = None
-        #: the fit under way, or else the last one
+        #: the current or last fit
         self.last_fit: Fit | None = None
-        #: what the call under way works with, or else the last one; before the first, that of an empty module
+        #: context of the current or last call; before the first one, that of an empty module
         self.context: EvaluationContext = self._context_of(TrainingModule(), Progress())
         self._own = frozenset({*vars(self), "_own"})
 
@@ -89,7 +89,7 @@ class TrainerState(TrainerInterface):
         """Return the attributes that user code has set: they are part of snapshots."""
         return {name: value for name, value in vars(self).items() if name not in self._own}
 
-    if not TYPE_CHECKING:  # which knows the names of Lightning's that are not defined here
+    if not TYPE_CHECKING:  # would accept any name
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
@@ -99,12 +99,12 @@ class TrainerState(TrainerInterface):
         def __setattr__(self, name: str, value: Any) -> None:
             is_fixed = name == "callbacks" and not isinstance(value, FixedCallbacks)
             if is_fixed or name == "should_stop" or name in TrainerOptions.model_fields:
-                setattr(LightningTrainer(self), name, value)  # which stops the fit, or says why that cannot be set
+                setattr(LightningTrainer(self), name, value)  # stops the fit, or raises an error with advice
             else:
                 super().__setattr__(name, value)
 
     def _context_of(self, module: TrainingModule, progress: Progress) -> EvaluationContext:
-        """Make what a call works with; `module` comes to compute in this Trainer's precision."""
+        """Return the context of a call, and convert `module` to this Trainer's precision."""
         precision = Precision(self.options.precision, self.device)
         precision.convert(module)
         set_device(module, self.device)
@@ -135,16 +135,16 @@ class TrainerState(TrainerInterface):
             return LaneLogger(gather, LaneMetrics(module, gather, lanes), lanes)
         return MetricLogger(gather, TorchmetricsState(module, gather, self.world.size), self.world.size)
 
-    # What a module, its hooks and its callbacks see: see `TrainerInterface` ---------------------------
+    # For modules, hooks and callbacks: see `TrainerInterface` -----------------------------------------
 
     @property
     def world(self) -> World:
-        """Where this process stands among all ranks."""
+        """The rank of this process, and the number of all ranks."""
         return self.strategy.world
 
     @property
     def device(self) -> torch.device:
-        """Where this rank trains."""
+        """The device of this rank."""
         return self.strategy.device
 
     @property
@@ -154,22 +154,22 @@ class TrainerState(TrainerInterface):
 
     @property
     def progress(self) -> Progress:
-        """The counts of the run fitted last; in an evaluation on its own, those of that evaluation."""
+        """Counts of the run fitted last; during an evaluation outside a fit, those of the evaluation."""
         return self.context.progress
 
     @property
     def metric_logger(self) -> MetricLogger:
-        """What `self.log` was given in the last call."""
+        """The values that `self.log` got in the current or last call."""
         return self.context.metric_logger
 
     @property
     def precision(self) -> Precision:
-        """The arithmetic that the module computes in."""
+        """The precision that the module computes in."""
         return self.context.precision
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those of the last fit; `on_fit_start` may set others."""
+        """The optimizers of the last fit; `on_fit_start` may set others."""
         return [] if self.last_fit is None else self.last_fit.context.optimizers
 
     @optimizers.setter
@@ -178,42 +178,42 @@ class TrainerState(TrainerInterface):
 
     @property
     def schedulers(self) -> list[SchedulerConfig]:
-        """Those of the last fit."""
+        """The learning rate schedulers of the last fit."""
         return [] if self.last_fit is None else self.last_fit.context.schedulers
 
     @property
     def module(self) -> TrainingModule:
-        """What is trained or evaluated, or else was last."""
+        """The module of the current or last call."""
         return self.context.module
 
     @property
     def datamodule(self) -> DataModule | None:
-        """The DataModule that is read, or else was last."""
+        """The DataModule of the current or last call; None without one."""
         return self._datamodule
 
     @property
     def train_dataloader(self) -> Any:
-        """What is trained on, as it was given."""
+        """The training loader of the fit, as it was given."""
         return None if self.loaders is None else self.loaders.given.get("train")
 
     @property
     def val_dataloaders(self) -> Any:
-        """What is validated on in a fit, as it was given."""
+        """The validation loaders of the fit, as they were given."""
         return None if self.loaders is None else self.loaders.given.get("validate")
 
     @property
     def num_training_batches(self) -> int | None:
-        """Training batches of an epoch; 0 before a fit."""
+        """Training batches in an epoch; None if the number is unknown, 0 before a fit."""
         return 0 if self.loaders is None else self.loaders.training.estimated_batches
 
     @property
     def num_val_batches(self) -> list[int | None]:
-        """Batches of each validation loader; none before a fit."""
+        """Batches of each validation loader; None for an unknown number, [] before a fit."""
         return [] if self.loaders is None else [loader.estimated_batches for loader in self.loaders.validation]
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the training batch in hand is the last of its epoch."""
+        """Whether the current training batch is the last of its epoch."""
         return self.loaders is not None and self.loaders.training.at_end
 
     def gather(self, value: object) -> list[Any]:
@@ -221,7 +221,7 @@ class TrainerState(TrainerInterface):
         return self.strategy.collective.gather(value)
 
     def clip_gradients(self, optimizer: Optimizer, largest: float, algorithm: Literal["norm", "value"]) -> None:
-        """Clip the gradients of what `optimizer` trains."""
+        """Clip the gradients of the parameters of `optimizer`, by norm or by value, to `largest`."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         strategy = self.strategy
         by_norm = strategy.clip_gradients if isinstance(strategy, ModelParallel) else clip_grad_norm_
@@ -241,7 +241,7 @@ class TrainerState(TrainerInterface):
         hooks.call("on_after_backward")
 
     def step_optimizer(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Step `optimizer` by hand."""
+        """Step `optimizer` in manual optimization, after `closure` and the hooks `on_before_optimizer_step`."""
         hooks = self.context.hooks
         if not hooks.has("on_before_optimizer_step"):
             return optimizer.step(**options) if closure is None else optimizer.step(closure, **options)
@@ -254,12 +254,12 @@ class TrainerState(TrainerInterface):
         return optimizer.step(evaluated, **options)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Keep the module's weights in the run's folder, if there is a run; every rank calls this."""
+        """Save the module's weights to `folder` of the run, in a fit with snapshots; every rank calls this."""
         if self.is_fitting and self.last_fit is not None:
             self.last_fit.save_weights(folder)
 
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = True) -> None:
-        """Write the weights to one file that `load_from_checkpoint` of a LightningModule takes."""
+        """Write the weights to a file that `load_from_checkpoint` of a LightningModule can read."""
         checkpoint = exported_checkpoint(self.module, full_state_dict(self.strategy, self.module))
         if self.world.is_first:
             path = Path(filepath)
@@ -268,13 +268,13 @@ class TrainerState(TrainerInterface):
                 torch.save(checkpoint, draft)
 
     def stop(self) -> None:
-        """Let the fit come to its end at the next boundary; every rank calls this at the same point."""
+        """Request the end of the fit after the current batch or epoch; every rank calls this at the same point."""
         self.progress.request_stop()
 
-    # What the process that starts this Trainer's ranks calls: see `StartsRanks` -----------------------
+    # For the process that starts this Trainer's ranks: see `StartsRanks` ------------------------------
 
-    def leave(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Let `module` go into the ranks without this Trainer; return the arguments of `verb` as ranks take them."""
+    def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Detach `module`, so that it can be sent to ranks; return the arguments of `verb` for the ranks."""
         attach(module, None)
         if verb == "fit":
             self.reset_callbacks()
@@ -283,10 +283,10 @@ class TrainerState(TrainerInterface):
         return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
 
     def export_result(self, built: ModuleStructure) -> dict[str, Any]:
-        """Return what a call has changed, on the CPU; the weights, alike on all ranks, from the first.
+        """Return what a call has changed, with tensors on the CPU; weights are included on rank 0 only.
 
         Args:
-            built: the module as the call was given it; hooks and training may have made layers since.
+            built: structure of the module before the call; hooks and training may have added layers.
         """
         weights = self.context.module.state_dict() if self.world.is_first else {}
         return {
@@ -299,7 +299,7 @@ class TrainerState(TrainerInterface):
         }
 
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
-        """Stand where the Trainer that gave `result` ended, and `module` where its module did."""
+        """Restore what `export_result` returned into this Trainer and `module`; `fitted` if the call was `fit`."""
         self.precision.convert(module)
         take_weights(module, result["weights"], result["structure"])
         attach(module, self)
@@ -312,30 +312,30 @@ class TrainerState(TrainerInterface):
         self.take_callbacks(module)
         for callback, state in zip(self.callbacks, result["callbacks"], strict=True):
             callback.load_state_dict(state)
-        update_origins(self)
+        update_lightning_callbacks(self)
 
     def with_strategy(self, strategy: Strategy) -> Self:
-        """Return a Trainer that has fitted nothing, like this one but for its strategy, which has a world."""
+        """Return a copy of this Trainer without a fit, with `strategy`, which is attached to a world."""
         other = copy.copy(self)
         other.strategy, other.last_fit = strategy, None
         return other
 
     def reset_callbacks(self) -> None:
-        """Let callbacks stand where they stood before their first fit: nothing of an earlier one goes on."""
-        for callback, state in zip(_acting(self._given), self._pristine, strict=True):
+        """Restore the states that callbacks had before their first fit."""
+        for callback, state in zip(_counterparts(self._given), self._first_states, strict=True):
             keep_first_state(callback, state)
             callback.load_state_dict(copy.deepcopy(state))
 
     def take_callbacks(self, module: TrainingModule) -> None:
-        """Have those that `module` configures, each in place of a given one of its class, beside the given ones."""
+        """Add the callbacks that `module` configures; each replaces a given callback of its class."""
         where = f"{type(module).__name__}.configure_callbacks"
-        configured = translated(call_user_code(where, module.configure_callbacks), adapt)
-        kinds = {type(callback) for callback in _acting(configured)}
-        self.origins = [*(pair for pair in self._given if type(pair[1]) not in kinds), *configured]
-        self.callbacks = FixedCallbacks(_acting(self.origins))
+        configured = with_counterparts(call_user_code(where, module.configure_callbacks), adapt)
+        kinds = {type(callback) for callback in _counterparts(configured)}
+        self.callback_pairs = [*(pair for pair in self._given if type(pair[1]) not in kinds), *configured]
+        self.callbacks = FixedCallbacks(_counterparts(self.callback_pairs))
 
     def weights_url(self, ckpt_path: str) -> str:
-        """Return where the weights called `ckpt_path` are: "best" and "last" are those of the run fitted last."""
+        """Return the path or URL of weights; "best" and "last" are of the run fitted last (UserError without one)."""
         if ckpt_path not in ("best", "last"):
             return ckpt_path
         if self.run_url is None:
@@ -343,5 +343,5 @@ class TrainerState(TrainerInterface):
         return f"{self.run_url.rstrip('/')}/{ckpt_path}"
 
 
-def _acting(pairs: Sequence[tuple[Any, Callback | None]]) -> list[Callback]:
+def _counterparts(pairs: Sequence[tuple[Any, Callback | None]]) -> list[Callback]:
     return [callback for _, callback in pairs if callback is not None]
