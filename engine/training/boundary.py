@@ -1,4 +1,4 @@
-"""The boundary of a step: what is done between two batches, where everything that decides the rest is in the parts."""
+"""The boundary between two batches, at which the state parts of a fit hold everything that decides how it goes on."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ __all__ = ["StepBoundary"]
 
 
 class StepBoundary:
-    """The places of one fit at which a snapshot can be taken, and what was asked from outside is done.
+    """Takes snapshots and handles requests between the batches of one fit or evaluation.
 
     Args:
-        context: whose parts stand there.
-        checkpointer: takes the snapshots; None for a fit that is not kept.
+        context: context of the call.
+        checkpointer: takes the snapshots; None if no snapshots are taken.
     """
 
     def __init__(self, context: EvaluationContext, checkpointer: Checkpointer | None) -> None:
@@ -28,11 +28,11 @@ class StepBoundary:
         self._lazy = context.strategy if isinstance(context.strategy, LazyDevice) else None
 
     def after_step(self, batches: int | None, outputs: Any) -> None:
-        """Close a step: its row, its event, and a snapshot if one is due.
+        """Write the row of a step to the metric log, report the step, and call `after_batch`.
 
         Args:
-            batches: of the epoch, as far as is known.
-            outputs: of the training step.
+            batches: number of batches in the epoch; None if it is unknown.
+            outputs: outputs of the training step.
         """
         self._rows.step(self._progress.epoch, self._progress.step)
         if self._reporter.shows_steps:
@@ -42,7 +42,7 @@ class StepBoundary:
         self.after_batch()
 
     def after_batch(self) -> None:
-        """Take a snapshot if one is due here, and do what was asked from outside."""
+        """Take a snapshot if one is due, and handle a request if there is one."""
         if self._lazy is not None:
             self._lazy.mark_step()
         self._heartbeat.beat(self._progress.step)
@@ -54,12 +54,12 @@ class StepBoundary:
             self._handle(request)
 
     def inside_accumulation(self) -> None:
-        """Do what was asked from outside, inside an accumulation window."""
+        """Handle a request within an accumulation window; snapshots of the schedule are not taken there."""
         if self._lazy is not None:
             self._lazy.mark_step()
         self._heartbeat.beat(self._progress.step)
         if request := self._requests.boundary():
-            self._progress.boundary()  # a position of its own
+            self._progress.boundary()  # so that its snapshot has a name of its own
             self._handle(request)
 
     def _handle(self, request: Request) -> None:
@@ -67,5 +67,5 @@ class StepBoundary:
             self._checkpointer.handle(request)
         elif request.kind is RequestKind.STOP:
             step = self._progress.step
-            self._context.collective.gather(None)  # no rank leaves while another still asks where they all stop
+            self._context.collective.gather(None)  # no rank ends while another still exchanges the request
             raise StopRequested(f"asked to stop, after step {step}; no snapshots are taken in this fit")

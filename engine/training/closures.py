@@ -1,4 +1,4 @@
-"""Optimizers that evaluate a batch several times in one step, such as LBFGS: what they need, and what they exclude."""
+"""Optimizers whose step needs a closure, such as LBFGS: they evaluate a batch several times in one step."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ __all__ = ["closure_faults", "mean_loss", "needs_closure"]
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Return whether `optimizer.step` cannot be called without a closure."""
-    return _has_to_have_one(type(optimizer).step)
+    """Return whether `optimizer.step` requires a closure."""
+    return _requires_closure(type(optimizer).step)
 
 
 @cache
-def _has_to_have_one(step: Callable[..., Any]) -> bool:
+def _requires_closure(step: Callable[..., Any]) -> bool:
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, strategy: Strategy) -> list[str]:
-    """Return messages on what an optimizer that needs a closure does not go with."""
+    """Return messages on options and strategies that cannot be combined with an optimizer that needs a closure."""
     kind = next((type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)), None)
     if kind is None:
         return []
@@ -51,6 +51,6 @@ def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, str
 
 
 def mean_loss(loss: Tensor, collective: Collective) -> float:
-    """Return `loss` averaged over the ranks: by it they all decide alike how the step goes on."""
+    """Return the mean of `loss` over the ranks, so that the optimizers of all ranks take the same decisions."""
     losses: list[float] = collective.gather(loss.item())
     return sum(losses) / len(losses)

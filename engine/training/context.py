@@ -1,4 +1,4 @@
-"""The context of one call of a Trainer: every object its loop works with, complete before the loop starts."""
+"""The context of one call of a Trainer: the objects that its loop uses, complete before the loop starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,14 +42,14 @@ __all__ = ["EvaluationContext", "FitContext", "TrainerSettings"]
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The validated arguments of a Trainer, but for those that place it on devices.
+    """The validated arguments of a Trainer, except those that choose its devices.
 
     Args:
         options: how long and how the module trains.
-        snapshots: when the whole state is written; None takes no snapshots.
-        seed: of `seed_everything` and of the order of samples.
+        snapshots: when snapshots are taken; None takes none.
+        seed: seed of `seed_everything` and of the order of samples.
         accept_change: keys of the run's identity that may differ from its snapshot.
-        identity: what else identifies the run.
+        identity: further entries of the run's identity.
         loggers: trackers that get the metric log.
         global_batch_size: samples in a training batch over all ranks; None leaves it to the loader's `batch_size`.
     """
@@ -65,26 +65,26 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """The objects that one evaluation or prediction works with; `FitContext` adds those of a fit.
+    """The objects that one evaluation or prediction uses; `FitContext` adds those of a fit.
 
     Args:
         trainer: passed to hooks and callbacks.
-        settings: the Trainer's arguments.
-        strategy: how the module runs on its devices; its ranks have met.
-        device: where batches are moved to.
+        settings: arguments of the Trainer.
+        strategy: how the module runs on its devices; its process group is initialized.
+        device: device that batches are moved to.
         callbacks: those of the Trainer and of the module.
         heartbeat: tells the launcher's watchdog that this rank makes progress.
         reporter: tells the launcher, or the terminal, what happens.
         requests: requests from outside to stop or to take a snapshot.
-        faults: faults that a test injects; None without any.
+        faults: faults that a test injects, or None.
         module: on its device and in its precision.
         modes: `train()` or `eval()` of the module and each of its submodules.
-        precision: the arithmetic that the module computes in.
-        metric_logger: collects what `self.log` is given.
-        scope: what surrounds a step of the module: autocast and logging.
-        hooks: the hooks that module and callbacks have written.
-        progress: where the run stands; in an evaluation outside a fit, where that stands.
-        finite_losses: refuses training losses that are NaN or infinite.
+        precision: precision of the module.
+        metric_logger: collects the values that `self.log` gets.
+        scope: runs the steps of the module, with autocast and logging.
+        hooks: the hooks that the module and callbacks define.
+        progress: counts of the run; outside a fit, those of the evaluation.
+        finite_losses: checks that training losses are finite.
     """
 
     trainer: TrainerInterface
@@ -117,12 +117,12 @@ class EvaluationContext:
 
     @property
     def collective(self) -> Collective:
-        """How the ranks exchange values."""
+        """The collective by which ranks exchange values."""
         return self.strategy.collective
 
     @property
     def lanes(self) -> Lanes | None:
-        """The lanes that batches are cut into; None for a run without lanes."""
+        """The lanes that batches are split into; None for a run without lanes."""
         return lanes_of(self.strategy)
 
     @property
@@ -132,19 +132,19 @@ class EvaluationContext:
 
     @property
     def forward_is_collective(self) -> bool:
-        """Whether calling the module is a collective, which a rank without a batch must join."""
+        """Whether a call of the module is a collective, which a rank without a batch must join."""
         return isinstance(self.strategy, ModelParallel) and self.strategy.forward_is_collective
 
     def mark_step(self) -> None:
-        """Execute the operations that a lazy device, such as XLA's, has recorded; nothing on any other."""
+        """Execute the operations that a lazy device, such as XLA's, has recorded; do nothing on other devices."""
         if isinstance(self.strategy, LazyDevice):
             self.strategy.mark_step()
 
     def batch_transfer(self, loader: int = 0) -> Callable[[Any], Any]:
-        """Return a function that moves a batch of loader number `loader`, with lanes that of each, to where it is used.
+        """Return a function that moves a batch of loader `loader` to this rank's device and converts its precision.
 
-        That is this rank's device and precision. The transfer hooks are looked up here, once: on a module, a failed
-        lookup takes microseconds.
+        With lanes, it takes a dict of each lane's batch. The transfer hooks are looked up here, once, since a failed
+        lookup on a module takes microseconds.
         """
         transfer = self._batch_transfer(loader)
         if self.lanes is None:
@@ -168,37 +168,37 @@ class EvaluationContext:
         return transfer
 
     def to_device(self, batch: Any, loader: int = 0) -> Any:
-        """Return `batch`, of loader number `loader`, on this rank's device and in the module's precision."""
+        """Return `batch` of loader `loader` on this rank's device and in the module's precision."""
         return self.batch_transfer(loader)(batch)
 
     def _transfer_hook(self, name: str) -> Callable[..., Any] | None:
-        """Return the hook called `name` of the DataModule, or else of the module; None if neither has it."""
+        """Return the hook `name` of the DataModule, or else of the module; None if neither has it."""
         for owner in (self.trainer.datamodule, self.module):
             if (hook := own_hook(owner, name)) is not None:
                 return hook
         return None
 
     def inject_fault(self, phase: str, step: int | None = None) -> None:
-        """Let a fault that is planned for this phase strike; `step` is by default that of the progress."""
+        """Inject the fault that is planned for this phase and step, if any; `step` defaults to the current one."""
         if self.faults is not None:
             self.faults.at(self.world.rank, self.progress.step if step is None else step, phase)
 
     def faults_at(self, phase: str) -> Sequence[Callable[..., None]]:
-        """Return what a loop calls at `phase`, as it calls hooks; empty if no faults are injected."""
+        """Return functions that a loop calls at `phase` to inject faults; empty if no faults are planned."""
         return [] if self.faults is None else [lambda *_: self.inject_fault(phase)]
 
 
 @dataclass(frozen=True)
 class FitContext(EvaluationContext):
-    """The objects that one fit works with.
+    """The objects that one fit uses.
 
     Args:
         loaders: the training loader and the validation loaders.
-        source: where they come from: a DataModule, the module, or the loaders as they were given.
-        samples: the log of the samples that were trained on.
-        optimizers: those that `configure_optimizers` returned.
-        schedulers: learning rate schedulers, each with when it steps.
-        step: the training step as the strategy has wrapped it.
+        source: object that the loaders come from: a DataModule, the module, or the loaders as they were given.
+        samples: log of the samples that were trained on.
+        optimizers: optimizers that `configure_optimizers` returned.
+        schedulers: learning rate schedulers, with their interval and frequency.
+        step: the training step as wrapped by the strategy.
     """
 
     loaders: FitLoaders

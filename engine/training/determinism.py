@@ -1,4 +1,4 @@
-"""Repeatable algorithms, for as long as a fit runs."""
+"""Deterministic algorithms of torch, switched on while a fit runs."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from midstride.engine.errors import NotExact, UserError
 
 __all__ = ["REPEATABLE", "Determinism", "refuse_cudnn_dropout"]
 
-#: how torch begins the name of an operation that is not repeatable on a GPU -> what uses it, and what is repeatable
+#: prefix of torch's name of an operation that is not deterministic on a GPU -> what uses it, and a substitute
 REPEATABLE: dict[str, tuple[str, str]] = {
     "adaptive_avg_pool": ("nn.AdaptiveAvgPool", "x.mean((-2, -1)) for an output of size 1, nn.AvgPool2d for others"),
     "adaptive_max_pool": ("nn.AdaptiveMaxPool", "x.amax((-2, -1)) for an output of size 1, nn.MaxPool2d for others"),
@@ -36,7 +36,8 @@ REPEATABLE: dict[str, tuple[str, str]] = {
 }
 
 _REFUSED = re.compile(r"(\w[\w ]*?)(?: with indices output)? does not have a deterministic implementation")
-_LOOKED_AT = 1000
+#: characters of an error's text that are searched
+_SEARCHED_CHARS = 1000
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _WAY_ON = (
     "Or say deterministic=False (in a job trainer.deterministic: false): then a run that is resumed is as good as the "
@@ -45,11 +46,11 @@ _WAY_ON = (
 
 
 class Determinism:
-    """Switches torch to algorithms that give the same bits each time, and back.
+    """Context manager that switches torch to deterministic algorithms, and back.
 
     Args:
-        chosen: what the user asked for; None leaves it to `on`.
-        on: whether it is needed: snapshots promise the same bits.
+        chosen: the user's choice; None uses `on`.
+        on: whether deterministic algorithms are needed, since snapshots are taken.
     """
 
     def __init__(self, chosen: bool | None, *, on: bool) -> None:
@@ -58,8 +59,8 @@ class Determinism:
     def __enter__(self) -> None:
         self._before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
         if self._on:
-            if torch.cuda.device_count():  # unlike is_available, it leaves a process that can fork ranks for GPUs
-                # cuBLAS reads this when it is first used; without it torch refuses to promise anything.
+            if torch.cuda.device_count():  # unlike is_available, it does not keep this process from forking GPU ranks
+                # cuBLAS reads this when it is first used; without it torch refuses deterministic algorithms.
                 os.environ.setdefault(_CUBLAS, ":4096:8")
             # use_deterministic_algorithms(True) does the same, but imports the compiler first: 2.5 s.
             torch.set_deterministic_debug_mode("error")
@@ -71,7 +72,7 @@ class Determinism:
         """Switch back.
 
         Raises:
-            UserError: an operation has no repeatable form; it is named, with what to use instead.
+            UserError: an operation has no deterministic implementation; it is named, with a substitute if one is known.
         """
         mode, torch.backends.cudnn.benchmark = self._before
         torch.set_deterministic_debug_mode(mode)
@@ -80,12 +81,12 @@ class Determinism:
 
 
 def refuse_cudnn_dropout(module: nn.Module) -> None:
-    """Refuse layers of `module` whose random numbers are cuDNN's, for a fit that promises the same bits.
+    """Refuse layers of `module` with dropout by cuDNN, if algorithms have to be deterministic.
 
-    cuDNN keeps the generator of a recurrent layer's dropout to itself: torch.cuda.get_rng_state is without it.
+    torch.cuda.get_rng_state does not hold the state of cuDNN's generator for the dropout of recurrent layers.
 
     Raises:
-        NotExact: naming them.
+        NotExact: there are such layers; they are named.
     """
     if not torch.are_deterministic_algorithms_enabled() or not torch.backends.cudnn.enabled:
         return
@@ -105,12 +106,12 @@ def refuse_cudnn_dropout(module: nn.Module) -> None:
 
 
 def _explanation(error: BaseException) -> str:
-    """What to do about `error`, if it is torch's of an operation that is not repeatable; else nothing."""
+    """Return a message with advice if torch raised `error` for an operation that is not deterministic, else ""."""
     for cause in _causes(error):
         if not isinstance(cause, RuntimeError):
             continue
-        # What str calls may be the user's, and raise; torch says what matters at the beginning.
-        said = "".join(traceback.format_exception_only(cause))[:_LOOKED_AT]
+        # str(cause) may call user code, and raise; torch names the operation at the beginning.
+        said = "".join(traceback.format_exception_only(cause))[:_SEARCHED_CHARS]
         if found := _REFUSED.search(said):
             name = found[1].strip()
             known = next((row for start, row in REPEATABLE.items() if name.lstrip("_").startswith(start)), None)
@@ -128,7 +129,7 @@ def _explanation(error: BaseException) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """`error`, what caused it, and so on: each once, as they may go round in a circle."""
+    """Yield `error`, its cause, and so on, each once, since causes may form a cycle."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,4 +1,4 @@
-"""The loop of an evaluation: every batch of every loader once, in a fit or outside."""
+"""The loops over the batches of an evaluation or a prediction, in a fit or outside."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,16 +26,16 @@ EvaluationStage = Literal["validate", "test", "predict"]
 
 
 class EvaluationLoop:
-    """Every batch of every loader once; ranks may have different numbers of them.
+    """Evaluates every batch of every loader once; ranks may have different numbers of batches.
 
-    The engine puts no collective inside a step. Where the strategy does, ranks without a batch join in: see
+    The engine runs no collective inside a step. If the strategy does, ranks without a batch join it: see
     `lockstep_batches`.
 
     Args:
-        context: whose parts are used.
-        stage: of "validate" inside a fit, the position is part of progress, and snapshots may be taken in it.
-        loaders: one loop over each, in order.
-        checkpointer: of the fit that is validated; None if there is none, or it is not kept.
+        context: context of the evaluation.
+        stage: "validate", "test" or "predict". Snapshots may be taken during the validation in a fit.
+        loaders: loaders to evaluate, in order.
+        checkpointer: checkpointer of the fit that is validated; None if no snapshots are taken.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class EvaluationLoop:
         self.stage: EvaluationStage = stage
         self.boundary = StepBoundary(context, checkpointer)
         name = STEPS[stage]
-        self.prefix = name.removesuffix("_step")  # of its hooks' names: on_validation_start
+        self.prefix = name.removesuffix("_step")  # in the names of hooks, such as on_validation_start
         self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
         self.step_end = bind_step_end(context.module, name)
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
 
     def run(self) -> dict[str, float]:
-        """Evaluate, from wherever a broken-off evaluation stood; return the reduced values."""
+        """Evaluate, or resume an interrupted evaluation; return the reduced values by name."""
         context, progress, hooks = self.context, self.context.progress, self.context.hooks
         context.metric_logger.begin(self.stage)
         with torch.no_grad(), context.modes.evaluating():
@@ -72,7 +72,7 @@ class EvaluationLoop:
         return values
 
     def _end(self) -> dict[str, float]:
-        """Reduce what was logged and call the last hooks; return the values."""
+        """Reduce the logged values and call the last hooks; return the reduced values."""
         context, progress, hooks = self.context, self.context.progress, self.context.hooks
         context.metric_logger.begin(self.stage)
         if hooks.has(f"on_{self.prefix}_epoch_end"):
@@ -87,7 +87,7 @@ class EvaluationLoop:
         return values
 
     def loader(self, number: int) -> None:
-        """Evaluate one loader; a rank that has no batch left waits at the boundaries, or joins in others' steps."""
+        """Evaluate one loader; a rank without a batch left waits for the others, or joins the collectives of steps."""
         context, progress = self.context, self.context.progress
         to_device = context.batch_transfer(number)
         for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
@@ -97,7 +97,7 @@ class EvaluationLoop:
                 with extra_step(context, self.loaders[number]):
                     self.step(to_device(batch), progress.val_batch, number)
             if self.lanes is not None:
-                self.lanes.leave(progress.step, number, progress.val_batch)
+                self.lanes.end_batch(progress.step, number, progress.val_batch)
             progress.validation_batch_done()
             if self.stage == "validate":
                 self.boundary.after_batch()
@@ -105,7 +105,7 @@ class EvaluationLoop:
                 context.mark_step()
 
     def batch(self, batch: Any, index: int, number: int) -> Any:
-        """Evaluate one batch of this rank's own; return what the step made of it."""
+        """Evaluate one batch of this rank, with its hooks; return the outputs of the step."""
         hooks, extra = self.context.hooks, self._extra(number)
         self.context.metric_logger.begin_batch(batch)
         hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
@@ -114,7 +114,7 @@ class EvaluationLoop:
         return outputs
 
     def step(self, batch: Any, index: int, number: int) -> Any:
-        """Return what the user's step makes of a batch, with the unwrapped module: DDP's forward shares buffers."""
+        """Return the outputs of the user's step, on the unwrapped module, since DDP's forward broadcasts buffers."""
         if self.lanes is None:
             return self._run(batch, index, number)
 
@@ -135,15 +135,15 @@ class EvaluationLoop:
 
 
 class PredictionLoop(EvaluationLoop):
-    """An evaluation whose outputs are kept on the host: a device might not hold all."""
+    """An evaluation that collects the outputs of steps on the host, since a device might not hold all."""
 
     def __init__(self, context: EvaluationContext, loaders: Sequence[ResumableLoader]) -> None:
         super().__init__(context, "predict", loaders)
-        #: of every loader, those of its batches
+        #: for every loader, the outputs for its batches
         self.predictions: list[list[Any]] = [[] for _ in loaders]
 
     def batch(self, batch: Any, index: int, number: int) -> Any:
-        """Predict one batch of this rank's own; with lanes, each of its lanes is a prediction."""
+        """Predict one batch of this rank and collect its outputs; with lanes, those of each lane are an entry."""
         outputs = super().batch(batch, index, number)
         kept = outputs if self.context.device.type == "cpu" else to_host(outputs)
         self.predictions[number] += [kept] if self.lanes is None else kept.values()
@@ -153,8 +153,12 @@ class PredictionLoop(EvaluationLoop):
 def setup_evaluation(
     context: EvaluationContext, stage: EvaluationStage, loaders: LoaderResolver
 ) -> list[ResumableLoader]:
-    """Set up the module where it is evaluated; return the loaders of `stage`."""
-    if stage != "predict":  # whose step is by default the module itself
+    """Move the module to its device; return the loaders of `stage`.
+
+    Raises:
+        UserError: the module has no step for `stage`, or there is no loader.
+    """
+    if stage != "predict":  # predict_step calls the module by default
         _ensure_written(context.module, STEPS[stage])
     context.strategy.setup_module(context.module, context.scope)
     resumables = loaders.evaluation(stage)

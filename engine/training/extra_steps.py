@@ -1,4 +1,4 @@
-"""Steps and batches that are not the run's own: nothing of them stays."""
+"""Extra steps and batches, which are not part of the run: their effects are reverted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ __all__ = ["extra_step", "peek_batch"]
 
 @contextmanager
 def extra_step(context: EvaluationContext, loader: ResumableLoader) -> Iterator[None]:
-    """Drop what is logged within, and put back what a step updated, drew or kept.
+    """Discard values logged in the block, and revert its changes of the module, of generators and of user objects.
 
     Args:
-        context: of the step.
-        loader: whose batch it takes.
+        context: context of the step.
+        loader: loader of its batch.
     """
     generators = Generators(context.generator, devices=context.strategy.devices)
     objects = evaluated_objects(context, loader)
@@ -28,7 +28,7 @@ def extra_step(context: EvaluationContext, loader: ResumableLoader) -> Iterator[
 
 
 def peek_batch(context: EvaluationContext, loader: ResumableLoader) -> Any:
-    """Return the first batch of `loader`; samplers and data are then as if nothing had been read."""
+    """Return the first batch of `loader`, and restore the state of samplers and data."""
     before = loader.state_dict()
     with extra_step(context, loader):
         batch = context.to_device(next(loader.batches(0)))

@@ -1,4 +1,4 @@
-"""Losses that have to be finite: refused before anything is written after them."""
+"""Checks that losses are finite, before anything that depends on them is written."""
 
 import math
 
@@ -11,30 +11,30 @@ from midstride.engine.modules.progress import Progress
 
 __all__ = ["FiniteLosses"]
 
-#: losses that may wait on their device: then the host looks at all of them at once
-_MOST = 50
+#: largest number of losses that are kept on their device before they are checked together
+_MAX_PENDING = 50
 
 
 class FiniteLosses:
-    """Looks at the losses of a fit: on the host at once, on a GPU when something is about to be kept.
+    """Checks the losses of a fit: immediately on the CPU, on a GPU before something is written.
 
-    To look at each there would be to wait for the device in every step.
+    To check each loss on a GPU would synchronize with it in every step.
 
     Args:
-        progress: of the fit.
-        rank: for the message.
-        needed: whether losses have to be finite: one of float16 may overflow, and the scaler then skips the step.
+        progress: progress of the fit.
+        rank: rank in error messages.
+        needed: whether losses are checked; not with float16, in which one may overflow, and the scaler skips the step.
     """
 
     def __init__(self, progress: Progress, rank: int, *, needed: bool) -> None:
         self._progress, self._rank, self.needed = progress, rank, needed
-        self._waiting: list[tuple[Tensor, tuple[int, int, int]]] = []
+        self._pending: list[tuple[Tensor, tuple[int, int, int]]] = []
 
     def check(self, loss: Tensor) -> None:
-        """Refuse to go on from a loss that is not finite, now or in `verify`; it is of the batch in hand.
+        """Check the loss of the current batch, now or in a later `verify`.
 
         Raises:
-            LossNotFinite: saying where.
+            LossNotFinite: a loss is not finite; the message has its position.
         """
         if not self.needed:
             return
@@ -42,20 +42,20 @@ class FiniteLosses:
             if not math.isfinite(loss.item()):
                 raise self._error(loss.item(), self._position())
             return
-        self._waiting.append((copied(loss), self._position()))
-        if len(self._waiting) >= _MOST:
+        self._pending.append((copied(loss), self._position()))
+        if len(self._pending) >= _MAX_PENDING:
             self.verify()
 
     def verify(self) -> None:
-        """Look at every loss that waits; called before anything of a run is kept, and where the host waits anyway.
+        """Check all pending losses; called before anything of a run is written, and where the host waits anyway.
 
         Raises:
-            LossNotFinite: saying where the first one was.
+            LossNotFinite: a loss is not finite; the message has the position of the first.
         """
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        pending, self._pending = self._pending, []
+        if not pending:
             return
-        for value, (_, position) in zip(torch.stack([loss for loss, _ in waiting]).tolist(), waiting, strict=True):
+        for value, (_, position) in zip(torch.stack([loss for loss, _ in pending]).tolist(), pending, strict=True):
             if not math.isfinite(value):
                 raise self._error(value, position)
 

@@ -1,4 +1,4 @@
-"""A fit: its parts put together, resumed from where the run stands, trained to the end."""
+"""A fit: builds its context, resumes from a snapshot, and trains to the end."""
 
 import inspect
 import logging
@@ -38,14 +38,15 @@ __all__ = ["Fit", "earlier_facts"]
 
 log = logging.getLogger(__name__)
 
-#: where gloo's code stands, and its advice, around what it says
-_GLOOS = re.compile(r"^\[[^]]*\] |\. This is typically caused by .*")
+#: parts of gloo's messages that are left out: the place in its code, and its advice
+_GLOO_DETAILS = re.compile(r"^\[[^]]*\] |\. This is typically caused by .*")
 
 
 def earlier_facts(context: EvaluationContext, run: str | None, resume: Resume) -> dict[str, Any]:
-    """Return what the newest snapshot of `run` says, for what a fit goes by before it resumes; nothing if none does.
+    """Return the facts of the newest snapshot of `run`, which a fit needs before it resumes; {} if there is none.
 
-    Under `single` and in lanes nothing does: batches have one cut there, and nothing is measured.
+    With strategy `single` or with lanes they are not needed, and {} is returned: the batches do not depend on the
+    number of ranks, and the strategy has no measurements.
     """
     options, strategy = context.settings.snapshots, context.strategy
     if run is None or options is None or resume == "never" or context.lanes is not None or strategy.name == "single":
@@ -54,34 +55,34 @@ def earlier_facts(context: EvaluationContext, run: str | None, resume: Resume) -
 
 
 class Fit:
-    """One fit of a Trainer; making it makes the loaders, the optimizers and the wrapped module.
+    """One fit of a Trainer; the constructor configures the optimizers and wraps the module.
 
     Args:
-        ready: the module, in a world that has met.
-        loaders: what is read.
-        source: the DataModule, the module or the loaders that they are made from.
+        ready: context with the module, whose process group is initialized.
+        loaders: training and validation loaders.
+        source: DataModule, module or loaders that they are made from.
     """
 
     def __init__(self, ready: EvaluationContext, loaders: FitLoaders, source: object) -> None:
         self.context = _build_context(ready, loaders, source)
-        #: takes the snapshots of a fit that is kept
+        #: takes the snapshots; None until `run` begins, and in a fit without snapshots
         self.checkpointer: Checkpointer | None = None
         self._last_seen: LastSeen | None = None
 
     def errors(self, strategy: Strategy) -> list[str]:
-        """Return messages on what of this fit `strategy` cannot do."""
+        """Return messages on what of this fit `strategy` does not support."""
         context = self.context
         batch_size = context.loaders.training.batch_size
         return _fit_errors(strategy, context.module, context.optimizers, context.options, batch_size)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Have the weights written to `folder` of the run, if it is kept."""
+        """Save the weights to `folder` of the run, if snapshots are taken."""
         if self.checkpointer is not None:
             self.context.finite_losses.verify()
             self.checkpointer.save_weights(folder)
 
     def check(self) -> None:
-        """Raise what stops a training before its first step, and a snapshot of state that cannot be written."""
+        """Raise the errors that would stop a fit before its first step, or stop a snapshot of its state."""
         FitLoop(self.context)
         Checkpointer.try_encoding(self.context)
 
@@ -89,9 +90,9 @@ class Fit:
         """Train to the end.
 
         Args:
-            run: folder or URL of the run.
-            resume: as that of `Trainer.fit`.
-            devices: where is trained, for the person at the terminal.
+            run: folder or URL of the run, or None.
+            resume: as in `Trainer.fit`.
+            devices: description of the devices for the user.
         """
         try:
             self._train(run, resume, devices)
@@ -111,7 +112,7 @@ class Fit:
         if (store := context.collective.key_value_store()) is not None:
             self._last_seen = LastSeen(store, context.world, lambda: progress.step)
         with context.requests.listening(store, context.world, self._last_seen):
-            # A snapshot is asked for once this is said: here, since a signal that came earlier would not be heard.
+            # Requests may follow this event. It comes here, since a signal that came earlier would be ignored.
             generation = self.checkpointer.generation if self.checkpointer is not None else None
             context.reporter.begin(progress, loop.batches, context.options, generation)
             if not (progress.finished and loop.is_done()):
@@ -129,7 +130,7 @@ class Fit:
         way_on = (
             "a retry resumes from the newest snapshot" if self.checkpointer is not None else "no snapshots are taken"
         )
-        said = _GLOOS.sub("", (str(error).splitlines() or [""])[0])
+        said = _GLOO_DETAILS.sub("", (str(error).splitlines() or [""])[0])
         return (
             f"rank {context.world.rank} lost another rank after step {context.progress.step} "
             f"({said}): {seen.others()}; {way_on}. Where a rank may keep the others "
@@ -137,11 +138,11 @@ class Fit:
         )
 
     def _begin(self, run: str | None, resume: Resume, devices: str) -> FitLoop:
-        """Stand where the run stands; return the loop that goes on from there."""
+        """Call the first hooks and resume from a snapshot, or seed; return the loop."""
         context, snapshots = self.context, self.context.settings.snapshots
         _check_loggers(context.settings, run)
         context.hooks.call("on_fit_start")
-        # Before state is loaded: what this hook changes or draws must not come on top of it.
+        # Before state is loaded, which overrides what the hook changes or draws.
         context.hooks.call("on_train_start")
         resumed = False
         if run is not None and snapshots is not None:
@@ -151,7 +152,7 @@ class Fit:
         elif run is not None and resume != "never":
             _refuse_to_start_over(run)
         if not resumed:
-            rank = context.world.rank if context.lanes is None else 0  # lanes are seeded where they are run
+            rank = context.world.rank if context.lanes is None else 0  # each lane is seeded when it runs
             seed_everything(rank_seed(context.settings.seed, rank), context.generator)
         loop = FitLoop(context, self.checkpointer)
         context.reporter.announce(self._announcement(devices))
@@ -163,7 +164,7 @@ class Fit:
         return loop
 
     def _announcement(self, devices: str) -> str:
-        """Return in a line who trains, where, and on how many samples a step."""
+        """Return a line with the devices and the number of samples in a step."""
         training, options = self.context.loaders.training, self.context.options
         samples = training.order_identity().get("global_batch_size")
         if training.batch_size is None or samples is None:
@@ -174,11 +175,11 @@ class Fit:
 
 
 def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
-    """Refuse loggers that would get no rows of `run`.
+    """Check that loggers would get the rows of `run`.
 
     Raises:
         UserError: there is no run, or no snapshots.
-        JobError: a tracker does not take the run's name.
+        JobError: a tracker does not accept the name of the run.
     """
     if settings.loggers and (run is None or settings.snapshots is None):
         raise UserError("loggers get rows as snapshots with them are committed: fit needs a run, and snapshots on")
@@ -187,10 +188,10 @@ def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
 
 
 def _refuse_to_start_over(run: str) -> None:
-    """Refuse to train without snapshots what has some.
+    """Refuse to train a run that has snapshots, when snapshots are off.
 
     Raises:
-        UserError: naming the newest.
+        UserError: the run has snapshots; the newest is named.
     """
     if taken := SnapshotCatalog(Store.open(run, StoreOptions("none"))).snapshots():
         raise UserError(
@@ -200,7 +201,11 @@ def _refuse_to_start_over(run: str) -> None:
 
 
 def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object) -> FitContext:
-    """Return what a fit works with: what is read, the optimizers, and the wrapped training step."""
+    """Return the context of a fit: `ready` with loaders, optimizers, and the wrapped training step.
+
+    Raises:
+        JobError: the module has lazy tensors, or the strategy does not support the fit.
+    """
     module, strategy, options = ready.module, ready.strategy, ready.options
     if lazy := lazy_tensors(module):
         raise JobError(lazy)
@@ -234,7 +239,7 @@ def _fit_errors(
     options: TrainerOptions,
     batch_size: int | None,
 ) -> list[str]:
-    """Return messages on what of a fit `strategy` cannot do."""
+    """Return messages on what of a fit `strategy` or `options` do not support."""
     faults = strategy.fit_errors(optimizers, options, batch_size)
     if not module.automatic_optimization:
         return faults
@@ -248,12 +253,12 @@ def _fit_errors(
 
 
 def _step_errors(module: TrainingModule, optimizers: int) -> list[str]:
-    """Return a message where the training step cannot be told which of several optimizers it is called for."""
+    """Return a message if there are several optimizers and the training step does not take `optimizer_idx`."""
     if optimizers < 2:
         return []
     try:
         inspect.signature(module.training_step).bind(None, 0, 0)
-    except ValueError:  # it has none that could be read
+    except ValueError:  # it has no signature
         return []
     except TypeError:
         name = type(module).__name__

@@ -1,7 +1,7 @@
 """The loop of a fit: epochs of batches, with validation in between.
 
-Between two batches everything that decides what comes next stands in the context's parts, so a
-snapshot taken at a boundary, in training or in the middle of a validation, is a position to go on from.
+Between two batches, the state parts of the context hold everything that decides how the fit goes on. So it can resume
+from a snapshot that was taken between any two batches, of training or of a validation.
 """
 
 import logging
@@ -25,11 +25,15 @@ log = logging.getLogger(__name__)
 
 
 class FitLoop:
-    """Epochs of batches, with validation in between.
+    """Runs the epochs and batches of a fit, with validation in between.
 
     Args:
-        context: whose parts are advanced.
-        checkpointer: takes the snapshots; None for a fit that is not kept.
+        context: context of the fit.
+        checkpointer: takes the snapshots; None if no snapshots are taken.
+
+    Raises:
+        NotExact: the epoch has fewer batches than the run has done.
+        UserError: `val_check_interval` does not fit the number of batches.
     """
 
     def __init__(self, context: FitContext, checkpointer: Checkpointer | None = None) -> None:
@@ -50,7 +54,7 @@ class FitLoop:
             EvaluationLoop(context, "validate", validation, checkpointer) if validation and is_on else None
         )
         monitors = [callback for callback in context.callbacks if isinstance(callback, Monitor)]
-        self._monitors, self._named = monitors if self.validation is None else [], list[Monitor]()
+        self._monitors, self._warned = monitors if self.validation is None else [], list[Monitor]()
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
                 f"the run stands at batch {self.progress.batch} of its epoch, which has {len(loader)} now: "
@@ -59,7 +63,7 @@ class FitLoop:
         self.val_every = None if self.validation is None else self._val_every(context.options.val_check_interval)
 
     def _val_every(self, interval: float) -> int | None:
-        """Return the batches between validations; None for one at the end of each epoch."""
+        """Return the number of batches between validations; None to validate at the end of each epoch."""
         if interval == 1.0 and isinstance(interval, float):
             return None
         if self.batches is None and isinstance(interval, float):
@@ -75,7 +79,7 @@ class FitLoop:
         return interval if isinstance(interval, int) else max(1, int((self.batches or 0) * interval))
 
     def is_done(self) -> bool:
-        """Return whether the fit has come to its end."""
+        """Return whether the fit is complete, or was stopped."""
         options, progress = self._options, self.progress
         return (
             (progress.stop and progress.epoch >= (options.min_epochs or 0))
@@ -84,14 +88,14 @@ class FitLoop:
         )
 
     def run(self) -> None:
-        """Train to the end, from wherever progress stands."""
-        self.validate_if_due()  # resumed between a step and its validation
+        """Train from the position in `progress` to the end."""
+        self.validate_if_due()  # if resumed between a step and its validation
         if self.progress.at_end:
-            self.end_epoch()  # resumed between an epoch's last step and its end
+            self.end_epoch()  # if resumed between the last step of an epoch and its end
         while not self.is_done():
             self.epoch()
         self.context.finite_losses.verify()
-        self.context.heartbeat.enter(Phase.EVALUATING)  # from here on nothing beats any more
+        self.context.heartbeat.enter(Phase.EVALUATING)  # no step sends heartbeats from here on
         self.context.metric_logger.begin("train", closed="trained")
         self.context.hooks.call("on_train_end")
 
@@ -115,14 +119,14 @@ class FitLoop:
             self.end_epoch()
 
     def _check_order(self) -> None:
-        """Enter what the epoch's sampler gave; raise if ranks that share it were given different orders."""
+        """Record the order of the epoch in the log of samples; check that ranks which share a sampler have the same."""
         context, progress = self.context, self.progress
         if progress.batch == 0 and (planned := self.loader.planned_indices()) is not None:
             context.samples.plan(progress.epoch, planned)
         ensure_shared_order(context.collective, self.loader, f"epoch {progress.epoch}")
 
     def batch(self, batch: Any) -> None:
-        """Train on one batch; at the end of an accumulation window that is one step."""
+        """Train on one batch, and step at the end of an accumulation window."""
         progress, index = self.progress, self.progress.batch
         self.context.metric_logger.begin_batch(batch)
         if self.checkpointer is not None:
@@ -146,7 +150,7 @@ class FitLoop:
             self.validate_if_due()
 
     def _record(self, batch: Any, index: int) -> None:
-        """Enter the samples of a batch, with lanes those of each, into the log of samples."""
+        """Record the samples of a batch, for each lane if there are lanes, in the log of samples."""
         loader, samples, epoch = self.loader, self.context.samples, self.progress.epoch
         if self._lanes is None:
             indices = loader.last_indices
@@ -160,7 +164,7 @@ class FitLoop:
             samples.note_read(epoch, index + 1, digest, stateful=loader.had_states)
 
     def validate_if_due(self) -> None:
-        """Validate where the interval says so, once at each such position, finishing one that was broken off."""
+        """Validate if the interval says so, once at each position; an interrupted validation is resumed."""
         progress = self.progress
         if self.validation is None or progress.validated == progress.batch:
             return
@@ -173,14 +177,14 @@ class FitLoop:
             progress.validation_done()
 
     def end_epoch(self) -> None:
-        """Reduce what the epoch logged, step its schedulers, and count it."""
+        """Reduce the values logged in the epoch, step its schedulers, and start the next epoch."""
         context, progress = self.context, self.progress
         context.finite_losses.verify()
         with context.heartbeat.during(Phase.EVALUATING):
             context.inject_fault("epoch_end")
             if context.hooks.has("on_train_epoch_end"):
                 context.metric_logger.preview_epoch()
-            with context.metric_logger.epoch_end():  # what is logged there belongs to this epoch
+            with context.metric_logger.epoch_end():  # values logged in the hook belong to this epoch
                 context.hooks.call("on_train_epoch_end")
             self._judge_epoch(context.metric_logger.close_epoch())
         self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
@@ -188,15 +192,15 @@ class FitLoop:
         self.loader.stand_at_end(False)
 
     def _judge_epoch(self, reduced: Mapping[str, float]) -> None:
-        """Have monitors look at an epoch without a validation: at its `reduced` values, of one rank its last step's."""
+        """Let monitors judge an epoch without validation by `reduced`, and on one rank by values of its last step."""
         logger, world = self.context.metric_logger, self.context.world
         of_step = logger.rows.newest if world.size == 1 else {}
-        known = logger.values.keys() & {*reduced, *of_step}  # what validations of an earlier attempt left is too old
+        known = logger.values.keys() & {*reduced, *of_step}  # not values of validations in an earlier attempt
         for monitor in self._monitors:
             if monitor.monitor in known:
                 monitor.judge(self.context.trainer)
-            elif world.is_first and monitor not in self._named:
-                self._named.append(monitor)
+            elif world.is_first and monitor not in self._warned:
+                self._warned.append(monitor)
                 log.warning(
                     "%s does nothing: it monitors %s, of which the epoch has no value, and there is no validation; it "
                     "has %s. On several processes log it with on_epoch=True",
@@ -207,7 +211,7 @@ class FitLoop:
 
 
 def _ensure_epoch_goes_on(returned: object, index: int) -> None:
-    """Refuse what `on_train_batch_start` may return to Lightning: no rest of an epoch is left out here."""
+    """Refuse -1 from `on_train_batch_start`, by which Lightning skips the rest of the epoch."""
     if isinstance(returned, int) and returned == -1:
         raise UserError(
             f"on_train_batch_start returned -1 for batch {index}, and no rest of an epoch is left out here: say "

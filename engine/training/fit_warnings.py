@@ -1,4 +1,4 @@
-"""What looks as if it took part in a fit and does not: parameters, validations, monitors."""
+"""Warnings on parameters, layers, validations and monitors that take no part in a fit, though they seem to."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ __all__ = ["check_gradients", "idle_evaluation", "layers_in_eval_mode", "untrain
 
 
 def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> list[str]:
-    """Return messages on what optimizers train that is not the module's, and what of the module no optimizer trains."""
+    """Return messages on parameters in optimizers that are not the module's, and on its parameters in no optimizer."""
     own = {id(parameter): name for name, parameter in module.named_parameters()}
     given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     name = type(module).__name__
@@ -36,7 +36,7 @@ def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> 
 
 
 def layers_in_eval_mode(module: nn.Module) -> list[str]:
-    """Return a message on the layers of `module` that are in eval mode as training begins, and stay in it."""
+    """Return a message on layers of `module` in eval mode, which stay in it during training."""
     layers = dict(module.named_modules())
     still = [path for path, layer in layers.items() if not layer.training]
     if not still:
@@ -50,10 +50,10 @@ def layers_in_eval_mode(module: nn.Module) -> list[str]:
 
 
 def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:
-    """Refuse a first step in which nothing that `optimizer` trains got a gradient.
+    """Check in the first step that some parameter of `optimizer` has a gradient.
 
     Raises:
-        UserError: so it is.
+        UserError: none has.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if all(parameter.grad is None for parameter in parameters):
@@ -67,16 +67,16 @@ def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:
 def idle_evaluation(
     module: TrainingModule, callbacks: Sequence[Callback], loaders: int, options: TrainerOptions
 ) -> list[str]:
-    """Return messages on validation loaders, a validation_step, and monitors that wait for each other in vain."""
+    """Return messages on validation loaders, a `validation_step` and monitors of which one needs a missing other."""
     name = type(module).__name__
-    writes = type(module).validation_step is not TrainingModule.validation_step
+    has_step = type(module).validation_step is not TrainingModule.validation_step
     lines = []
-    if loaders and not writes:
+    if loaders and not has_step:
         lines.append(f"there are validation loaders, and {name} has no validation_step: nothing is evaluated on them")
-    if writes and not loaders:
+    if has_step and not loaders:
         lines.append(f"{name}.validation_step is never called: there is no validation loader. Write val_dataloader")
     every, last = options.check_val_every_n_epoch, options.max_epochs
-    if writes and loaders and last is not None and every > last:
+    if has_step and loaders and last is not None and every > last:
         lines.append(f"check_val_every_n_epoch is {every}, and max_epochs {last}: nothing is validated by then")
         lines += [
             f"{type(one).__name__} looks at {one.monitor} after a validation, and there is none: it does nothing"

@@ -1,4 +1,4 @@
-"""What surrounds a lane of a batch: its random numbers, what it logs, and that it leaves nothing else behind."""
+"""The scope in which a lane of a batch runs: seeds it, collects what it logs, and checks for side effects."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -29,17 +29,17 @@ _STAGES = {"train": 0, "validate": 1, "test": 2, "predict": 3}
 
 
 class LaneScope:
-    """Runs steps of one stage lane by lane; random numbers are functions of the lane and of where the run stands.
+    """Runs steps of one stage lane by lane; random numbers depend on the lane and on the position in the run only.
 
-    How many lanes a process runs must decide nothing, so what a step leaves in the module's attributes may depend
-    neither on the lane nor on how many came before. That is tried: the step is run again with another lane's batch,
-    leaving nothing behind, and has to leave the same. It is tried at the second lane, the fourth, the eighth and so on,
-    and wherever an attribute is set that was not tried so far.
+    Results must not depend on the number of lanes in a process, so the values that a step leaves in attributes of the
+    module may depend neither on the lane nor on the number of lanes before. To check that, the step is run again with
+    another lane's batch, and has to leave the same values; its side effects are reverted. The check runs at lanes 2,
+    4, 8 and so on, and whenever an attribute is set that was not checked before.
 
     Args:
-        context: of a strategy with lanes.
+        context: context of a call with lanes.
         stage: "train", "validate", "test" or "predict".
-        restore_buffers: puts the buffers back to where a lane begins; None where a step may not change them.
+        restore_buffers: restores the buffers to their values at the start of a lane; None if steps may not change them.
     """
 
     def __init__(
@@ -51,39 +51,39 @@ class LaneScope:
         self._seed = mix(context.settings.seed, _STAGES[stage])
         self._name = STEPS[stage]
         self._restore_buffers = restore_buffers
-        self._run = 0
-        self._other: tuple[int, Any] | None = None  # a batch, and of which loader
-        self._tried: set[str] = set()
+        self._lanes_run = 0
+        self._other: tuple[int, Any] | None = None  # loader and batch of the lane before
+        self._checked: set[str] = set()
 
     @contextmanager
     def lane(
         self, lane: int, step: Callable[[Any], object], batch: Any, *position: int, loader: int = 0
     ) -> Iterator[None]:
-        """Run `lane` within, of the batch at `position`.
+        """Run `lane` of the batch at `position` in the block.
 
         Args:
-            lane: its number.
-            step: what is run within, of a batch alone.
-            batch: of the lane.
-            position: where it stands.
-            loader: that it is of.
+            lane: number of the lane.
+            step: function of a batch that is called in the block.
+            batch: batch of the lane.
+            position: numbers that identify the batch in its stage, such as epoch and index.
+            loader: number of the loader.
 
         Raises:
-            NotExact: the step has changed what is of the rank and not of the lane.
+            NotExact: the step has changed state that depends on the lanes of this rank.
         """
         self._reseed(*position, lane)
-        self._run += 1
-        set_before = _bindings(self._context.module)
+        self._lanes_run += 1
+        before = _bindings(self._context.module)
         with self._logged.lane(lane), nullcontext() if self._restore_buffers else self._unchanged_buffers():
             yield
-        names = _rebound(set_before) - self._tried
-        if self._other is not None and self._other[0] == loader and (names or self._run.bit_count() == 1):
-            self._try_again(partial(step, self._other[1]), *position, lane)
-            self._tried |= names
+        names = _rebound(before) - self._checked
+        if self._other is not None and self._other[0] == loader and (names or self._lanes_run.bit_count() == 1):
+            self._check_attributes(partial(step, self._other[1]), *position, lane)
+            self._checked |= names
         self._other = loader, batch
 
-    def leave(self, *position: int) -> None:
-        """Let what is drawn after the batch at `position`, by hooks and callbacks, be alike on every rank."""
+    def end_batch(self, *position: int) -> None:
+        """Seed what hooks and callbacks draw after the batch at `position`, the same on every rank."""
         self._reseed(*position, self._lanes.count)
 
     def _reseed(self, *position: int) -> None:
@@ -93,17 +93,17 @@ class LaneScope:
         if device.type == "cuda":
             torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
-    def _try_again(self, step: Callable[[], object], *position: int) -> None:
-        """Run `step` once more, without a trace, and compare what it leaves in attributes."""
+    def _check_attributes(self, step: Callable[[], object], *position: int) -> None:
+        """Run `step`, compare the attributes that it leaves with those now, and revert its side effects."""
         context = self._context
-        left = _attributes(context.module)
+        expected = _attributes(context.module)
         generators = Generators(context.generator, devices=[context.device])
         with side_effects_reverted(context.module, generators), self._logged.muted():
             if self._restore_buffers is not None:
                 self._restore_buffers()
             self._reseed(*position)
             step()
-            paths = differences(left, _attributes(context.module))
+            paths = differences(expected, _attributes(context.module))
         if paths:
             self._refuse(paths, "keep it in a buffer or a metric" if self._restore_buffers else "keep it in a metric")
 
@@ -124,17 +124,17 @@ class LaneScope:
         )
 
 
-#: attributes of a module by name, and what they were
+#: of each module: its path, its attributes, and a copy of them
 _Bindings = list[tuple[str, dict[str, Any], dict[str, Any]]]
 
 
 def _bindings(module: nn.Module) -> _Bindings:
-    """Return the attributes of `module` and of all modules in it, and what they are bound to now."""
+    """Return the attributes of `module` and its submodules, without metrics, and a shallow copy of them."""
     return [(path, vars(part), dict(vars(part))) for path, part in module.named_modules() if not is_metric(part)]
 
 
 def _rebound(bindings: _Bindings) -> set[str]:
-    """Return which attributes are bound to something else by now."""
+    """Return the names of attributes that were rebound since `bindings` were taken."""
     names: set[str] = set()
     for path, now, then in bindings:
         if len(now) != len(then) or not all(map(is_, now.values(), then.values())):
@@ -143,12 +143,12 @@ def _rebound(bindings: _Bindings) -> set[str]:
 
 
 def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return which tensor each buffer is, and how often it was written to."""
+    """Return the identity and the version counter of each buffer."""
     return {name: (id(buffer), version_of(buffer)) for name, buffer in module.named_buffers()}
 
 
 def _attributes(module: Any) -> dict[str, Any]:
-    """Return what the attributes of `module` and of all modules in it hold, weights and metrics aside."""
+    """Return copies of the attributes of `module` and its submodules, without weights and metrics."""
     anchors = module_anchors(module)
     tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
     walk = GraphWalk({id(value): name for name, value in anchors.items()}, tensors)

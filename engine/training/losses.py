@@ -1,4 +1,4 @@
-"""Losses: what `training_step` returns, read and checked, and steps that return none."""
+"""Finds and checks the loss in the outputs of `training_step`, and counts batches without one."""
 
 import logging
 from typing import Any
@@ -13,9 +13,9 @@ __all__ = ["Losses"]
 
 log = logging.getLogger(__name__)
 
-#: batches at the beginning of an epoch, one of which needs a loss
+#: batches at the beginning of an epoch, at least one of which must have a loss
 FIRST_BATCHES = 100
-#: after the first epoch, one that is shorter may be skipped as a whole
+#: after the first epoch, all batches of a shorter epoch may be skipped
 FEW_BATCHES = 10
 
 
@@ -23,12 +23,12 @@ class Losses:
     """Reads the losses of one fit.
 
     Args:
-        context: whose module returns them.
+        context: context of the fit.
     """
 
     def __init__(self, context: FitContext) -> None:
         self._context, self._loader = context, context.loaders.training
-        #: the ranks that have a loss for every batch; with lanes, as many as there are lanes
+        #: number of ranks, or with lanes of lanes: each needs a loss for every batch
         self._ranks = context.world.size if context.lanes is None else context.lanes.count
         self._step = f"{type(context.module).__name__}.training_step"
         self._has_warned = False
@@ -37,7 +37,8 @@ class Losses:
         """Return the loss in the outputs of a training step; None if the batch is to be skipped.
 
         Raises:
-            UserError: it is no tensor of one number with a gradient, or missing where no batch can be skipped.
+            UserError: the loss is not a tensor with one element, or does not require gradients.
+            NoLoss: it is missing on one of several ranks or lanes, where no batch can be skipped.
         """
         loss = outputs if isinstance(outputs, Tensor) else loss_in(outputs)
         if loss is None:
@@ -56,13 +57,13 @@ class Losses:
         return loss
 
     def missed(self, index: int, *, last: bool) -> None:
-        """Note that batch `index` of the epoch had no loss; `last`: the fit ends with it.
+        """Count batch `index` of the epoch, which had no loss; `last` if the fit ends with it.
 
         Raises:
-            NoLoss: no batch of the epoch has had a loss, and there were enough of them to tell.
+            NoLoss: no batch of the epoch had a loss, and there were enough of them.
         """
         progress = self._context.progress
-        # On several processes a step without a loss is refused at once; of a pipeline, one stage has the loss.
+        # With several ranks, `read` has refused it; in a pipeline, only the last stage has a loss.
         if self._ranks > 1 or progress.skipped < index:
             return
         progress.batch_skipped()

@@ -1,7 +1,7 @@
-"""`on_nan: skip`. A batch whose loss is not finite on some rank moves nothing on any rank.
+"""`on_nan: skip`: leaves a batch out on all ranks if its loss is not finite on one of them.
 
-The ranks agree before the backward pass, so no gradient is ever poisoned; what the forward pass has changed by then
-(buffers, metrics, logged values) is put back. Random numbers that were drawn stay drawn.
+The ranks agree before the backward pass, so gradients stay finite. What the forward pass has changed (buffers, metrics,
+logged values) is restored; random number generators are not.
 """
 
 import logging
@@ -19,17 +19,18 @@ __all__ = ["NonFiniteGuard"]
 
 log = logging.getLogger(__name__)
 
-_IN_A_ROW = 100  # then it is not a batch that is bad, but the weights
+#: skipped batches in a row after which the fit fails, since the weights must be the cause
+_MAX_SKIPPED = 100
 
 
 class NonFiniteGuard:
-    """Finds and leaves out the batches of one fit whose loss is not finite.
+    """Leaves out the batches of one fit whose loss is not finite.
 
     Args:
-        context: whose parts are put back.
+        context: context of the fit.
 
     Raises:
-        UserError: steps that the module takes by itself, or several to a batch, cannot be taken back.
+        UserError: there are several optimizers, or optimization is manual, so that a step could not be reverted.
     """
 
     def __init__(self, context: FitContext) -> None:
@@ -41,7 +42,7 @@ class NonFiniteGuard:
         self._context = context
 
     def rollback_point(self) -> Callable[[], None]:
-        """Return what puts back everything a training step changes."""
+        """Return a function that restores what a forward pass changes from now on."""
         context = self._context
         buffers = [
             (buffers_of(owner), name, buffer, None if buffer is None else buffer.clone())
@@ -50,31 +51,31 @@ class NonFiniteGuard:
         ]
         logged, metrics = context.metric_logger.rollback_point(), context.metric_logger.metrics.rollback_point()
 
-        def back() -> None:
+        def rollback() -> None:
             with torch.no_grad():
                 for owned, name, buffer, before in buffers:
                     if buffer is not None and before is not None:
                         buffer.copy_(before)
-                    owned[name] = buffer  # a step may have put another in its place
+                    owned[name] = buffer  # a step may have replaced it
             logged()
             metrics()
 
-        return back
+        return rollback
 
     def skip_if_nonfinite(self, loss: Tensor, undo: Callable[[], None] | None) -> bool:
-        """Return whether `loss` is not finite on some rank, and then `undo` its batch; every rank calls this.
+        """Return whether `loss` is not finite on some rank; if so, `undo` its batch. Every rank calls this.
 
         Raises:
-            LossNotFinite: it has not been for 100 batches in a row.
+            LossNotFinite: 100 batches in a row were skipped.
         """
         context, progress = self._context, self._context.progress
         if context.collective.all_agree(bool(torch.isfinite(loss))):
             context.samples.keep()
             return False
         where = f"batch {progress.batch} of epoch {progress.epoch}"
-        if context.samples.left_out_in_a_row == _IN_A_ROW:
+        if context.samples.left_out_in_a_row == _MAX_SKIPPED:
             raise LossNotFinite(
-                f"the loss was not finite for {_IN_A_ROW} batches in a row, up to {where}: leaving batches out does "
+                f"the loss was not finite for {_MAX_SKIPPED} batches in a row, up to {where}: leaving batches out does "
                 "not help. Snapshots before them are good."
             )
         if undo is not None:
@@ -85,7 +86,7 @@ class NonFiniteGuard:
         return True
 
     def close_window(self) -> bool:
-        """Return whether the window that a bad batch closes has gradients to step with; exchange them if so."""
+        """Return whether a window whose last batch was skipped has gradients; if so, exchange them."""
         context = self._context
         groups = [group for optimizer in context.optimizers for group in optimizer.param_groups]
         if all(parameter.grad is None for group in groups for parameter in group["params"]):

@@ -1,4 +1,4 @@
-"""How a batch becomes part of a step: forward, backward, accumulation, clipping, the optimizers."""
+"""Trains on one batch: forward, backward, accumulation, clipping, and the optimizer step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -35,10 +35,10 @@ __all__ = ["OptimizerStep"]
 
 
 class OptimizerStep:
-    """Trains on batches. What a fit needs of a step is decided here once, and not in every step.
+    """Trains on batches. The constructor decides once what each step consists of, so that steps are cheap.
 
     Args:
-        context: whose parts are used.
+        context: context of the fit.
     """
 
     def __init__(self, context: FitContext) -> None:
@@ -48,28 +48,28 @@ class OptimizerStep:
         self._needs_closure: dict[type[Optimizer], bool] = {}
         self._calls = StepCalls(context)
         self._end = _step_end(context)
-        # nn.Module's call takes as long as ten functions, and does nothing where no strategy has wrapped the step.
+        # nn.Module.__call__ costs as much as ten function calls; it is not needed if no strategy has wrapped the step.
         is_bare = type(context.step) is TrainingStep and not is_hooked(context.step)
         self._forward = context.step.forward if is_bare else context.step
         self._backward = self._backward_pass()
-        self._gradients = self._by_strategy()
+        self._gradients = self._forward_backward_of_strategy()
         self._schedulers = sorted(context.schedulers, key=attrgetter("reduce_on_plateau"))
-        self._take_step, self._check_parameters = self._own_step(), parameter_check(context.strategy)
+        self._take_step, self._check_parameters = self._optimizer_step(), parameter_check(context.strategy)
         self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
         lanes = context.strategy if isinstance(context.strategy, RunsLanes) else None
         self._lanes = None if lanes is None else LaneScope(context, "train", lanes.restore_buffers)
-        self._had_loss = False  # whether the batch in hand has had one
-        self._loss_now: Tensor | None = None  # of the batch in hand
-        self._again = False  # whether a closure evaluates a batch not for the first time
-        self._with_gradients: list[Optimizer] = []  # stepped, and not zeroed yet
-        #: whether the batch that was trained on last ended with a step
+        self._had_loss = False  # whether the current batch has had a loss
+        self._current_loss: Tensor | None = None
+        self._is_reevaluation = False  # whether a closure evaluates a batch once more
+        self._with_gradients: list[Optimizer] = []  # stepped, and gradients not zeroed yet
+        #: whether the last batch ended with an optimizer step
         self.stepped = False
         self.losses = Losses(context)
         skips = context.options.on_nan == "skip" and context.finite_losses.needed
         self._nonfinite_guard = NonFiniteGuard(context) if skips else None
 
     def train(self, batch: Any, index: int) -> Any:
-        """Run the training step on `batch`, and the optimizers where a window closes; return the step's outputs."""
+        """Run the training step on `batch`, and the optimizers at the end of a window; return the step's outputs."""
         context = self.context
         self.stepped = (index + 1) % self.window == 0 or self.loader.at_end
         if not self.module.automatic_optimization:
@@ -82,8 +82,8 @@ class OptimizerStep:
             if len(context.optimizers) == 1:
                 outputs = self._train_one(optimizer, batch, index, ())
                 continue
-            self.zero_grad()  # one that was stepped before may train the same parameters
-            with self._others_off(optimizer):
+            self.zero_grad()  # an optimizer before may have the same parameters
+            with self._toggled(optimizer):
                 outputs = self._train_one(optimizer, batch, index, (number,))
         if index == 0:
             context.metric_logger.metrics.warn_of_graphs()
@@ -94,43 +94,43 @@ class OptimizerStep:
         return outputs
 
     def _train_one(self, optimizer: Optimizer, batch: Any, index: int, number: tuple[int, ...]) -> Any:
-        """Train with one optimizer; where there are several, its `number` among them is the step's last argument."""
+        """Train with one optimizer; with several, its `number` is the last argument of the step."""
         if self._check_parameters is not None:
             self._check_parameters(optimizer, self.module)
         by_closure = self._needs_closure.get(type(optimizer))
-        if self._first_of_its_kind(optimizer) if by_closure is None else by_closure:
+        if self._check_class(optimizer) if by_closure is None else by_closure:
             return self._step_by_closure(optimizer, batch, index, number)
         outputs = self._gradients(batch, index, number)
         if self.stepped:
             self._step(optimizer)
         return outputs
 
-    def _first_of_its_kind(self, optimizer: Optimizer) -> bool:
-        """Return whether optimizers of this kind need a closure.
+    def _check_class(self, optimizer: Optimizer) -> bool:
+        """Return whether optimizers of this class need a closure.
 
         Raises:
-            UserError: they do, and what this fit was set up with excludes it: one was put in another's place later.
+            UserError: they do, and the options or the strategy exclude it; the optimizer was replaced after the start.
         """
         needed = self._needs_closure[type(optimizer)] = needs_closure(optimizer)
         if faults := closure_faults([optimizer], self._options, self.context.strategy):
             raise UserError("\n".join(faults))
         return needed
 
-    def _by_strategy(self) -> Callable[[Any, int, tuple[int, ...]], Any]:
-        """Return what runs forward and backward of a batch with one optimizer; it returns the step's outputs."""
+    def _forward_backward_of_strategy(self) -> Callable[[Any, int, tuple[int, ...]], Any]:
+        """Return a function that runs forward and backward of a batch, and returns the step's outputs."""
         strategy = self.context.strategy
         if isinstance(strategy, RunsBackward):
             return partial(self._run_schedule, strategy)
         if isinstance(strategy, RunsLanes):
-            return partial(self._in_lanes, strategy)
+            return partial(self._run_lanes, strategy)
         if isinstance(strategy, BackwardSync) and self.window > 1:
-            return partial(self._synced_at_the_end, strategy)
+            return partial(self._accumulate, strategy)
         return self._forward_backward
 
     def _backward_pass(self) -> Callable[[Tensor], object]:
-        """Return what runs the backward pass of a loss; in that of a step, gradients begin to be averaged."""
+        """Return a function that runs the backward pass; at the end of a window, averaging of gradients overlaps it."""
         backward, buckets = self._calls.backward, gradient_buckets(self.context.strategy)
-        if buckets is None or self._calls.after_backward:  # a hook there may change them before
+        if buckets is None or self._calls.after_backward:  # on_after_backward may change gradients before averaging
             return backward
 
         def overlapped(loss: Tensor) -> None:
@@ -139,8 +139,8 @@ class OptimizerStep:
 
         return overlapped
 
-    def _synced_at_the_end(self, strategy: BackwardSync, batch: Any, index: int, number: tuple[int, ...]) -> Any:
-        """Run forward and backward; gradients stay on this rank until the window closes."""
+    def _accumulate(self, strategy: BackwardSync, batch: Any, index: int, number: tuple[int, ...]) -> Any:
+        """Run forward and backward; gradients are exchanged only at the end of the window."""
         if self.stepped:
             return self._forward_backward(batch, index, number)
         with strategy.no_backward_sync(self.context.step):
@@ -152,7 +152,7 @@ class OptimizerStep:
         for fault in calls.before_forward:
             fault()
         outputs = self.context.scope.run(self._forward, batch, index, *number, end=self._end)
-        loss = self._loss_now = self._loss(outputs)
+        loss = self._current_loss = self._loss(outputs)
         if loss is None:
             return outputs
         if guard is not None and guard.skip_if_nonfinite(loss, undo):
@@ -166,14 +166,14 @@ class OptimizerStep:
         return outputs
 
     def _run_schedule(self, strategy: RunsBackward, batch: Any, index: int, number: tuple[int, ...]) -> Any:
-        """Run forward and backward, the micro-batches of `batch` in turn; return their mean loss, where it is made."""
+        """Run forward and backward of the micro-batches; return their mean loss on the rank that computes it."""
         context, losses = self.context, []
 
         def loss_of(outputs: Any, micro_batch: Any) -> Tensor:
             context.metric_logger.begin_batch(micro_batch)
             with context.scope.forward():
                 loss = self._loss(outputs if self._end is None else self._end(outputs, micro_batch))
-            assert loss is not None  # on several processes that is refused
+            assert loss is not None  # refused on several processes
             losses.append(loss.detach())
             context.hooks.call("on_before_backward", loss)
             return loss / self.window if self.window > 1 else loss
@@ -186,10 +186,10 @@ class OptimizerStep:
         context.hooks.call("on_after_backward")
         return {"loss": torch.stack(losses).mean()} if losses else None
 
-    def _in_lanes(self, strategy: RunsLanes, batch: dict[int, Any], index: int, number: tuple[int, ...]) -> Any:
-        """Run forward and backward of one lane after another; return the mean loss of this rank's."""
+    def _run_lanes(self, strategy: RunsLanes, batch: dict[int, Any], index: int, number: tuple[int, ...]) -> Any:
+        """Run forward and backward of one lane after the other; return the mean loss of this rank's lanes."""
         context, scope, losses = self.context, self._lanes, []
-        assert scope is not None  # made where the strategy has lanes
+        assert scope is not None  # set if the strategy has lanes
         context.inject_fault("forward")
         epoch = context.progress.epoch
 
@@ -200,63 +200,63 @@ class OptimizerStep:
             for lane, lane_batch in batch.items():
                 with scope.lane(lane, step, lane_batch, epoch, index), strategy.lane(lane):
                     loss = self._loss(step(lane_batch))
-                    assert loss is not None  # as on several processes, that is refused
+                    assert loss is not None  # refused with lanes
                     losses.append(loss.detach())
                     context.hooks.call("on_before_backward", loss)
                     self._calls.backward(loss)
-        scope.leave(epoch, index)
+        scope.end_batch(epoch, index)
         context.inject_fault("backward")
         context.hooks.call("on_after_backward")
-        self._loss_now = torch.stack(losses).mean()
-        return {"loss": self._loss_now}
+        self._current_loss = torch.stack(losses).mean()
+        return {"loss": self._current_loss}
 
     def _loss(self, outputs: Any) -> Tensor | None:
         loss = self.losses.read(outputs)
         if loss is not None:
             self._had_loss = True
-            if self._nonfinite_guard is None and not self._again:
+            if self._nonfinite_guard is None and not self._is_reevaluation:
                 self.context.finite_losses.check(loss)
         return loss
 
     def _step(self, optimizer: Optimizer) -> None:
         self.context.strategy.reduce_gradients(self.module.parameters())
         if self._check_pending:
-            self._first_step(optimizer)
+            self._check_first_step(optimizer)
         for call in self._calls.before_step:
             call(optimizer)
         self._take_step(optimizer)
         self._with_gradients.append(optimizer)
 
     def zero_grad(self) -> None:
-        """Zero the gradients of what was stepped; until then `on_train_batch_end` sees them."""
+        """Zero the gradients of stepped optimizers; called after `on_train_batch_end`, so that it can read them."""
         while self._with_gradients:
             optimizer = self._with_gradients.pop(0)
             for call in self._calls.zero_grad:
                 call(optimizer)
 
-    def _own_step(self) -> Callable[[Optimizer], object]:
-        """Return what steps an optimizer that needs no closure."""
+    def _optimizer_step(self) -> Callable[[Optimizer], object]:
+        """Return a function that steps an optimizer without a closure."""
         precision, progress = self.context.precision, self.context.progress
         if (step := self._calls.own.get("optimizer_step")) is None:
             return lambda optimizer: call_user_code(f"{type(optimizer).__name__}.step", precision.step, optimizer)
-        # The batch is computed by now: what its closure returns is there.
-        return lambda optimizer: step(progress.epoch, progress.batch, optimizer, lambda: self._loss_now)
+        # Forward and backward have run before, so the closure only returns the loss.
+        return lambda optimizer: step(progress.epoch, progress.batch, optimizer, lambda: self._current_loss)
 
-    def _first_step(self, optimizer: Optimizer) -> None:
-        """Look once whether the loss reaches anything that is trained."""
+    def _check_first_step(self, optimizer: Optimizer) -> None:
+        """Check once that the loss gives parameters of `optimizer` a gradient."""
         if self._had_loss:
             self._check_pending = False
             check_gradients(optimizer, self.module)
 
     def _step_by_closure(self, optimizer: Optimizer, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
-        """Have the optimizer evaluate `batch` as often as it wants; what the first time logs is what counts."""
+        """Step an optimizer whose closure evaluates `batch`; only values logged by the first evaluation are kept."""
         context = self.context
         first: list[Any] = []
 
         def closure() -> float:
             optimizer.zero_grad()
-            self._again = bool(first)
-            with context.metric_logger.muted() if self._again else nullcontext():
+            self._is_reevaluation = bool(first)
+            with context.metric_logger.muted() if self._is_reevaluation else nullcontext():
                 outputs = self._gradients(batch, index, extra)
             if (loss := self.losses.read(outputs)) is None:
                 raise NoLoss(f"{type(optimizer).__name__} needs a loss for every batch, and batch {index} has none.")
@@ -272,7 +272,7 @@ class OptimizerStep:
             else:
                 step(context.progress.epoch, context.progress.batch, optimizer, closure)
         finally:
-            self._again = False
+            self._is_reevaluation = False
         if not first:
             kind = type(optimizer).__name__
             raise UserError(
@@ -283,8 +283,8 @@ class OptimizerStep:
         return first[0]
 
     @contextmanager
-    def _others_off(self, optimizer: Optimizer) -> Iterator[None]:
-        """Let only the parameters of `optimizer` collect gradients."""
+    def _toggled(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let only the parameters of `optimizer` collect gradients in the block."""
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         others = [p for p in self.module.parameters() if id(p) not in mine and p.requires_grad]
         for parameter in others:
@@ -296,7 +296,7 @@ class OptimizerStep:
                 parameter.requires_grad_(True)
 
     def step_schedulers(self, interval: Literal["epoch", "step"], count: int) -> None:
-        """Step the schedulers of `interval` that are due after `count` epochs, or batches; those that watch go last."""
+        """Step the schedulers of `interval` that are due after `count` epochs or batches, `reduce_on_plateau` last."""
         if not self.module.automatic_optimization:
             return
         step = self._calls.own.get("lr_scheduler_step")
@@ -306,7 +306,7 @@ class OptimizerStep:
 
 
 def _step_end(context: FitContext) -> Callable[[Any, Any], Any] | None:
-    """Return `training_step_end`, and one loss for all chunks of a batch where the strategy makes several, if any."""
+    """Return a function of outputs and batch that calls `training_step_end` and merges chunks; None if not needed."""
     end, strategy = bind_step_end(context.module, "training_step"), context.strategy
     if not isinstance(strategy, MergesOutputs):
         return end

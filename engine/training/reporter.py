@@ -1,4 +1,4 @@
-"""The reporter: tells the launcher what happens; where there is none, the person at the terminal."""
+"""The reporter: sends events to the launcher, or shows them on the terminal if there is none."""
 
 import logging
 import sys
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 __all__ = ["Reporter"]
 
 _LOG = logging.getLogger("midstride")
-#: seconds between two step events
+#: seconds between two "step" events
 PERIOD_S = 0.5
-#: and between two that say, for one reason, that the store is waited for
+#: seconds between two "waiting" events with the same reason
 WAITS_PERIOD_S = 1.0
 
 
 class Reporter:
-    """Writes rank 0's events to the session, or shows them as a bar; with neither it costs a comparison a step.
+    """Writes events of rank 0 to the session, or shows them as a progress bar; otherwise does nothing.
 
     Args:
-        world: only rank 0 speaks.
-        bar: whether a progress bar is wanted, on a terminal and without a launcher.
+        world: world of this rank.
+        bar: whether to show a progress bar, on a terminal and without a launcher.
     """
 
     def __init__(self, world: World, *, bar: bool) -> None:
         session = Session.from_environment()
         self._rank = world.rank
-        self._own = EventLog(session.events) if session else None  # of every rank
-        self._log = self._own if world.is_first else None
+        self._rank_log = EventLog(session.events) if session else None  # on every rank
+        self._log = self._rank_log if world.is_first else None
         self._view: TerminalView | None = None
         self._bar = bar and session is None and world.is_first and sys.stdout.isatty()
         self._first = world.is_first
-        #: whether anybody sees the steps
+        #: whether steps are written or shown
         self.shows_steps = self._log is not None or self._bar
         self._next_s = 0.0
         self._waits_next_s: dict[str, float] = {}
@@ -51,7 +51,7 @@ class Reporter:
         self._steps: int | None = None
 
     def begin(self, progress: Progress, batches: int | None, options: TrainerOptions, generation: int | None) -> None:
-        """Tell that training starts, from wherever `progress` stands, and how many steps it will take."""
+        """Report the start of training at `progress`, and the total number of steps if it is known."""
         ends = [options.max_steps] if options.max_steps else []
         if options.max_epochs and batches is not None:
             ends.append(options.max_epochs * -(-batches // options.accumulate_grad_batches))
@@ -64,9 +64,9 @@ class Reporter:
         self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
 
     def step(self, progress: Progress, batches: int | None, outputs: Any, metric_logger: MetricLogger) -> None:
-        """Tell about a step, if the last telling was long enough ago."""
+        """Report a step, unless one was reported less than `PERIOD_S` ago."""
         now_s = time.monotonic()
-        # The first step is always told: it ends a restart.
+        # The first step is always reported: it ends a restart.
         if now_s < self._next_s:
             return
         self._next_s = now_s + PERIOD_S
@@ -85,22 +85,22 @@ class Reporter:
         )
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Tell about anything else."""
+        """Report another event on rank 0."""
         if self._log is not None:
             self._log.emit(kind, **fields)
         if self._view is not None:
             self._view.event(Event(kind, time.time(), fields))
 
     def store_waits(self, waited_s: float, why: str) -> None:
-        """Tell, on any rank and from any thread, that the store is waited for; once a second for each reason."""
+        """Report a wait for the store, on any rank and in any thread, at most once a second for each reason."""
         now_s = time.monotonic()
-        # One limit for all reasons would let training, which looks every second, leave out what the store answers.
-        if self._own is not None and now_s >= self._waits_next_s.get(why, 0.0):
+        # With one limit for all reasons, the events of training, once a second, would suppress the store's errors.
+        if self._rank_log is not None and now_s >= self._waits_next_s.get(why, 0.0):
             self._waits_next_s[why] = now_s + WAITS_PERIOD_S
-            self._own.emit("waiting", rank=self._rank, waited_s=waited_s, why=why)
+            self._rank_log.emit("waiting", rank=self._rank, waited_s=waited_s, why=why)
 
     def announce(self, line: str) -> None:
-        """Say something once to the user who started the run: on the console, unless logging goes elsewhere."""
+        """Log a line on rank 0; if logging is not configured, write it to the console."""
         if not self._first:
             return
         if not (logging.root.handlers or _LOG.handlers):
@@ -109,7 +109,7 @@ class Reporter:
         _LOG.info("%s", line)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the progress bar."""
         if self._view is not None:
             self._view.__exit__(None, None, None)
             self._view = None

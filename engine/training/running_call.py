@@ -1,4 +1,4 @@
-"""The call of a Trainer that is under way in this thread, and what another may do in one of its hooks."""
+"""The running calls of Trainers in this thread, and what other calls may do in their hooks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _CALLS: ContextVar[tuple[tuple[TrainerInterface, TrainingModule, str], ...]] = C
 
 @contextmanager
 def running_call(trainer: TrainerInterface, module: TrainingModule, verb: str) -> Iterator[None]:
-    """Have a call of `trainer` with `module` under way within."""
+    """Register a call of `trainer` with `module` while the block runs."""
     token = _CALLS.set((*_CALLS.get(), (trainer, module, verb)))
     try:
         yield
@@ -26,10 +26,10 @@ def running_call(trainer: TrainerInterface, module: TrainingModule, verb: str) -
 
 
 def ensure_not_running(trainer: TrainerInterface, module: TrainingModule, verb: str) -> None:
-    """Refuse a call that would take Trainer or module away from a call under way.
+    """Refuse a call of `trainer` with `module` inside a running call of one of them.
 
     Raises:
-        UserError: what the call under way logs afterwards would be lost.
+        UserError: there is such a call, which could not continue correctly.
     """
     parts = [part for part in module.modules() if isinstance(part, TrainingModule)]
     for other, running, outer in _CALLS.get():
@@ -43,6 +43,6 @@ def ensure_not_running(trainer: TrainerInterface, module: TrainingModule, verb: 
 
 
 def seed_call(seed: int, device: DeviceGenerator | None = None) -> None:
-    """Seed everything for a call of a Trainer, but not inside another call, whose random numbers these are."""
+    """Seed all generators for a call of a Trainer, except inside another call, which would get other numbers."""
     if not _CALLS.get():
         seed_everything(seed, device)

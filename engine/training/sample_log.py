@@ -1,8 +1,8 @@
 """The log of samples: which batches of which epochs reached the training step, over all attempts of a run.
 
-It is part of a run's state, so what an attempt did after its last snapshot is struck out and entered anew by the one
-that does it again. An epoch takes one line, however long it is: a range of batches, a count, and a
-digest of the indices, which `midstride audit` compares with those that the epoch's order gives.
+It is part of a run's state, so batches after the last snapshot are dropped by a resume, and recorded again when the
+next attempt trains on them. An epoch takes one entry, however long it is: a range of batches, a number of samples, and
+a digest of their indices, which `midstride audit` compares with the digest of the order of the epoch.
 """
 
 from array import array
@@ -19,16 +19,16 @@ _MASK = (1 << 64) - 1
 
 @dataclass
 class BatchRange:
-    """Batches in a row of one epoch, over all ranks.
+    """Consecutive batches of one epoch, over all ranks.
 
     Args:
         epoch: the epoch, from 0.
         first: the first batch.
         end: the batch after the last one.
-        world: ranks that shared each batch.
-        samples: samples in them.
-        digest: sum of `digest_of` each batch of each rank; of iterable data sets, of their marks.
-        indexed: whether samples have indices; those of iterable data sets have none.
+        world: number of ranks that shared each batch.
+        samples: number of samples.
+        digest: sum modulo 2**64 of `digest_of` for each batch of each rank, or of the marks of iterable data sets.
+        indexed: whether samples have indices; samples of iterable data sets have none.
     """
 
     epoch: int
@@ -40,7 +40,7 @@ class BatchRange:
     indexed: bool = True
 
     def joins(self, other: "BatchRange") -> bool:
-        """Return whether `other` goes on where this one ends."""
+        """Return whether `other` starts where this range ends."""
         return (self.epoch, self.end, self.world, self.indexed) == (
             other.epoch,
             other.first,
@@ -49,12 +49,12 @@ class BatchRange:
         )
 
     def join(self, other: "BatchRange") -> None:
-        """Take `other` in, which goes on here."""
+        """Extend this range by `other`, which starts at its end."""
         self.end = other.end
         self.add(other)
 
     def add(self, other: "BatchRange") -> None:
-        """Take in another rank's share of the same batches."""
+        """Add another rank's share of the same batches."""
         self.samples += other.samples
         self.digest = (self.digest + other.digest) & _MASK
 
@@ -65,29 +65,29 @@ def digest_of(indices: Sequence[int], batch: int, rank: int) -> int:
 
 
 class SampleLog:
-    """What has been trained on, as one part of a run's state; alike on every rank.
+    """Log of the samples that were trained on, a part of a run's state that is the same on every rank.
 
     Args:
-        rank: this rank, among those that read samples of their own.
-        world: how many those are.
+        rank: this rank among the ranks that read different samples.
+        world: number of those ranks.
     """
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank, self._world = rank, world
         self._merged: list[BatchRange] = []
-        #: epoch and batch of those that were left out because their loss was not finite
+        #: epoch and batch of batches that were left out because their loss was not finite
         self.left_out: list[tuple[int, int]] = []
-        #: how many of them there are since a batch was trained on
+        #: number of batches left out since the last one that was trained on
         self.left_out_in_a_row = 0
         self._open: list[BatchRange] = []
-        #: by epoch: what sampler or stream gave this rank since ranks last met; and what they gave all ranks
+        #: epoch -> batches that sampler or stream gave this rank; `merge_ranks` moves them, of all ranks, to `_planned`
         self._plans: dict[int, BatchRange] = {}
         self._planned: list[BatchRange] = []
-        #: epochs in which some rank's data gave states that an attempt may have gone on from
+        #: epochs in which data of some rank had states of their own, from which an attempt may have resumed
         self._stateful: set[int] = set()
 
     def plan(self, epoch: int, batches: Iterable[Sequence[Any]]) -> None:
-        """Note what a sampler gives this rank in `epoch`, so that what it is trained on can be compared with it."""
+        """Record the batches that a sampler gives this rank in `epoch`, to compare the trained batches with them."""
         plan = BatchRange(epoch, 0, 0, self._world)
         for batch, given in enumerate(batches):
             for rank, indices in (given if isinstance(given, dict) else {self._rank: given}).items():
@@ -99,7 +99,7 @@ class SampleLog:
         self._plans[epoch] = plan
 
     def note_read(self, epoch: int, batches: int, digest: int, *, stateful: bool) -> None:
-        """Note what an iterable data set gave this rank in `epoch`, and whether it goes on from states of its own."""
+        """Record the batches that an iterable data set gave this rank in `epoch`; `stateful` if it has states."""
         self._stateful |= {epoch} if stateful else set()
         self._plans[epoch] = BatchRange(epoch, 0, batches, self._world, digest=digest, indexed=False)
 
@@ -112,15 +112,15 @@ class SampleLog:
         lane: int | None = None,
         mark: int | None = None,
     ) -> None:
-        """Enter a batch of this rank, or of one of its lanes, that reaches the training step.
+        """Record a batch of this rank, or of one of its lanes, that reaches the training step.
 
         Args:
-            epoch: the epoch, from 0.
-            batch: its number in the epoch.
-            indices: of its samples in the data set, in order; None if they have none.
-            samples: how many there are.
-            lane: which stands for a rank in the account, where there are lanes.
-            mark: digest of samples that have no indices.
+            epoch: epoch, from 0.
+            batch: index of the batch in the epoch.
+            indices: indices of its samples in the data set, in order; None if they have none.
+            samples: number of samples.
+            lane: number of the lane, which takes the place of the rank in digests; None without lanes.
+            mark: digest of samples without indices.
         """
         open_ = self._open
         end = (open_[-1].epoch, open_[-1].end) if open_ else None
@@ -136,16 +136,16 @@ class SampleLog:
             current.digest = (current.digest + mark) & _MASK
 
     def skip(self, epoch: int, batch: int) -> None:
-        """Note that every rank left this batch out of the weights; it was entered all the same."""
+        """Record that this batch was left out of training on every rank; `record` was called for it, too."""
         self.left_out.append((epoch, batch))
         self.left_out_in_a_row += 1
 
     def keep(self) -> None:
-        """Note that the weights are to have the batch that was entered last."""
+        """Record that the last batch is trained on."""
         self.left_out_in_a_row = 0
 
     def merge_ranks(self, gather: Callable[[object], list[Any]]) -> None:
-        """Put the ranks' shares together; every rank calls this at the same point."""
+        """Merge the shares of the ranks; every rank calls this at the same point."""
         # Several ranks may read the same samples.
         everyone = gather((self._rank, self._plans, self._open, self._stateful))
         self._stateful = set().union(*(stateful for *_, stateful in everyone))
@@ -168,14 +168,14 @@ class SampleLog:
         self._open = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the ranks merged last."""
+        """Return the log as of the last `merge_ranks`."""
         state: dict[str, Any] = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
         state |= {"planned": [astuple(one) for one in self._planned]} if self._planned else {}
         state |= {"left_out_in_a_row": self.left_out_in_a_row} if self.left_out_in_a_row else {}
         return {**state, "stateful": sorted(self._stateful)} if self._stateful else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back; what was entered since is struck out."""
+        """Restore the log, and drop batches that were not merged."""
         self._merged = [BatchRange(*one) for one in state_dict["stretches"]]
         self._planned = [BatchRange(*one) for one in state_dict.get("planned", ())]
         self._stateful = set(state_dict.get("stateful", ()))

@@ -1,4 +1,4 @@
-"""What is set up before a stage, and taken down after it: the data and the module."""
+"""Calls `setup` and `teardown` of data, callbacks and module around a stage."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,18 +16,18 @@ __all__ = ["BoundCallback", "set_up"]
 
 @dataclass(frozen=True)
 class BoundCallback:
-    """`setup` and `teardown` of a callback that has them, as those of a module are called."""
+    """Calls `setup` and `teardown` of a callback, if it has them, with the arguments of a module's."""
 
     callback: Callback
     trainer: Any
     module: TrainingModule
 
     def setup(self, stage: str) -> None:
-        """Set up the callback, if it has something to set up."""
+        """Call `setup` of the callback, if it has one."""
         self._call("setup", stage)
 
     def teardown(self, stage: str) -> None:
-        """Let it take down what it set up."""
+        """Call `teardown` of the callback, if it has one."""
         self._call("teardown", stage)
 
     def _call(self, name: str, stage: str) -> None:
@@ -38,13 +38,13 @@ class BoundCallback:
 
 @contextmanager
 def set_up(owners: Sequence[Any], stage: str, strategy: Strategy, heartbeat: Heartbeat) -> Iterator[None]:
-    """Prepare data once on each machine, set up in every rank, and take down again what went well.
+    """Call `prepare_data` once on each machine, `setup` on every rank, and `teardown` unless the block raises.
 
     Args:
-        owners: a DataModule, callbacks and a module, as far as there are such.
-        stage: "fit", "validate", "test" or "predict"; data are prepared for a fit.
-        strategy: through which the ranks wait for the data.
-        heartbeat: says that this rank waits.
+        owners: DataModule, callbacks and module.
+        stage: "fit", "validate", "test" or "predict"; `prepare_data` is called for a fit only.
+        strategy: strategy whose ranks wait for the data.
+        heartbeat: reports that this rank waits.
     """
 
     def call(name: str, *arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether ranks that share what their samplers give were given the same: else samples are read twice, others never."""
+"""Checks that samplers of different ranks gave the same order; else samples would be read twice, or never."""
 
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
@@ -8,20 +8,20 @@ __all__ = ["ensure_shared_order"]
 
 
 def ensure_shared_order(collective: Collective, loader: ResumableLoader, where: str, *, reads: bool = True) -> None:
-    """Compare what the samplers of the pass under way gave; every rank calls this at its first batch.
+    """Compare the orders that the samplers of this epoch gave; every rank calls this at its first batch.
 
     Args:
-        collective: of the ranks.
-        loader: of this one.
-        where: the pass, for the message.
-        reads: whether this rank reads in it: one without a batch has run no sampler.
+        collective: collective of the ranks.
+        loader: loader of this rank.
+        where: the epoch or evaluation, for the message.
+        reads: whether this rank has a batch; without one it has run no sampler.
 
     Raises:
-        UserError: they gave different orders.
+        UserError: the orders differ.
     """
     if (order := loader.shared_order()) is None:
         return
-    orders = [one for is_read, one in collective.gather((reads, order)) if is_read]
+    orders = [theirs for has_read, theirs in collective.gather((reads, order)) if has_read]
     if len({*orders}) > 1:
         raise UserError(
             f"the ranks share what their samplers give, and in {where} those differ (digests {', '.join(orders)}): "

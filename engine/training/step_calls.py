@@ -1,4 +1,4 @@
-"""What is called at the points of a training batch: found once in a fit, so that what is not written costs nothing."""
+"""The functions that a training batch calls, looked up once in a fit, so that missing hooks cost nothing."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,22 +17,22 @@ _Calls = Sequence[Callable[..., object]]
 
 
 class StepCalls:
-    """Hooks, faults that are injected, parts of a step that the module does itself: in the order in which they come.
+    """Hooks, injected faults, and parts of a step that the module overrides, in the order of their calls.
 
     Args:
-        context: of the fit.
+        context: context of the fit.
     """
 
     def __init__(self, context: FitContext) -> None:
         bound, faults_at = context.hooks.bound, context.faults_at
-        #: parts of a step that the module does itself
+        #: parts of a step that the module overrides: name -> method
         self.own = {name: hook for name in STEP_HOOKS if (hook := own_hook(context.module, name)) is not None}
         self.before_forward: _Calls = faults_at("forward")
-        #: given the loss
+        #: called with the loss
         self.before_backward: _Calls = [*bound("on_before_backward"), *faults_at("backward")]
         self.backward = self._backward(context)
         self.after_backward: _Calls = bound("on_after_backward")
-        #: given the optimizer; what shows or changes its gradients
+        #: called with the optimizer, in the order: faults, unscaling, hooks, clipping
         self.before_step: _Calls = [
             *faults_at("optimizer_step"),
             *([context.precision.unscale] if context.precision.scales else []),
@@ -42,7 +42,7 @@ class StepCalls:
         self.zero_grad: _Calls = [*bound("on_before_zero_grad"), self._zero_grad(context)]
 
     def _backward(self, context: FitContext) -> Callable[[Tensor], object]:
-        """Return what runs the backward pass of the loss of one batch."""
+        """Return a function that runs the backward pass of a loss, divided by the batches of a window."""
         window, by = context.options.accumulate_grad_batches, self.own.get("backward", Tensor.backward)
         run = partial(context.precision.backward, by=by) if context.precision.scales else by
         return run if window == 1 else lambda loss: run(loss / window)

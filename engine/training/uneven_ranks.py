@@ -1,7 +1,6 @@
-"""Evaluation in lockstep: batch by batch, as often as the rank that has the most batches.
+"""Evaluation in lockstep: all ranks take as many turns as the rank with the most batches.
 
-Where calling the module is an exchange, a rank that has no batch left repeats one, and nothing of that stays: a run
-must not depend on it.
+If a call of the module is a collective, a rank without a batch left repeats one; the effects of that are reverted.
 """
 
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ _NONE = object()  # a batch may be None
 
 
 def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start: int = 0) -> Iterator[tuple[Any, bool]]:
-    """Yield the batches of this rank from batch `start` on, and whether it is this rank's turn.
+    """Yield pairs of a batch and whether it is this rank's own, from batch `start` on.
 
-    If not, the batch is one to repeat where that is needed, and nothing elsewhere.
+    If not, the batch is one to repeat if calls of the module are collectives, and otherwise a placeholder.
     """
     collective, batches = context.collective, loader.batches(0, start)
     spare: Any = None
@@ -29,7 +28,7 @@ def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start:
         context.inject_fault("validation")
         batch = next(batches, _NONE)
         own = batch is not _NONE
-        # Where no length tells, the ranks ask each other.
+        # Without a length, the ranks agree on the end.
         if index >= loader.max_batches if loader.is_sized else collective.all_agree(not own):
             return
         if index == 0:

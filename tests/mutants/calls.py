@@ -64,8 +64,8 @@ CALLS = [
     Mutant(
         "a fit begins with every layer in training mode",
         "engine/training/fit.py",
-        "        # Before state is loaded: what this hook",
-        "        context.module.train()\n        # Before state is loaded: what this hook",
+        "        # Before state is loaded, which overrides",
+        "        context.module.train()\n        # Before state is loaded, which overrides",
         "unit/lightning/test_hook_order.py::test_hooks_come_as_in_lightning",
     ),
     Mutant(

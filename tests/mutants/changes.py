@@ -229,7 +229,7 @@ CHANGES = [
     Mutant(
         "a buffer that a bad batch put in another's place stays",
         "engine/training/nonfinite.py",
-        "                    owned[name] = buffer  # a step may have put another in its place\n",
+        "                    owned[name] = buffer  # a step may have replaced it\n",
         "",
         "laws/test_on_nan.py::test_a_bad_batch_moves_nothing",
     ),

@@ -96,8 +96,8 @@ LANES = [
     Mutant(
         "an attribute that a step changes now and then goes unseen",
         "engine/training/lane_scope.py",
-        "(names or self._run.bit_count() == 1)",
-        "self._run.bit_count() == 1",
+        "(names or self._lanes_run.bit_count() == 1)",
+        "self._lanes_run.bit_count() == 1",
         f"{CHANGED}[Cools-1]",
     ),
     Mutant(
