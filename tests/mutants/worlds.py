@@ -303,7 +303,7 @@ WORLDS = [
     Mutant(
         "a rank whose state cannot be written leaves others waiting to compare theirs",
         "engine/training/checkpointing/replica_check.py",
-        "except UnsupportedState:  # which the writer refuses, on every rank",
+        "except UnsupportedState:  # the writer raises it later, on every rank",
         "except ZeroDivisionError:",
         "unit/training/test_replica_check.py",
     ),

@@ -55,7 +55,7 @@ class Checkpointer:
     """Takes the snapshots of one fit and resumes from them.
 
     Args:
-        context: the fit, ready to train.
+        context: context of the fit.
         url: folder or fsspec URL of the run.
         options: when snapshots are taken.
     """
@@ -66,30 +66,30 @@ class Checkpointer:
         self.run = RunStore(url, context.strategy, options.keep, context.heartbeat, store_options)
         self._schedule = SnapshotSchedule(options, context.collective.gather, lambda: self.run.is_writing)
         self._warnings = RankWarnings(context.world, context.collective.gather)
-        #: everything that decides how the fit goes on, by name
+        #: name -> part of the state, all that decides how the fit goes on
         with self._warnings.merge_ranks():
             self.parts = state_parts(context)
         self._unsaved_state: UnsavedStateMonitor | None = None
         self._data_changes, self._is_due = DataChanges(context), False
         self._replica_check = ReplicaCheck(context.strategy, context.collective.gather)
-        self._is_verified = False  # whether every part has shown that it takes back what it gives
+        self._is_verified = False  # whether `check_restores` has run after the first step, or need not
         self._initial_sharding = InitialSharding.of(context.loaders, context.world.size)
         self._facts = run_facts(self._context)
-        self._weights: dict[str, str] = {}  # folder -> name of what was last given to it
-        self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> the facts that were given with it
+        self._weights: dict[str, str] = {}  # folder -> name of the newest weights
+        self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> facts of the newest weights
         self._settings = Settings(context)
         self._loggers: LoggerProcesses | None = None
-        self._write_s = 0.0  # seconds the last snapshot took until it was committed
+        self._write_s = 0.0  # seconds that the last snapshot took until it was committed
 
     @staticmethod
     def try_encoding(context: FitContext) -> None:
-        """Raise what a snapshot of `context` would raise for state that cannot be written."""
+        """Raise the errors that a snapshot of `context` would raise for state that cannot be written or restored."""
         parts = state_parts(context)
         walk(state_of(parts))
         check_restores(parts, "before the first step")
 
     def resume(self, resume: Resume) -> bool:
-        """Restore the newest good snapshot, or the one asked for; return whether there was one."""
+        """Restore the newest good snapshot, or the one that `resume` names; return whether there was one."""
         with self._warnings.merge_ranks():
             return self._resume(resume)
 
@@ -98,7 +98,7 @@ class Checkpointer:
         if found is not None:
             self._restore(*found)
         else:
-            walk(state_of(self.parts))  # what cannot be written is refused now, not at the first snapshot
+            walk(state_of(self.parts))  # raises now, rather than at the first snapshot, if state cannot be written
             check_restores(self.parts, "before the first step")
         self._is_verified = found is not None
         self._unsaved_state = unsaved_state_monitor(self._context, cast("Objects", self.parts["objects"]))
@@ -111,7 +111,7 @@ class Checkpointer:
 
         Raises:
             UserError: the snapshot is of another run, or cannot be resumed by this world.
-            ReadBackDiffers: a part did not become what was saved.
+            ReadBackDiffers: the state of a part after the restore is not what was saved.
         """
         tree, facts = upgrade(tree), snapshot.manifest["facts"]
         where = f"{self.run.store.url}/snapshots/{snapshot.name}"
@@ -127,23 +127,23 @@ class Checkpointer:
         logged.hparams.update({**facts.get("hparams", {}), **logged.hparams})
 
     def _begin_generation(self, resumed_from: Snapshot | None) -> None:
-        """Take the run's next lease, write `run.json`, and start the processes of loggers."""
+        """Acquire the next lease of the run, write `run.json`, and start the processes of loggers."""
         lease = self.run.begin(resumed_from)
         self._report_resume(lease.generation, lease.resumed_from)
         loggers = self._context.settings.loggers
-        named = {"loggers": [options.model_dump(mode="json") for options in loggers]} if loggers else {}
-        facts = {**self._facts, **self._settings.facts(), **hyperparameters(self._context), **named}
+        dumped = {"loggers": [options.model_dump(mode="json") for options in loggers]} if loggers else {}
+        facts = {**self._facts, **self._settings.facts(), **hyperparameters(self._context), **dumped}
         self.run.write("run.json", json.dumps({"run": self.run.name, **facts}, indent=2))
         if loggers and self._context.world.is_first:
             self._loggers = LoggerProcesses(loggers, self.run.store, lease.generation)
 
     @property
     def generation(self) -> int | None:
-        """Which attempt of the run this is, from 1."""
+        """Number of this attempt of the run, from 1; None before it has a lease."""
         return self.run.lease.generation if self.run.lease is not None else None
 
     def boundary(self) -> None:
-        """Raise an error of the writing thread, if there was one; take a snapshot if one is due here."""
+        """Take a snapshot if one is due; raises errors of the writing thread."""
         self.run.check()
         progress = self._context.progress
         if not self._is_verified:
@@ -155,10 +155,10 @@ class Checkpointer:
             self.take()
 
     def handle(self, request: Request) -> None:
-        """Take the snapshot that was asked for; every rank calls this at the same boundary.
+        """Take the requested snapshot, if there is time; every rank calls this at the same boundary.
 
         Raises:
-            StopRequested: that was asked. The message says what a retry resumes from.
+            StopRequested: the request was to stop. The message says what a retry resumes from.
         """
         run = self.run
         everyone = self._context.collective.gather((request.left_s, self._write_s))
@@ -222,12 +222,12 @@ class Checkpointer:
         """Commit the end of the fit, with the last weights and the whole metric log.
 
         Raises:
-            StoreSilent: the store stayed away; a retry goes on from the last snapshot it took.
+            StoreSilent: the store did not answer; a retry resumes from the last snapshot in it.
         """
         context = self._context
         try:
             if not context.metric_logger.rows.is_closed:
-                context.progress.boundary()  # a boundary of its own: a snapshot may already stand at the last one
+                context.progress.boundary()  # there may be a snapshot of the last one already
                 context.metric_logger.rows.close()
                 self.take()
             self.run.flush()
@@ -244,13 +244,13 @@ class Checkpointer:
             ) from error
 
     def raise_cause(self, error: Exception) -> None:
-        """Raise the error of the writing thread, if `error` only follows from it: another rank met it and left."""
+        """Raise the error of the writing thread if `error` is a consequence: another rank failed by it and ended."""
         failure = self.run.close()
         if isinstance(failure, EngineError) and failure is not error and not isinstance(error, EngineError):
             raise failure from error
 
     def close(self) -> None:
-        """Commit what was taken, if that is still possible; end the writing thread and the loggers."""
+        """Commit pending snapshots if that is still possible; end the writing thread and the loggers."""
         self.run.close()
         if self._loggers is not None:
             self._loggers.close()
@@ -268,13 +268,13 @@ class Checkpointer:
         self.run.save_weights(WeightsRequest(folder, position, weights, facts.pop("metrics"), facts))
 
     def _resize_loaders(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
-        """Cut the global batches as this world needs them."""
+        """Divide the global batches over the ranks of this world."""
         facts, was = snapshot.manifest["facts"], snapshot.manifest["world_size"]
         self._initial_sharding = InitialSharding.from_json(facts["start"])
         size = self._context.world.size
         validating = facts["progress"]["validating"]
         if self._context.lanes is not None:
-            # A batch is cut in lanes, whatever the number of ranks; launchers give ranks different numbers of threads.
+            # Lanes do not depend on the number of ranks, but the number of threads that launchers set may differ.
             torch.set_num_threads(facts["bits"]["threads"])
             self._facts = run_facts(self._context)
             return
@@ -282,7 +282,7 @@ class Checkpointer:
             return
         if was != size:
             check_fixed_world(self._context.strategy, was, size, where)
-            # With its state, the loader may know why its batches cannot be cut for another number of ranks.
+            # From its state, the loader may know why its batches cannot be divided by another number of ranks.
             self._context.loaders.training.load_state_dict(tree["feeds"]["training"])
         resize_loaders(
             self._context.loaders, self._initial_sharding, was=was, size=size, validating=validating, where=where
@@ -290,7 +290,7 @@ class Checkpointer:
         self._facts = run_facts(self._context)
 
     def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
-        """Return this rank's tree, put together from those of all ranks if the snapshot has another number of them."""
+        """Return this rank's tree, merged from those of all ranks if the snapshot has another number of ranks."""
         was, world = snapshot.manifest["world_size"], self._context.world
         if was == world.size:
             return tree

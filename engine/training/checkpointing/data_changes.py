@@ -1,15 +1,15 @@
-"""Whether training changes what it reads in the middle of an epoch: then a run cannot go on from there."""
+"""Finds data that training changes within an epoch: a run could not resume there."""
 
 import logging
 
-from midstride.engine.training.checkpointing.unsaved_state import is_looked_at
+from midstride.engine.training.checkpointing.unsaved_state import is_checked_at
 from midstride.engine.training.context import FitContext
 
 __all__ = ["DataChanges"]
 
 log = logging.getLogger(__name__)
 
-#: of loaders of data sets with a length, and of streams
+#: whether the loader has a length -> advice
 _WAYS_OUT = {
     True: "with num_workers=0 they are taken anywhere",
     False: "a data set with state_dict and load_state_dict is taken up anywhere",
@@ -17,32 +17,32 @@ _WAYS_OUT = {
 
 
 class DataChanges:
-    """Says where snapshots may be taken: anywhere, until data change that a resumed run would have to read again.
+    """Allows snapshots anywhere, until data change within an epoch; then between epochs only.
 
     Args:
-        context: of the fit.
+        context: context of the fit.
     """
 
     def __init__(self, context: FitContext) -> None:
-        self._context, self._asked, self._found = context, 0, False
+        self._context, self._checks, self._has_changed = context, 0, False
         loader = context.loaders.training
-        # Of map-style data that is known now, and only some ranks' may be such; the others join in all the same.
-        self._is_asked = any(context.collective.gather(not loader.is_sized or loader.changed_in_pass() is not None))
+        # For map-style data it is known now whether they can change; all ranks check if those of one rank can.
+        self._is_checked = any(context.collective.gather(not loader.is_sized or loader.changed_in_pass() is not None))
 
     def allow_snapshot(self) -> bool:
-        """Return whether a run can go on from here; every rank calls this at the same boundary."""
+        """Return whether a run can resume from here; every rank calls this at the same boundary."""
         progress, loader = self._context.progress, self._context.loaders.training
-        if progress.at_end or progress.batch == 0 or not self._is_asked:
+        if progress.at_end or progress.batch == 0 or not self._is_checked:
             return True
-        self._asked += not self._found
-        if not self._found and is_looked_at(self._asked):
-            found = [*filter(None, self._context.collective.gather(loader.changed_in_pass()))]
-            self._found = bool(found)
-            if found and self._context.world.is_first:
+        self._checks += not self._has_changed
+        if not self._has_changed and is_checked_at(self._checks):
+            changes = [*filter(None, self._context.collective.gather(loader.changed_in_pass()))]
+            self._has_changed = bool(changes)
+            if changes and self._context.world.is_first:
                 log.warning(
                     "%s. A run that dies inside an epoch could not read the rest of it again, so snapshots are taken "
                     "at the ends of epochs only; %s",
-                    found[0],
+                    changes[0],
                     _WAYS_OUT[loader.is_sized],
                 )
-        return not self._found
+        return not self._has_changed

@@ -1,4 +1,4 @@
-"""What manifests say of a fit: what makes its run this run, and what stands beside its weights."""
+"""Facts of a fit that manifests record: the identity of its run, its environment, and metadata of its weights."""
 
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ __all__ = ["hyperparameters", "run_facts", "weights_facts"]
 
 
 def run_facts(context: FitContext) -> dict[str, Any]:
-    """Return what makes this run this run, and what may change its last bits; every rank calls this."""
+    """Return the run's "identity", and "bits", the environment that may change its last bits; every rank calls this."""
     given = dict(context.settings.identity)
     arguments = given.pop("data_args", {})
     options, order = context.options, context.collective.broadcast(context.loaders.training.order_identity())
@@ -35,14 +35,14 @@ def run_facts(context: FitContext) -> dict[str, Any]:
 
 
 def hyperparameters(context: FitContext) -> dict[str, Any]:
-    """Return what trackers are told beside the identity: what the data have saved, and what a logger was given."""
+    """Return "hparams": hyperparameters for trackers that are not in the identity, of the data and of loggers."""
     saved = {} if context.source is context.module else getattr(context.source, "hparams", {})
     found = {**({"data_args": dict(saved)} if saved else {}), **context.metric_logger.hparams}
     return {"hparams": identity_of(found)} if found else {}
 
 
 def weights_facts(context: FitContext) -> dict[str, Any]:
-    """Return what is noted beside weights; snapshots repeat it, so that the weights can be made anew from them."""
+    """Return metadata of weights; snapshots repeat it, so that a lost weights folder can be restored from them."""
     module, progress = context.module, context.progress
     return {
         "step": progress.step,

@@ -1,12 +1,12 @@
-"""What may change between two attempts of a run, and what is said when it does.
+"""Changes between two attempts of a run, and how they are handled.
 
-kind      what                                              when it differs
-identity  module, data, their arguments, seed, global       refused with both values, unless accepted by name
-          batch size, precision, strategy, and what else
-          decides which samples make a step
+kind      what                                              if it differs
+identity  module, data, their arguments, seed, global       an error with both values, unless accepted by name
+          batch size, precision, strategy, and all else
+          that decides the samples of a step
 bits      world size, threads, CPU, GPU, versions,          a warning with both values
           deterministic algorithms
-source    the user's code, by Python module                 a warning that names them
+source    the user's code, by Python module                 a warning that names the modules
 free      workers, launcher, retries, snapshots, patience,  nothing
           a larger max_epochs or max_steps
 """
@@ -34,14 +34,14 @@ __all__ = [
     "is_json",
 ]
 
-#: of the bits, what decides how a sum is computed
-_SUMS = ("threads", "cpu", "machine", "gpu", "cuda", "torch")
-#: arguments of a data module that decide nothing by themselves: the global batch size is compared instead
+#: keys of the environment that decide how sums are computed
+_SUM_KEYS = ("threads", "cpu", "machine", "gpu", "cuda", "torch")
+#: arguments of a data module that are not part of the identity; the global batch size is compared instead
 FREE_ARGUMENTS = frozenset({"batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"})
 
 
 def is_json(value: object) -> bool:
-    """Return whether JSON holds `value` as it is: not a tuple, not a dict with other keys than text, not NaN."""
+    """Return whether `value` survives a round trip through JSON: tuples, NaN, and dicts with int keys do not."""
     try:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):
@@ -49,7 +49,10 @@ def is_json(value: object) -> bool:
 
 
 def identity_of(value: object) -> Any:
-    """Return `value` as JSON would hold it; what JSON cannot hold is named by its type, and left out as a key."""
+    """Return `value` after a round trip through JSON; unsupported values become the name of their type.
+
+    Keys of unsupported types are left out, with their values.
+    """
 
     def kind(other: object) -> str:
         return type(other).__qualname__
@@ -61,7 +64,7 @@ def identity_of(value: object) -> Any:
 
 
 def environment_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:
-    """Return what may change the last bits of a sum without changing the run, and what `user_code` says."""
+    """Return versions and hardware that may change the last bits of sums, and digests of the source of `user_code`."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     xla = sys.modules.get("torch_xla")
     return {
@@ -79,16 +82,16 @@ def environment_of(user_code: Collection[type], device: torch.device) -> dict[st
     }
 
 
-#: keys that older snapshots lack, with the values they had
-_ADDED = {"check_val_every_n_epoch": 1}
+#: key that older snapshots lack -> the value that their runs used
+_ADDED_KEYS = {"check_val_every_n_epoch": 1}
 
 
 def identity_changes(saved: dict[str, Any], running: dict[str, Any]) -> dict[str, str]:
-    """Return what `running` has otherwise than `saved`, by its name: a line with both values.
+    """Return key -> text with both values, for each key of `running` whose value differs in `saved`.
 
-    1 and 1.0 differ: one batch, and all of them.
+    1 and 1.0 differ, since as limits they mean one batch and all batches.
     """
-    before = {**_ADDED, **saved}
+    before = {**_ADDED_KEYS, **saved}
     return {
         key: f"the snapshot has {before.get(key)!r}, this run has {value!r}"
         for key, value in running.items()
@@ -99,10 +102,10 @@ def identity_changes(saved: dict[str, Any], running: dict[str, Any]) -> dict[str
 def check_identity(
     saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str] = ()
 ) -> None:
-    """Refuse to go on with another run's snapshot.
+    """Check that a snapshot has the identity of the running fit, except for keys in `accepted`.
 
     Raises:
-        IdentityChanged: naming everything that differs, with both values and the ways out.
+        IdentityChanged: they differ; the message has all differences, and how to continue.
     """
     lines = {key: line for key, line in identity_changes(saved, running).items() if key not in accepted}
     if not lines:
@@ -125,12 +128,12 @@ def check_identity(
 def check_environment(
     saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str] = ()
 ) -> None:
-    """Refuse to go on where sums are computed in another way: a run in lanes promises the same ones.
+    """Check that sums are computed as in the snapshot, which a run with lanes promises.
 
     Raises:
-        IdentityChanged: naming what differs, with both values and the ways out.
+        IdentityChanged: they are not, and `accepted` lacks "bits"; the message has all differences.
     """
-    if not (changed := [key for key in _SUMS if saved.get(key) != running.get(key)]) or "bits" in accepted:
+    if not (changed := [key for key in _SUM_KEYS if saved.get(key) != running.get(key)]) or "bits" in accepted:
         return
     lines = [f"  {key}: the snapshot has {saved.get(key)!r}, this run has {running.get(key)!r}" for key in changed]
     raise IdentityChanged(
@@ -146,8 +149,8 @@ def check_environment(
 
 
 def environment_changes(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
-    """Return a line for each thing that may make sums differ in their last bits from here on, and one for code."""
-    before = {"deterministic": running["deterministic"], **saved}  # older snapshots do not say
+    """Return warnings on changes that may affect the last bits of sums, and on changed source code."""
+    before = {"deterministic": running["deterministic"], **saved}  # older snapshots lack the key
     lines = [
         f"{key} was {before.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"
         for key in running

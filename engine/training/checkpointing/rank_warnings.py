@@ -1,4 +1,4 @@
-"""Warnings of all ranks, merged and logged by the first."""
+"""Warnings of all ranks, merged and logged by rank 0."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ __all__ = ["RankWarnings"]
 
 log = logging.getLogger(__name__)
 
-#: the packages that look at state, and the module that looks at what is left out: any rank may warn there
+#: loggers of packages and modules that inspect state, whose warnings may come on any rank
 _SOURCES = [
     logging.getLogger(f"midstride.engine.{name}")
     for name in ("modules", "objects", "state", "training.checkpointing.unsaved_state")
@@ -20,10 +20,10 @@ _SOURCES = [
 
 
 class RankWarnings:
-    """Gathers what the ranks warn of.
+    """Gathers the warnings of all ranks.
 
     Args:
-        world: of these ranks.
+        world: world of this rank.
         gather: returns every rank's value, in the order of ranks.
     """
 
@@ -32,7 +32,7 @@ class RankWarnings:
 
     @contextmanager
     def merge_ranks(self) -> Iterator[None]:
-        """Collect warnings, and log them at the end with their ranks; every rank does this at the same point."""
+        """Collect warnings in the block, and log them at its end with their ranks; every rank enters it together."""
         if self._world.size == 1:
             yield
             return
@@ -40,7 +40,7 @@ class RankWarnings:
         try:
             with _collect_warnings(own):
                 yield
-        except BaseException:  # the others may not come to gather
+        except BaseException:  # other ranks may not call gather
             _warn(own)
             raise
         everyone = self._gather(own)
@@ -49,14 +49,14 @@ class RankWarnings:
 
 
 class _Collector(logging.Handler):
-    """Keeps this thread's warnings; all else goes where it would go without."""
+    """Keeps the warnings of this thread; passes other records to the handlers of the parent logger."""
 
     def __init__(self, messages: list[str], parent: logging.Logger) -> None:
         super().__init__()
         self._messages, self._parent, self._thread = messages, parent, threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a record of any module below the logger."""
+        """Handle a record of the logger or one below it."""
         if record.levelno == logging.WARNING and record.thread == self._thread:
             self._messages.append(record.getMessage())
         else:
@@ -65,7 +65,7 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def _collect_warnings(messages: list[str]) -> Iterator[None]:
-    """Let what this thread is warned of go to `messages` alone."""
+    """Append warnings of this thread to `messages` instead of logging them."""
     with ExitStack() as stack:
         for logger in _SOURCES:
             assert logger.parent is not None
@@ -83,7 +83,7 @@ def _warn(messages: Iterable[str]) -> None:
 
 
 def merge(messages: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield each of the ranks' messages once, with the ranks that have it.
+    """Yield each message once, with the ranks that have it.
 
     >>> [*merge([["a lock"], ["a lock"]]), *merge([[], ["a file"], ["a file"]])]
     ['a lock (on all ranks)', 'a file (on ranks 1, 2)']

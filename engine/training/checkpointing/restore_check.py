@@ -1,8 +1,8 @@
-"""The restore check: what could not come back in the next attempt is found within seconds of this one's start.
+"""The restore check: finds state that could not be restored in the next attempt, at the start of this one.
 
-Before the first step and once more after it, every part that user code decides gets the state it gave, and must say
-the same again. Parts that cannot take a state while they are in use are tried on a clone. Tensors are handed over as
-they are, so that nothing moves in memory; what a part says is compared with a copy, of large tensors with a digest.
+Before the first step and once after it, every part that depends on user code loads the state that it returned, and has
+to return the same state again. Parts that cannot load a state while they are in use are checked on a clone. Tensors are
+passed without a copy, so that they keep their memory. The states are compared by a copy, large tensors by a digest.
 """
 
 import copy
@@ -21,9 +21,9 @@ from midstride.engine.state.tensors import is_freed
 
 __all__ = ["check_restores"]
 
-#: a digest takes a fifth of the time of a copy and a comparison
+#: bytes from which on tensors are compared by a digest, which takes a fifth of the time of a copy and a comparison
 _LARGE_BYTES = 1 << 20
-#: parts that user code decides -> what errors call them, in the order in which they are given back
+#: part that depends on user code -> its name in errors, in the order of the restore
 CHECKED_PARTS = {
     "strategy": "the strategy",
     "feeds": "the loaders",
@@ -40,14 +40,14 @@ CHECKED_PARTS = {
 
 
 def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
-    """Give every part its own state, and see that all stand where they stood; no random number is drawn.
+    """Load every part's own state into it, and check that its state is the same afterwards; generators are restored.
 
     Args:
-        parts: of a fit; those in `CHECKED_PARTS` are tried.
-        when: for the message.
+        parts: parts of a fit; those in `CHECKED_PARTS` are checked.
+        when: time of the check, for the message.
 
     Raises:
-        NotExact: a part could not go on from a snapshot.
+        NotExact: a part did not restore its state.
     """
     drawn = parts["generators"].state_dict()
     objects = parts["objects"].state_dict()
@@ -69,7 +69,7 @@ def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
 
 
 def _trial_part(part: Stateful) -> Stateful:
-    """Return what is given the state of `part`: a clone, where it has one."""
+    """Return a clone of `part` if it has a method `clone`, else itself."""
     clone: Callable[[], Stateful] | None = getattr(part, "clone", None)
     return part if clone is None else clone()
 
@@ -83,7 +83,7 @@ def _restore_message(name: str, when: str, what: str) -> str:
 
 
 def _on_host(tensor: Tensor) -> Tensor | str:
-    """Return a copy of `tensor`, or, of a large one, what `_by_digest` returns."""
+    """Return a copy of `tensor` on the CPU; for large tensors, the text that `_by_digest` returns."""
     if is_freed(tensor):
         raise UnsupportedState(
             f"a weight of {list(tensor.shape)} that a step has gathered and the strategy has freed since is held by an "
@@ -96,7 +96,7 @@ def _on_host(tensor: Tensor) -> Tensor | str:
 
 
 def _by_digest(tensor: Tensor) -> Tensor | str:
-    """Return the kind of a large tensor on the host or a GPU and a digest of its bytes; any other as it is."""
+    """Return dtype, shape and digest of a large tensor on the CPU or a GPU as text; return other tensors unchanged."""
     is_plain = tensor.device.type in ("cpu", "cuda") and tensor.layout == torch.strided and not tensor.is_quantized
     if not is_plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.nbytes < _LARGE_BYTES:
         return tensor
@@ -104,5 +104,5 @@ def _by_digest(tensor: Tensor) -> Tensor | str:
 
 
 def _copied(tree: Any, tensor: Callable[[Tensor], Tensor | str] = _on_host) -> Any:
-    """Return a copy of `tree` with what `tensor` makes of its tensors."""
+    """Return a copy of `tree` whose tensors are replaced by the results of `tensor`."""
     return copy.deepcopy(tree, {id(found): tensor(found) for found in tensors_in(tree)})

@@ -1,4 +1,4 @@
-"""Where a fit's objects are found: its module, callbacks, data, optimizers, schedulers, and generators in globals."""
+"""The roots of a fit's object graph: module, callbacks, data, optimizers, schedulers, and generators in globals."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,22 +29,22 @@ from midstride.engine.training.context import EvaluationContext, FitContext
 
 __all__ = ["classes_of", "evaluated_objects", "objects_of", "unsaved_state_monitor"]
 
-#: of an optimizer: what its own state_dict holds, and what torch sets anew
-_OF_OPTIMIZERS = frozenset({"state", "param_groups", "step", "zero_grad"})
+#: attributes of an optimizer that its state_dict holds or that torch sets in every process
+_OPTIMIZER_ATTRIBUTES = frozenset({"state", "param_groups", "step", "zero_grad"})
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def unsaved_state_monitor(context: FitContext, objects: Objects) -> UnsavedStateMonitor:
-    """Return a watch over what user code could keep a count in and no snapshot holds."""
+    """Return a monitor of values that user code may change and no snapshot holds."""
     data = _data_of(context.loaders, context.source)
-    return UnsavedStateMonitor(lambda: _unheld(context, data, objects))
+    return UnsavedStateMonitor(lambda: _unsaved_values(context, data, objects))
 
 
 def objects_of(context: FitContext) -> Objects:
     """Return the objects of a fit as one part of its state.
 
     Args:
-        context: put together and ready to train.
+        context: context of the fit.
     """
     data = _data_of(context.loaders, context.source)
     samplers = _SamplerValues(context.loaders)
@@ -77,8 +77,8 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
     """Return the objects that a step of an evaluation may change; no snapshot holds them in this form.
 
     Args:
-        context: of the evaluation.
-        loader: that is read.
+        context: context of the evaluation.
+        loader: loader of its batches.
     """
     loaders = _sources({"evaluation": loader})
     data = {name: owner for name, owner in _data_in(loaders).items() if not isinstance(owner, WholeData)}
@@ -103,8 +103,8 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
     return Objects(roots, anchors, context.device, is_kept=False)
 
 
-def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
-    """Yield by name what user code could keep a count in and no snapshot holds: on classes, in globals, large data."""
+def _unsaved_values(context: FitContext, data: Mapping[str, Any], objects: Objects) -> Iterator[tuple[str, object]]:
+    """Yield names and values that no snapshot holds: class attributes, globals, state of the process, large data."""
     holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
     for name, value in class_and_global_state(holders, objects.kinds):
         if _is_plain(value) and all(value is not one for one in holders):
@@ -114,31 +114,31 @@ def _unheld(context: FitContext, data: Mapping[str, Any], objects: Objects) -> I
         yield path.replace("/", "."), value
     for name, loader in _loaders(context.loaders).items():
         if isinstance(loader, DataLoader) and not dict(data_owners(name, loader.dataset)):
-            yield f"data.{name}.dataset", _known_of(loader.dataset)
+            yield f"data.{name}.dataset", _readable_values(loader.dataset)
 
 
 def classes_of(context: FitContext) -> set[type]:
-    """Return the classes of what a fit works with: of the module and what is in it, callbacks, data and samplers."""
+    """Return the classes of the module and its submodules, callbacks, data and samplers of a fit."""
     data, loaders = _data_of(context.loaders, context.source), _loaders(context.loaders)
     return {*map(type, (*context.module.modules(), *context.callbacks, *data.values(), *loaders.values()))}
 
 
-def _known_of(dataset: Any) -> object:
-    """Return what is known of a library's data: what code counts in is read whole, of others plain values alone."""
+def _readable_values(dataset: Any) -> object:
+    """Return a library's data set as far as it can be digested: itself, or its attributes with plain values."""
     if is_counted_in(dataset):
         return dataset
     return {name: value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) in PLAIN}
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether `value` is of a kind that code counts in, rather than an object that is kept or does something."""
+    """Return whether `value` is of Python or a known library, or a user's object but no module, callback or data."""
     if is_user_class(type(value)):
         return not isinstance(value, (nn.Module, Callback, DataModule, Dataset))
     return is_counted_in(value)
 
 
 def _data_of(fit_loaders: FitLoaders, source: object) -> dict[str, Any]:
-    """Return what data are read from in the main process, by name."""
+    """Return the objects by name that data are read from in the main process."""
     found: dict[str, Any] = {"module": source} if isinstance(source, DataModule) else {}
     return found | _data_in(_loaders(fit_loaders))
 
@@ -152,10 +152,10 @@ def _data_in(loaders: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _SamplerValues:
-    """What samplers of the user's hold beside their state, which belongs to their loader's.
+    """Attributes of users' samplers that are not in the samplers' states, which loaders save.
 
     Args:
-        fit_loaders: whose samplers they are.
+        fit_loaders: loaders of the samplers.
     """
 
     def __init__(self, fit_loaders: FitLoaders) -> None:
@@ -164,12 +164,12 @@ class _SamplerValues:
         self._found: list[tuple[str, Any, dict[str, Any]]] | None = None
 
     def anchors(self) -> dict[str, object]:
-        """Return the objects that samplers are made of, whose state is their loader's too; `roots` is called next."""
+        """Return the samplers and the objects that they wrap, by name; `roots` is called next."""
         self._found = list(self._find())
         return {where: owner for where, owner, _ in self._found}
 
     def roots(self) -> Iterator[Root]:
-        """Yield it; an attribute that was of such a kind once stays here, whatever it becomes."""
+        """Yield the attributes; an attribute that was yielded once is yielded again, even if its type has changed."""
         found, self._found = self._found, None
         for where, owner, values in self._find() if found is None else found:
             names = self._names.setdefault(where, set())
@@ -178,7 +178,7 @@ class _SamplerValues:
             yield Root("samplers", where, now, owner, is_setup=True, is_data=True)
 
     def _find(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-        """Yield what samplers are made of, each by name, and those attributes that are in no state."""
+        """Yield samplers and the objects that they wrap: name, object, and its attributes that are in no state."""
         for name, loader in _loaders(self._fit_loaders).items():
             if not isinstance(loader, DataLoader):
                 continue
@@ -189,7 +189,7 @@ class _SamplerValues:
 
 
 def _loader_roots(fit_loaders: FitLoaders) -> Iterator[Root]:
-    """Yield what users set on loaders."""
+    """Yield the attributes that users set on loaders."""
     for name, loader in _loaders(fit_loaders).items():
         if isinstance(loader, DataLoader):
             yield Root("loaders", name, loader_attributes(loader), loader, is_setup=True, is_data=True)
@@ -221,7 +221,7 @@ def _resumable_leaves(resumable: Any) -> list[Any]:
 
 
 def _callback_roots(callbacks: Mapping[str, Callback]) -> Iterator[Root]:
-    """Yield what callbacks of the user's hold, but for those that have a `state_dict` of their own."""
+    """Yield the attributes of users' callbacks; callbacks with a `state_dict` of their own have none here."""
     for name, callback in callbacks.items():
         if is_user_class(type(callback)):
             is_kept = type(callback).state_dict is not Callback.state_dict
@@ -229,12 +229,12 @@ def _callback_roots(callbacks: Mapping[str, Callback]) -> Iterator[Root]:
 
 
 def _optimizer_roots(context: FitContext) -> Iterator[Root]:
-    """Yield what optimizers and schedulers hold beside what their own `state_dict` says."""
+    """Yield the attributes of optimizers and schedulers that their `state_dict` does not hold."""
     for number, optimizer in enumerate(context.optimizers):
         beside = {
             name: value
             for name, value in attributes_of(optimizer).items()
-            if name not in _OF_OPTIMIZERS and not name.endswith("_hooks")
+            if name not in _OPTIMIZER_ATTRIBUTES and not name.endswith("_hooks")
         }
         yield Root("optimizers", str(number), beside, optimizer, is_setup=True)
         yield Root("hooks", f"optimizer {number}", user_hooks(optimizer, _OPTIMIZER_HOOKS))
@@ -242,14 +242,14 @@ def _optimizer_roots(context: FitContext) -> Iterator[Root]:
         yield from _scheduler_roots(config.scheduler, str(number))
 
 
-#: the user's, which `state_dict` of LambdaLR, MultiplicativeLR and CyclicLR leaves out
-_FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "_scale_fn_custom")
+#: attributes with users' functions, which `state_dict` of LambdaLR, MultiplicativeLR and CyclicLR leaves out
+_SCHEDULER_FUNCTIONS = ("lr_lambdas", "_scale_fn_custom")
 
 
 def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
-    of_users = {key: value for key in _FUNCTIONS_OF_SCHEDULERS if (value := getattr(scheduler, key, None)) is not None}
-    if of_users:
-        yield Root("schedulers", name, of_users)
+    functions = {key: value for key in _SCHEDULER_FUNCTIONS if (value := getattr(scheduler, key, None)) is not None}
+    if functions:
+        yield Root("schedulers", name, functions)
     elif found := scheduler_objects(scheduler):
         yield Root("schedulers", name, found, scheduler)
     inner = [one for key in ("_schedulers", "schedulers") for one in getattr(scheduler, key, ())]
@@ -258,7 +258,7 @@ def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
 
 
 def _global_generators(owners: list[Any]) -> Iterator[Root]:
-    """Yield the generators that the classes of `owners`, and the user's modules that these name, hold by name."""
+    """Yield random number generators in attributes of the owners' classes and in globals of the modules they use."""
     kinds = dict.fromkeys(kind for owner in owners for kind in type(owner).__mro__ if is_user_class(kind))
     modules = user_modules(kinds)
     named = (value for module in modules for value in vars(module).values())

@@ -1,4 +1,4 @@
-"""A run as one fit sees it: its folder, where it resumes, its snapshots, its weights, its metric log."""
+"""The folder of a run as one fit uses it: choice of the snapshot to resume, snapshots, weights, metric log."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -29,19 +29,19 @@ Resume = Literal["auto", "never"] | int
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: what a run that ends by an error gives to snapshots that are still being written
+#: seconds that a failed run waits for snapshots that are still being written
 GRACE_S = 10.0
 
 
 class RunStore:
-    """One run's folder, in the hands of one rank of one generation.
+    """The folder of a run, as used by one rank of one generation.
 
     Args:
         url: folder or fsspec URL of the run.
-        strategy: through which the ranks agree.
-        keep: snapshots to keep.
-        heartbeat: says that this rank waits for the store, as long as it takes.
-        options: what is asked of the store.
+        strategy: strategy whose ranks share the run.
+        keep: number of snapshots to keep.
+        heartbeat: reports that this rank waits for the store.
+        options: how the store is used.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class RunStore:
         self._on_rank0(self.store.ensure_writable)
 
     def resume(self, resume: Resume) -> tuple[Snapshot, Any] | None:
-        """Return the snapshot to go on from and this rank's tree in it; None for a fresh start.
+        """Return the snapshot to resume from and this rank's tree in it; None to start from the beginning.
 
-        It is the newest one that every rank could verify; what one of them could not is set aside. A world of another
-        size gets the tree of rank 0, and `other_trees`.
+        It is the newest one that every rank could verify; others are set aside. In a world of another size, every
+        rank gets the tree of rank 0; `other_trees` yields the others.
 
         Raises:
-            SnapshotMissing: `resume` is a step of which there is no good snapshot.
+            SnapshotMissing: `resume` is a step without a good snapshot.
         """
         while (snapshot := self._on_rank0(lambda: self._choose(resume))) is not None:
             with self._waiting():
@@ -76,7 +76,7 @@ class RunStore:
         return None
 
     def _warn_of_damages(self, snapshot: Snapshot) -> None:
-        """Name what is damaged beside `snapshot` and does not keep the run from going on."""
+        """Warn of damaged files other than `snapshot`, which do not prevent a resume."""
         self._catalog.set_damaged_aside(before=snapshot)
         for fault in self._catalog.log_faults():
             log.warning("%s: metrics.csv will have a gap. The training goes on", fault)
@@ -86,7 +86,7 @@ class RunStore:
             log.warning("%s: older ones count, or none", fault)
 
     def newest_facts(self) -> dict[str, Any]:
-        """Return what the newest snapshot says of the run; nothing if there is none."""
+        """Return the facts of the newest snapshot; {} if there is none."""
 
         def facts() -> dict[str, Any]:
             snapshots = self._catalog.snapshots()
@@ -108,7 +108,7 @@ class RunStore:
         return found[-1]
 
     def _set_fatal_aside(self) -> None:
-        """Set snapshots aside that attempts kept dying of; never the oldest, or nothing would be left of the run."""
+        """Set aside snapshots after whose resume attempts died before a step; never the oldest one."""
         older = [snapshot.name for snapshot in self._catalog.snapshots()][1:]
         for name, attempts in fatal_snapshots(AttemptLog(self.store).attempts()).items():
             if name in older:
@@ -120,20 +120,20 @@ class RunStore:
     def _read(self, snapshot: Snapshot) -> tuple[Any, str]:
         world = self._strategy.world
         try:
-            # In a world of another size rank 0's is where putting them together begins.
+            # In a world of another size, merging starts with the tree of rank 0.
             return read(self.store, snapshot, world.rank if snapshot.manifest["world_size"] == world.size else 0), ""
         except SnapshotError as error:
             return None, str(error)
 
     def other_trees(self, snapshot: Snapshot) -> Iterator[Any]:
-        """Yield the trees of all ranks of `snapshot` but the first, for a world of another size."""
+        """Yield the trees of ranks 1, 2, ... of `snapshot`, for a world of another size."""
         for rank in range(1, snapshot.manifest["world_size"]):
             with self._waiting():
                 tree = read(self.store, snapshot, rank)
             yield tree
 
     def begin(self, resumed_from: Snapshot | None) -> Lease:
-        """Take the next generation: from now on older worlds of this run are superseded."""
+        """Acquire the lease of the next generation, by which older worlds of this run are superseded."""
         facts = process_identity()
         name = resumed_from.name if resumed_from else None
         if self.store.options.lease == "none" and self._strategy.world.is_first:
@@ -164,7 +164,7 @@ class RunStore:
         probe: Callable[[str], object],
         committed: Callable[[PendingSnapshot, Snapshot], object],
     ) -> PendingSnapshot:
-        """Take a snapshot, to be committed behind training; arguments as those of `Writer.take`."""
+        """Take a snapshot, which a thread commits in the background; arguments as of `Writer.take`."""
         if self._writer is None:
             raise RuntimeError("begin() comes before snapshot()")
         with self._waiting():
@@ -172,28 +172,28 @@ class RunStore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a snapshot is on its way."""
+        """Whether a snapshot is being written."""
         return self._writer is not None and self._writer.is_busy
 
     def check(self) -> None:
-        """Raise what went wrong behind training, if anything did."""
+        """Raise the error of the writing thread, if there was one."""
         if self._writer is not None:
             self._writer.check()
 
     def flush(self) -> None:
-        """Wait until every snapshot taken is committed; raises as `check` does."""
+        """Wait until all snapshots are committed; raises as `check` does."""
         if self._writer is not None:
             with self._waiting():
                 self._writer.flush()
 
     def save_weights(self, request: WeightsRequest) -> None:
-        """Have weights written, behind training; rank 0 writes. `flush_weights` waits for them."""
+        """Write weights in the background, on rank 0; `flush_weights` waits for them."""
         if self._writer is not None and self._strategy.world.is_first:
             with self._waiting():
                 self._writer.save_weights(request)
 
     def flush_weights(self) -> None:
-        """Wait until the weights are written; raises, on every rank, why they are not."""
+        """Wait until the weights are written; an error is raised on every rank."""
         if (writer := self._writer) is not None:
             self._on_rank0(writer.flush_weights)
 
@@ -202,17 +202,17 @@ class RunStore:
         self._replace(path, lambda: text)
 
     def assemble_metric_log(self) -> None:
-        """Write `metrics.csv` from the committed segments, for people and other programs; nothing here reads it."""
+        """Write `metrics.csv` from the committed segments, for users; the engine does not read it."""
         self._replace("metrics.csv", lambda: join_segments(self._catalog.rows(faults=[])))
 
     def resume_message(self) -> str:
-        """Return where the next attempt of this run begins."""
+        """Return text that says what the next attempt of this run resumes from."""
         newest = self._writer.newest if self._writer is not None else None
         name = newest.name if newest else self.lease.resumed_from if self.lease else None
         return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"
 
     def close(self) -> Exception | None:
-        """Let what is still being written end, for a while: where ranks died it cannot. Return what went wrong."""
+        """Wait up to `GRACE_S` for pending writes, which cannot end if ranks died; return the writer's error."""
         writer, channel = self._writer, self._channel
         self._writer = self._channel = None
         if writer is None or channel is None:
@@ -224,7 +224,7 @@ class RunStore:
         return writer.failure
 
     def _replace(self, path: str, text: Callable[[], str]) -> None:
-        """Have rank 0 replace a small text file, if this world is still the one to do so."""
+        """Replace a small text file on rank 0, if no newer world has taken over the run."""
 
         def check() -> None:
             if self.lease is not None:
@@ -236,7 +236,7 @@ class RunStore:
         return self._heartbeat.during(Phase.WAITING)
 
     def _on_rank0(self, act: Callable[[], T]) -> T:
-        """Return what rank 0's `act` returns, on every rank; what it raises is raised on every rank."""
+        """Call `act` on rank 0; return its result, or raise its error, on every rank."""
         result: tuple[Any, EngineError | None] = None, None
         if self._strategy.world.is_first:
             try:
@@ -247,7 +247,7 @@ class RunStore:
             except Exception as error:
                 kind = StoreSilent if self.store.is_transient(error) else SnapshotError
                 result = None, self.store.advice(error) or kind(f"{self.store.url}: {type(error).__name__}: {error}")
-                if not isinstance(error, OSError):  # its words say all there is to know
+                if not isinstance(error, OSError):  # whose message is enough
                     log.exception("in %s", self.store.url)
         value: T
         value, failure = self._strategy.collective.broadcast(result)

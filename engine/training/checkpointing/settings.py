@@ -1,7 +1,7 @@
-"""Settings of a fit that a snapshot brings along: which of those that another attempt asks for take effect.
+"""Settings of optimizers and schedulers that a snapshot overrides, and warnings about them.
 
-A snapshot gives optimizers and schedulers back as they were, learning rates included. So what `configure_optimizers`
-makes of other arguments is compared with what it made when the run began, and what does not take effect is named.
+A snapshot restores optimizers and schedulers with their settings, such as learning rates. So the settings that
+`configure_optimizers` returned are compared with those at the start of the run, with a warning if they have no effect.
 """
 
 import math
@@ -16,18 +16,18 @@ from midstride.engine.training.context import FitContext
 
 __all__ = ["Settings"]
 
-#: of a parameter group: what it trains, and what schedulers note in it
-_NOT_ASKED = ("params", "param_names", "initial_lr")
-#: parameter groups of one optimizer that are compared
-_GROUPS = 32
+#: keys of parameter groups that are no settings
+_NOT_SETTINGS = ("params", "param_names", "initial_lr")
+#: largest number of parameter groups of one optimizer that are compared
+_MAX_GROUPS = 32
 _PLAIN = (bool, int, float, str)
 
 
 class Settings:
-    """What this attempt asks for, before a snapshot is given back, and what is in force after.
+    """The settings of this attempt before a snapshot is restored, and those in force afterwards.
 
     Args:
-        context: put together, and nothing given back yet.
+        context: context of the fit, before anything is restored.
     """
 
     def __init__(self, context: FitContext) -> None:
@@ -40,10 +40,10 @@ class Settings:
         self._overridden: dict[str, dict[str, Any]] = {}
 
     def check(self, saved: Mapping[str, Any], where: str) -> None:
-        """Refuse other kinds of optimizers and schedulers than the snapshot has the state of.
+        """Check that optimizers and schedulers have the classes that they have in the snapshot.
 
         Raises:
-            IdentityChanged: naming both.
+            IdentityChanged: they have not; the message names both.
         """
         before, now = saved.get("kinds", self._kinds), self._kinds
         if before != now:
@@ -53,11 +53,11 @@ class Settings:
             )
 
     def compare(self, saved: Mapping[str, Any], running: Mapping[str, Any]) -> list[str]:
-        """Return a line for each setting that is other than the run began with, once the state is given back.
+        """Return warnings on settings that differ from those at the start of the run; called after the restore.
 
         Args:
             saved: facts of the snapshot.
-            running: those of this attempt.
+            running: facts of this attempt.
         """
         before = saved.get("settings", {})
         in_force = _configured(self._context)
@@ -67,13 +67,13 @@ class Settings:
         ]
         for name, value in self._asked.items():
             if before.get(name, value) != value:
-                lines.append(self._compared(name, value, in_force.get(name)))
+                lines.append(self._warning(name, value, in_force.get(name)))
         attributes = _attributes(self._context.module)
         new = _changed_arguments(saved["identity"], running["identity"])
         new += [setting["asked"] for setting in saved.get("overridden", {}).values()]
         for name, value in self._attributes.items():
             if attributes.get(name, value) != value and value in new:
-                lines.append(self._compared(f"the module's {name}", value, attributes[name]))
+                lines.append(self._warning(f"the module's {name}", value, attributes[name]))
         self._began_with = {**self._asked, **before}
         if self._overridden:
             lines.append(
@@ -82,14 +82,14 @@ class Settings:
             )
         return lines
 
-    def _compared(self, name: str, asked: Any, in_force: Any) -> str:
+    def _warning(self, name: str, asked: Any, in_force: Any) -> str:
         if in_force == asked:
             return f"{name} is {asked!r} now, and takes effect"
         self._overridden[name] = {"asked": asked, "in_force": in_force}
         return f"{name} is asked to be {asked!r} now, and stays {in_force!r}: the snapshot brings it along"
 
     def facts(self) -> dict[str, Any]:
-        """Return what the run began with, what is in force now, and what is asked for in vain."""
+        """Return the settings at the start of the run, those in force, and those that the snapshot overrides."""
         return {
             "kinds": self._kinds,
             "settings": self._began_with,
@@ -99,13 +99,13 @@ class Settings:
 
 
 def _configured(context: FitContext) -> dict[str, Any]:
-    """Return the settings of optimizers and schedulers, as JSON, by words that say whose they are."""
+    """Return the settings of optimizers and schedulers as JSON values, by names such as "SGD, group 1: lr"."""
     settings: dict[str, Any] = {}
     for number, optimizer in enumerate(context.optimizers):
-        for index, group in enumerate(optimizer.param_groups[:_GROUPS]):
+        for index, group in enumerate(optimizer.param_groups[:_MAX_GROUPS]):
             where = f"{type(optimizer).__name__}" + (f" {number}" if len(context.optimizers) > 1 else "")
             where += f", group {index}" if len(optimizer.param_groups) > 1 else ""
-            settings |= {f"{where}: {key}": _plain(group[key]) for key in group if key not in _NOT_ASKED}
+            settings |= {f"{where}: {key}": _plain(group[key]) for key in group if key not in _NOT_SETTINGS}
     for number, config in enumerate(context.schedulers):
         where = f"{type(config.scheduler).__name__}" + (f" {number}" if len(context.schedulers) > 1 else "")
         state = vars(config.scheduler)
@@ -114,7 +114,7 @@ def _configured(context: FitContext) -> dict[str, Any]:
 
 
 def _is_setting(key: str, value: Any) -> bool:
-    """Return whether an attribute of a scheduler is one: not a count of its own, and short."""
+    """Return whether an attribute of a scheduler is a setting: public, and a plain value or a short container."""
     return not key.startswith("_") and (type(value) in _PLAIN or (isinstance(value, (list, dict)) and len(value) <= 16))
 
 
@@ -126,11 +126,11 @@ def _plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else identity_of(value)
-    return value if is_json(value) else str(value)  # such as inf, which a plateau begins with
+    return value if is_json(value) else str(value)  # such as inf, the initial `best` of ReduceLROnPlateau
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the numbers and texts that the module and those in it hold as attributes."""
+    """Return the attributes of the module and its submodules whose values are numbers or strings, by path."""
     return {
         f"{path}.{name}" if path else name: value
         for path, submodule in module.named_modules()
@@ -140,7 +140,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _changed_arguments(saved: Mapping[str, Any], running: Mapping[str, Any]) -> list[Any]:
-    """Return the values of the module's arguments that differ."""
+    """Return the values of arguments of the module in `running` that differ in `saved`."""
     before, now = saved.get("module_args"), running.get("module_args")
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []

@@ -1,4 +1,4 @@
-"""What the user's code said when a snapshot was taken: a digest of each module, and of what was typed in a notebook."""
+"""Digests of the user's source code, by module, or by class and function in a notebook, to warn of changes."""
 
 import inspect
 import types
@@ -14,26 +14,26 @@ __all__ = ["source_changes", "source_digests"]
 
 
 def source_digests(kinds: Collection[type]) -> dict[str, str]:
-    """Return a digest of each of the user's modules around the classes `kinds`, by its name.
+    """Return name -> digest of each of the user's modules that the classes `kinds` use.
 
-    What has no file, as in a notebook, goes by class and function: those that training may come to.
+    For a module without a file, such as a notebook, the digests are of the classes and functions that `kinds` use.
     """
     code: dict[str, str] = {}
     for module in user_modules(kinds):
         try:
             code[_name(module)] = inspect.getsource(module)
-        except (OSError, TypeError, ValueError, SyntaxError):  # typed, gone, or of no encoding that is known
-            code.update(_typed(module, kinds))
+        except (OSError, TypeError, ValueError, SyntaxError):  # no file, a deleted one, or an unknown encoding
+            code.update(_interactive_code(module, kinds))
     return {name: xxhash.xxh3_64_hexdigest(found.encode()) for name, found in code.items()}
 
 
 def _name(module: types.ModuleType) -> str:
-    """Return what a module is called where it is imported, also of one that was started."""
+    """Return the name by which a module is imported, also if it runs as `__main__`."""
     return Path(module.__file__ or "").stem if module.__name__ == "__main__" else module.__name__
 
 
-def _typed(module: types.ModuleType, kinds: Iterable[type]) -> Iterator[tuple[str, str]]:
-    """Yield the classes and functions of `module` that `kinds` name, and those that these name, with their code."""
+def _interactive_code(module: types.ModuleType, kinds: Iterable[type]) -> Iterator[tuple[str, str]]:
+    """Yield name and code of the classes and functions of `module` that `kinds` refer to, directly or indirectly."""
     here, found = vars(module), set[str]()
     queue: list[type | types.FunctionType] = [*kinds]
     while queue:
@@ -49,9 +49,9 @@ def _typed(module: types.ModuleType, kinds: Iterable[type]) -> Iterator[tuple[st
 
 
 def source_changes(saved: object, running: Mapping[str, str]) -> list[str]:
-    """Return what is to be said of code that is not as the snapshot has it; of what only one of them has, nothing.
+    """Return a warning on modules whose code has changed since the snapshot, or [].
 
-    One that is new, or is not used any more, is named in one that has changed.
+    Modules that only one of them has are ignored: the module that refers to them has changed as well.
     """
     before = saved if isinstance(saved, Mapping) else {}  # older snapshots have one digest of one module
     if not (changed := sorted(name for name in running if before.get(name, running[name]) != running[name])):

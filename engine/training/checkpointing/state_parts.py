@@ -1,4 +1,4 @@
-"""The parts of a fit: everything that decides how it goes on."""
+"""The parts of a fit's state: everything that decides how it goes on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +24,12 @@ __all__ = ["Gradients", "devices_of", "state_parts", "upgrade"]
 
 
 def state_parts(context: FitContext) -> dict[str, Stateful]:
-    """Return everything that decides how a fit goes on, in the order in which it is given back.
+    """Return everything that decides how a fit goes on, by name, in the order of the restore.
 
-    The strategy goes first: replaying its sums must not touch what is loaded after it. The generators go
-    last: building and loading the others may draw numbers.
+    The strategy is first, since the replay of its sums must not affect parts that are loaded later. The generators are
+    last, since building and loading other parts may draw random numbers.
     """
-    wrap = context.strategy.wrap_state if isinstance(context.strategy, ModelParallel) else _as_it_is
+    wrap = context.strategy.wrap_state if isinstance(context.strategy, ModelParallel) else _identity
     return {
         "strategy": context.strategy,
         "progress": context.progress,
@@ -53,42 +53,42 @@ def state_parts(context: FitContext) -> dict[str, Stateful]:
 
 
 def devices_of(context: EvaluationContext) -> list[torch.device]:
-    """Return the devices of this rank: those of its strategy, then others that the module has weights on."""
+    """Return the devices of this rank: those of its strategy, then others that hold parameters of the module."""
     return [*dict.fromkeys([*context.strategy.devices, *(p.device for p in context.module.parameters())])]
 
 
 def _own_state(source: object) -> list[DataModule]:
-    """Return the DataModule that a fit reads, if it has written a `state_dict`."""
+    """Return a list of the DataModule of a fit if it defines `state_dict`, else []."""
     return [source] if isinstance(source, DataModule) and type(source).state_dict is not DataModule.state_dict else []
 
 
-def _as_it_is(part: Stateful) -> Stateful:
+def _identity(part: Stateful) -> Stateful:
     return part
 
 
 class Gradients:
-    """What a window that is still open has collected, on this rank; empty between steps."""
+    """The gradients of this rank within an accumulation window; empty between steps."""
 
     def __init__(self, module: TrainingModule) -> None:
         self._module = module
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the gradients there are, by parameter."""
+        """Return the gradients by the names of their parameters, without those that are None."""
         return {name: p.grad for name, p in self._module.named_parameters() if p.grad is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Put them back."""
+        """Restore the gradients; parameters that have none in `state_dict` get None."""
         for name, parameter in self._module.named_parameters():
             parameter.grad = state_dict[name].to(parameter.device) if name in state_dict else None
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the mean over the ranks: that is what they would have come to."""
+        """Return the mean over the ranks, which the exchange at the end of the window would have given."""
         names = dict.fromkeys(name for state in states for name in state)
         return {name: _mean([state[name] for state in states if name in state], len(states)) for name in names}
 
 
 class UserState(AlikeOnRanks):
-    """What `on_save_checkpoint` of the callbacks and of the module puts in."""
+    """The entries that `on_save_checkpoint` of callbacks and module adds."""
 
     description = "what on_save_checkpoint keeps"
 
@@ -96,14 +96,14 @@ class UserState(AlikeOnRanks):
         self._hooks, self._device = hooks, device
 
     def state_dict(self) -> dict[str, Any]:
-        """Ask them for it."""
+        """Call `on_save_checkpoint`, and return the entries."""
         state: dict[str, Any] = {}
         self._hooks.call("on_save_checkpoint", state)
         marked: dict[str, Any] = mark_device_tensors(state)
         return marked
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give it back to them, to the module first."""
+        """Call `on_load_checkpoint` of the module, then of callbacks."""
         given = place_device_tensors(state_dict, self._device)
         self._hooks.call("on_load_checkpoint", given, of="module")
         self._hooks.call("on_load_checkpoint", given, of="callbacks")
@@ -111,5 +111,5 @@ class UserState(AlikeOnRanks):
 
 def _mean(gradients: Sequence[Tensor], ranks: int) -> Tensor:
     if len(gradients) == ranks and all(torch.equal(gradients[0], other) for other in gradients):
-        return gradients[0]  # exchanged already
+        return gradients[0]  # they were exchanged already
     return torch.stack(list(gradients)).sum(0) / ranks

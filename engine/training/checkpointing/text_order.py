@@ -1,7 +1,7 @@
-"""The order of sets of text: another in each interpreter, unless PYTHONHASHSEED fixes how text hashes.
+"""Warns of sets of strings, whose order differs between interpreters unless PYTHONHASHSEED is set.
 
-`midstride fit` and `train` fix it. In a script a set of text may have another order in each life and on each rank: no
-snapshot can bring it back, so where the user's files make a set, it is said.
+`midstride fit` and `train` set it. In a script, sets of strings may have another order in each attempt and on each
+rank, which no snapshot can restore. The warning names the places in the user's files that create sets.
 """
 
 import ast
@@ -19,26 +19,26 @@ from midstride.engine.objects.user_modules import user_modules
 __all__ = ["text_order_facts", "text_order_warnings"]
 
 _KEY = "text_hash"
-_MAKES_SETS = frozenset({"set", "frozenset", "hash"})
-#: functions whose value does not depend on the order of what they are given
+_SET_FUNCTIONS = frozenset({"set", "frozenset", "hash"})
+#: functions whose result does not depend on the order of their argument
 _ORDERLESS = frozenset({"sorted", "len", "min", "max", "any", "all", "bool", "isinstance"})
-#: places in one message
-_MOST = 3
+#: largest number of places in one message
+_PLACES = 3
 
 
 def text_order_facts() -> dict[str, int]:
-    """Return what tells whether another process hashes text as this one does."""
+    """Return a hash of a string, to recognize whether another process hashes strings in the same way."""
     return {_KEY: hash(_KEY)}
 
 
 def text_order_warnings(
     kinds: Iterable[type], saved: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return what is to be said of sets of text: nothing if all hash alike, or if the user's files make none.
+    """Return a warning on sets of strings; [] if all processes hash alike, or the user's files create no sets.
 
     Args:
-        kinds: classes of the training.
-        saved: facts of the snapshot that it goes on from; empty if there is none.
+        kinds: classes of the module, data and callbacks.
+        saved: facts of the snapshot that is resumed; empty if there is none.
         ranks: `text_order_facts` of every rank.
     """
     hashes = [facts[_KEY] for facts in ranks]
@@ -50,13 +50,13 @@ def text_order_warnings(
         return []
     return [
         f"strings hash differently {' and '.join(others)}, so sets of strings have another order; "
-        f"{format_names(places, _MOST)} make sets. Where their order decides what is trained, sort them, or start "
+        f"{format_names(places, _PLACES)} make sets. Where their order decides what is trained, sort them, or start "
         "the script with PYTHONHASHSEED=0 each time"
     ]
 
 
 def _places(kinds: Iterable[type]) -> Iterator[str]:
-    """Yield where the user's files make a set whose order may matter, as "file.py:12"."""
+    """Yield places in the user's files that create a set whose order may matter, as "file.py:12"."""
     modules = user_modules(kinds)
     if (main := sys.modules.get("__main__")) is not None and main not in modules and is_user_module("__main__"):
         modules.append(main)
@@ -66,20 +66,20 @@ def _places(kinds: Iterable[type]) -> Iterator[str]:
 
 
 def _sources(module: types.ModuleType) -> Iterator[tuple[str, str]]:
-    """Yield the source of a module, or of each cell of a notebook, with what it is called."""
+    """Yield name and source of a module's file, or of each cell of a notebook."""
     cells = vars(module).get("In")
     if module.__name__ == "__main__" and isinstance(cells, list):
         yield from ((f"cell {number}", str(cell)) for number, cell in enumerate(cells))
         return
     try:
         name, source = Path(inspect.getsourcefile(module) or "").name, inspect.getsource(module)
-    except (OSError, TypeError, ValueError, SyntaxError):  # typed at a prompt, gone, or of no encoding that is known
+    except (OSError, TypeError, ValueError, SyntaxError):  # no file, a deleted one, or an unknown encoding
         return
     yield name, source
 
 
 def sets_in(source: str) -> list[int]:
-    """Return the lines on which `source` makes a set, or asks for a hash, and does not at once sort or count it.
+    """Return the lines of `source` that create a set or call `hash`, unless the result is sorted or counted at once.
 
     >>> sets_in("words = set(text)")
     [1]
@@ -88,7 +88,7 @@ def sets_in(source: str) -> list[int]:
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # a cell with commands of IPython's
+    except (SyntaxError, ValueError):  # a cell with IPython commands
         return []
     orderless = {id(part) for node in ast.walk(tree) for part in _orderless_parts(node)}
     return sorted({node.lineno for node in _sets(tree) if id(node) not in orderless})
@@ -96,7 +96,7 @@ def sets_in(source: str) -> list[int]:
 
 def _sets(tree: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
-        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MAKES_SETS
+        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _SET_FUNCTIONS
         is_of_numbers = isinstance(node, ast.Set) and all(map(_is_number, node.elts))
         if is_call or (isinstance(node, (ast.Set, ast.SetComp)) and not is_of_numbers):
             yield cast("ast.expr", node)
@@ -107,7 +107,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _orderless_parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what stands in `node` where no order matters: what is compared, or is sorted or counted."""
+    """Yield the parts of `node` whose order does not matter: operands of comparisons, arguments of `sorted` etc."""
     if isinstance(node, ast.Compare):
         yield from (node.left, *node.comparators)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERLESS:

@@ -1,7 +1,7 @@
-"""The unsaved state: what no snapshot holds, and what user code could still keep a count in.
+"""Warns of user state that changes in training and that no snapshot holds.
 
-Class attributes, globals of the user's modules and large data are looked at when training begins, at its first
-snapshots and then ever more rarely. What has changed by then is named, once: a resumed run would not have it.
+Class attributes, globals of the user's modules and large data are digested at the start of training, at the first
+snapshots, and then ever more rarely. Each change is reported once, since a resumed run would lose it.
 """
 
 import logging
@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator, Mapping
 from midstride.engine.formatting import format_names
 from midstride.engine.objects.digest import digest_lines
 
-__all__ = ["UnsavedStateMonitor", "is_looked_at"]
+__all__ = ["UnsavedStateMonitor", "is_checked_at"]
 
 log = logging.getLogger(__name__)
 
-#: first snapshots at which it looks; after them, at those whose number is a power of two
+#: number of first snapshots that are checked; later ones are if their number is a power of two
 CHECKS = 5
-#: names in one warning
-MOST = 10
+#: largest number of names in one warning
+MAX_NAMES = 10
 
 
 class UnsavedStateMonitor:
-    """Names what changes in training and is no state.
+    """Warns of values that change in training and are not part of snapshots.
 
     Args:
-        watched: yields it by name; a monitor is made when training begins.
+        watched: yields names and values; they are compared with those at the time of the constructor.
     """
 
     def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]]) -> None:
@@ -33,9 +33,9 @@ class UnsavedStateMonitor:
         self._before = self._lines()
 
     def check(self) -> None:
-        """Compare with the beginning; called at every snapshot."""
+        """Compare the values with those at the start of training; called at every snapshot."""
         self._snapshots += 1
-        if not is_looked_at(self._snapshots):
+        if not is_checked_at(self._snapshots):
             return
         now = self._lines()
         self._before |= {name: lines for name, lines in now.items() if self._is_of_new_code(name)}
@@ -45,18 +45,18 @@ class UnsavedStateMonitor:
             if name not in self._reported and (line := _change(self._before.get(name, {}), now.get(name, {})))
         }
         if changed:
-            self._reported.update([*changed][:MOST])  # the next look names what is left out here
+            self._reported.update([*changed][:MAX_NAMES])  # the next check reports the others
             log.warning(
                 "changed in training, and is part of no snapshot: %s. If it decides what is trained, keep it in an "
                 "attribute of the module, or by on_save_checkpoint and on_load_checkpoint",
-                format_names([*changed.values()], MOST),
+                format_names([*changed.values()], MAX_NAMES),
             )
 
     def _is_of_new_code(self, name: str) -> bool:
-        """Return whether `name` is of a module, a class or a function that was imported since."""
+        """Return whether `name` belongs to a module, class or function that was imported since the start."""
         if name in self._before:
             return False
-        if name.startswith("library function "):  # some load theirs when first asked
+        if name.startswith("library function "):  # some libraries import on first use
             return True
         if not name.startswith(("global ", "class ", "function ")):
             return False
@@ -67,13 +67,13 @@ class UnsavedStateMonitor:
         return {name: digest_lines(name, value) for name, value in self._watched()}
 
 
-def is_looked_at(snapshot: int) -> bool:
-    """Return whether changes are looked for at that snapshot, counted from 1."""
+def is_checked_at(snapshot: int) -> bool:
+    """Return whether to check for changes at the snapshot with this number, counted from 1."""
     return snapshot <= CHECKS or snapshot.bit_count() == 1
 
 
 def _change(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """Return the first line that changed, and how many more did."""
+    """Return text on the first changed line and the number of others; None if nothing has changed."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if not names:
         return None

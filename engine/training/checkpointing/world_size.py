@@ -1,9 +1,9 @@
-"""Another number of ranks: the same global batches, cut otherwise, and every rank's state put together anew.
+"""Resuming with another number of ranks: the global batches stay the same, and states of ranks are merged.
 
-The order of samples and their random numbers are functions of the position in the epoch, so a world of any size that
-divides the global batch trains on the same samples. What ranks have in common is given to all of them; what each
-has for itself (metrics, sums of logged values, gradients of an open window) is put together on rank 0, and the
-others start from nothing, so that the next reduction over the ranks gives the same.
+The order of samples and their random numbers depend only on the position in the epoch, so a world of any size that
+divides the global batch trains on the same samples. State that is the same on all ranks is given to all of them.
+State of single ranks (metrics, sums of logged values, gradients of an open window) is merged on rank 0, and the other
+ranks start empty, so that the next reduction over the ranks gives the same result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,31 +21,31 @@ __all__ = ["InitialSharding", "check_fixed_world", "cut_as_begun", "padding_chan
 
 
 def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
-    """Return the tree of `rank` in a new world, given those of the old one.
+    """Return the tree of state of `rank` in a new world, merged from those of the old world.
 
     Args:
-        parts: of the new world.
-        trees: of the old ranks, in their order; all but the first may hold only the parts that are `Reshardable`.
-        rank: in the new world.
+        parts: parts of the new world.
+        trees: trees of the old ranks, in order; all but the first may lack parts that are not `Reshardable`.
+        rank: rank in the new world.
 
     Raises:
-        NotExact: a part cannot be put together.
+        NotExact: the states of a part cannot be merged.
     """
     return {
         name: part.resharded([tree[name] for tree in trees], rank) if isinstance(part, Reshardable) else trees[0][name]
         for name, part in parts.items()
-        if name in trees[0]  # what is missing is for `restore_parts` to tell
+        if name in trees[0]  # `restore_parts` reports missing ones
     }
 
 
 @dataclass(frozen=True)
 class InitialSharding:
-    """How a run was cut when it began: what the loaders' batch sizes are read against.
+    """World size and batch sizes at the start of a run, from which global batch sizes follow.
 
     Args:
-        size: ranks.
-        batch_size: of training, on each of them; None where batches have no fixed size.
-        validation: the same of each validation loader.
+        size: number of ranks.
+        batch_size: batch size of the training loader on each rank; None if it is not fixed.
+        validation: batch size of each validation loader on each rank.
     """
 
     size: int
@@ -54,24 +54,24 @@ class InitialSharding:
 
     @classmethod
     def of(cls, loaders: FitLoaders, size: int) -> "InitialSharding":
-        """Return how `loaders` are cut now."""
+        """Return the sharding of `loaders` on `size` ranks."""
         return cls(size, loaders.training.batch_size, tuple(loader.batch_size for loader in loaders.validation))
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return a dict of JSON values."""
         return {"size": self.size, "batch_size": self.batch_size, "validation": list(self.validation)}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "InitialSharding":
-        """Take back what `facts` gave."""
+        """Return the sharding from the result of `to_json`."""
         return cls(facts["size"], facts["batch_size"], tuple(facts["validation"]))
 
 
 def check_fixed_world(strategy: Strategy, was: int, size: int, where: str) -> None:
-    """Refuse another number of ranks where the strategy cannot go on with it.
+    """Check that the strategy can resume with another number of ranks.
 
     Raises:
-        NotExact: saying why.
+        NotExact: it cannot; the message says why.
     """
     if isinstance(strategy, ModelParallel) and (why := strategy.fixed_world) is not None:
         raise NotExact(
@@ -83,10 +83,10 @@ def check_fixed_world(strategy: Strategy, was: int, size: int, where: str) -> No
 def resize_loaders(
     loaders: FitLoaders, start: InitialSharding, *, was: int, size: int, validating: bool, where: str
 ) -> None:
-    """Cut the global batches of a run that began as `start` for `size` ranks; it goes on from one of `was`.
+    """Divide the global batches of a run that began as `start` by `size` ranks; its snapshot is of `was` ranks.
 
     Raises:
-        NotExact: a loader cannot be cut for `size` ranks.
+        NotExact: the batches of a loader cannot be divided by `size` ranks.
     """
     training = loaders.training
     _resize(training, "training", start.size, start.batch_size, was=was, size=size, where=where)
@@ -95,7 +95,7 @@ def resize_loaders(
         if validating:
             _resize(loader, name, start.size, batch_size, was=was, size=size, where=where)
             _check_same_batches(loader, name, start.size, batch_size, size, where)
-        # Between validations their batches are free: every sample is read once, however they are cut.
+        # Outside of a validation its batch size may change: every sample is read once all the same.
         elif batch_size and loader.fixed_world is None and size in loader.valid_world_sizes(start.size, batch_size):
             _resize(loader, name, start.size, batch_size, was=was, size=size, where=where)
 
@@ -123,7 +123,7 @@ def _resize(
     if size == began or batch_size is None or loader.batch_size is None:
         return
     if loader.batch_size != batch_size and loader.batch_size * size != began * batch_size:
-        return  # cut by the user, otherwise; that the global batch is another is a matter of identity
+        return  # the user has changed the global batch size, which the check of the identity refuses
     worlds = loader.valid_world_sizes(began, batch_size)
     if size not in worlds:
         raise NotExact(
