@@ -1,32 +1,31 @@
-"""Data loaders that start anywhere: orders and random numbers are functions of the position in the epoch.
+"""Data loaders that can start at any batch: orders and random numbers are functions of the position in the epoch.
 
 base_seed         the seed that a DataLoader draws from its generator ahead of a sampler that shares it
 combined          several loaders at once, read side by side or one after the other
 data_owners       objects that hold data, such as data sets: described as nodes, and restored in place
-dataloader_order  reads a user's DataLoader: which order its samplers give on this rank
-in_place_copy     copies values into existing objects, so that what is shared stays shared
-items             the items of an epoch as a snapshot holds them: arrays where they are numbers or lists of
-                  numbers
+dataloader_order  makes a user's map-style DataLoader resumable: the order of its samplers on this rank
+in_place_copy     copies values into existing objects, so that references to these stay valid
+items             the items of an epoch in snapshots: as arrays if they are numbers or lists of numbers
 lane_loader       map-style loaders for runs in lanes: one batch for each lane of this rank at once
 lane_order        the order of samples in lanes
-limits            how many batches a limit leaves: a share of a loader's batches, or a number of them
-loader            `ResumableLoader`: what a training loop reads, from any batch of any epoch
+limits            limits on the number of batches: a share of a loader's batches, or a number
+loader            `ResumableLoader`: base class of loaders that a loop can read from any batch of any epoch
 map_style         map-style loaders that can start at any batch of an epoch
 order             the order of samples as a function of seed, epoch and position
 pass_collate      the collate_fn that a pass over the data began with, if training has set another one since
-permutation       permutations of an epoch's samples; large ones are computed where they are read
+permutation       permutations of an epoch's samples; large ones are computed at the positions that are read
 quick_look        a fast check that attributes have not changed, in place of a walk over the objects
-read_memory       what reading leaves behind in data sets, which new workers and snapshots do not have
+read_memory       side effects of reading on data sets, which new workers and snapshots do not have
 resolve           makes the user's training, validation, test and prediction loaders resumable
-sampler_order     orders given by a sampler, torch's or the user's: drawn whole at an epoch's start, shared by the ranks
+sampler_order     orders given by a sampler, torch's or the user's: drawn at an epoch's start, shared by the ranks
 sampler_state     the state of a sampler between epochs: counters, generators, or its own `state_dict`
 seeded_dataset    wraps data set and collate_fn, so that each sample has random numbers of its own
-stateful_loader   `StatefulDataLoader`: a DataLoader with `state_dict`, for training loops of your own
-torch_internals   privates of `torch.utils.data`, named here alone
-worker_data       the data as a loader's workers have them: as they were when the workers started
-workers           starts a loader's workers, ties them to their rank, and names one that is lost
+stateful_loader   `StatefulDataLoader`: a DataLoader with `state_dict`, for training loops other than the Trainer's
+torch_internals   private attributes of `torch.utils.data`, used in this file only
+worker_data       the data of a loader as its workers have them: as of the start of a pass
+workers           starts a loader's workers, ends them with their rank, and reports lost ones
 iterable/         iterable data sets, resumed by their own state or by reading again
-rng/              random numbers in the data, kept apart from the main process's generators
+rng/              random numbers in the data, separate from the main process's generators
 """
 
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,6 @@ __all__ = ["StatefulDataLoader"]
 def __getattr__(name: str) -> Any:
     if name != "StatefulDataLoader":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from midstride.engine.data.stateful_loader import StatefulDataLoader  # only who asks for it needs torch
+    from midstride.engine.data.stateful_loader import StatefulDataLoader  # imported late, since it needs torch
 
     return StatefulDataLoader

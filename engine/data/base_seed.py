@@ -1,4 +1,4 @@
-"""The number that a `DataLoader` draws from its generator as an epoch begins, ahead of a sampler that shares it."""
+"""The base seed that a `DataLoader` draws from its generator at the start of an epoch, which a sampler may share."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,24 +12,24 @@ __all__ = ["BaseSeed"]
 
 
 class BaseSeed:
-    """Has a sampler give what it gives in `DataLoader.__iter__`, which draws a seed for its workers first.
+    """Iterates over a sampler as `DataLoader.__iter__` does, which first draws a seed for its workers.
 
     Args:
-        loader: whose generator is drawn from.
-        sampler: that may share it.
+        loader: loader that draws the seed from its generator.
+        sampler: sampler of the loader, which may share that generator.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
         self._dataset = loader.dataset
         used = find_generators(sampler, beside=self._dataset).items() if loader.generator is not None else ()
         self._path = next((path for path, generator in used if generator is loader.generator), None)
-        #: workers that stay keep their seed
+        #: persistent workers keep their seed
         self._is_drawn_once = loader.persistent_workers and loader.num_workers > 0
-        #: what gives the loader its batches is asked for an iterator before the seed is drawn
+        #: whether the loader calls `iter(sampler)` before it draws the seed
         self._is_asked_first = loader.batch_sampler is None or loader.batch_sampler is sampler
 
     def iterate(self, sampler: Any, epoch: int) -> Iterator[Any]:
-        """Return what `sampler`, the one of the loader or a copy, gives in `epoch`."""
+        """Return an iterator over `sampler`, which is the loader's or a copy of it, for `epoch`."""
         if self._path is None or (epoch and self._is_drawn_once):
             return iter(sampler)
         items = iter(sampler) if self._is_asked_first else None

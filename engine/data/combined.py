@@ -1,13 +1,13 @@
-"""Several loaders at once: what a user writes, and the loader that reads them side by side or one after the other.
+"""Several loaders read as one, side by side or one after the other.
 
-mode              an epoch ends                   a loader that ends before
+mode              an epoch ends                   a loader that ends earlier
 min_size          with the shortest loader        -
 max_size_cycle    with the longest                starts over, in another order
 max_size          with the longest                gives None
-sequential        after the last one's last       is followed by the next
+sequential        with the last loader            is followed by the next
 
-The position is one integer as long as every length is known: a loader of n batches stands at batch `position % n` of
-its pass number `position // n`.
+If all lengths are known, the position is one integer: a loader of n batches is at batch `position % n` of its pass
+number `position // n`.
 """
 
 import copy
@@ -30,17 +30,17 @@ Mode = Literal["min_size", "max_size_cycle", "max_size", "sequential"]
 class CombinedLoader:
     """Several loaders, read side by side or one after the other.
 
-    Return it from `train_dataloader`, or from an evaluation's: a plain dict, list or nest of loaders is the same with
-    `max_size_cycle` in training and `sequential` in evaluation. A batch is a nest like `loaders`, with a batch in the
-    place of each loader; in `sequential` it is one loader's batch.
+    Return it from `train_dataloader`, `val_dataloader` and so on. A dict, list or nest of loaders is treated as a
+    CombinedLoader with mode `max_size_cycle` in training and `sequential` in evaluation. A batch is a nest like
+    `loaders`, with a batch in place of each loader; in mode `sequential` it is one loader's batch.
 
     Args:
-        loaders: DataLoaders in dicts, lists and tuples, nested as you like.
-        mode: `min_size` ends with the shortest; `max_size_cycle` with the longest, the others start over;
-            `max_size` with the longest, the others give None; `sequential` reads one after the other.
+        loaders: DataLoaders in dicts, lists and tuples, which may be nested.
+        mode: `min_size` ends with the shortest loader; `max_size_cycle` with the longest, and others start over;
+            `max_size` with the longest, and others give None; `sequential` reads one loader after the other.
 
     Raises:
-        UserError: there is no such mode, or no loader.
+        UserError: there is no such mode.
     """
 
     def __init__(self, loaders: Any, mode: Mode = "min_size") -> None:
@@ -51,7 +51,7 @@ class CombinedLoader:
 
 
 def own_combined(given: Any) -> Any:
-    """Return `given`, a CombinedLoader of ours where it is one of Lightning's."""
+    """Return `given`, converted if it is a CombinedLoader of Lightning's."""
     kind: Any = type(given)
     if kind.__name__ == "CombinedLoader" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
         return CombinedLoader(given.iterables, given._mode)
@@ -59,10 +59,10 @@ def own_combined(given: Any) -> Any:
 
 
 def named_loaders(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[Any]]], Callable[[Sequence[Any]], Any]]:
-    """Return every loader in a nest with its name, and what makes such a nest of anything else.
+    """Return all loaders in a nest with their names, and a function that makes a nest of the same form from values.
 
     Raises:
-        UserError: something in it is no loader, or there is none.
+        UserError: the nest is empty, or has a leaf that is no DataLoader.
     """
     named = [(where.strip(), leaf) for where, leaf in named_leaves(loaders, f"{name} ")]
     if not named:
@@ -79,33 +79,33 @@ def named_loaders(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[A
 
 
 class _Stream:
-    """One of several loaders, pass after pass.
+    """The batches of one of several loaders, over all its passes.
 
     Args:
-        loader: what is read.
-        first: the number of its first pass in this epoch, which decides order and random numbers.
-        lap: passes completed in this epoch.
-        position: batches read of the pass that is under way.
+        loader: loader to read.
+        first: number of its first pass in this epoch, which decides order and random numbers.
+        lap: number of passes completed in this epoch.
+        position: number of batches read in the current pass.
     """
 
     def __init__(self, loader: ResumableLoader, first: int, lap: int = 0, position: int = 0) -> None:
         self.loader, self.first, self.lap, self.position = loader, first, lap, position
         self._iterator: Iterator[Any] | None = None
-        #: passes begun, of those that are not gone on with
+        #: number of passes that were started here, without one that was resumed
         self.begun = 0
 
     @property
     def has_ended(self) -> bool:
-        """Whether its last batch was handed out in this epoch."""
+        """Whether its last batch was returned in this epoch."""
         return self.lap > 0
 
     @property
     def next_first(self) -> int:
-        """The number of its first pass in the next epoch."""
+        """Number of its first pass in the next epoch."""
         return self.first + self.lap + (self.position > 0)
 
     def read(self) -> Any:
-        """Return the next batch, of a new pass where one has ended; `_NOTHING` if a pass has none."""
+        """Return the next batch, of a new pass if one has ended; `_NOTHING` if a pass has no batch."""
         if self._iterator is None:
             self.begun += self.position == 0
             self._iterator = self.loader.batches(self.first + self.lap, self.position)
@@ -116,7 +116,7 @@ class _Stream:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it stands."""
+        """Return the position."""
         return {"first": self.first, "lap": self.lap, "position": self.position}
 
 
@@ -124,11 +124,14 @@ class CombinedResumableLoader(ResumableLoader):
     """Several loaders as one.
 
     Args:
-        name: for messages.
-        loaders: what is read, in the order of the nest.
-        nest: makes a batch of the loaders' batches.
+        name: name in messages.
+        loaders: loaders to read, in the order of the nest.
+        nest: function that makes a batch of the loaders' batches.
         mode: see the table above.
-        limit: a share of the batches, or a number of them.
+        limit: share of the batches, or number of batches.
+
+    Raises:
+        UserError: a loader without a batch would have to start over, or the limit is a share of an unknown number.
     """
 
     batch_size = None
@@ -156,14 +159,14 @@ class CombinedResumableLoader(ResumableLoader):
         self.max_batches = len(self) if self.is_sized else 0
 
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank, after the limit."""
+        """Return the number of batches in an epoch on this rank, after the limit."""
         if not self.is_sized:
             raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
         return self.estimated_batches or 0
 
     @property
     def estimated_batches(self) -> int | None:
-        """The batches of an epoch, if every loader says."""
+        """Number of batches in an epoch, if known."""
         whole = self.unlimited_batches
         if whole is None:
             return self._limit if isinstance(self._limit, int) else None
@@ -171,7 +174,7 @@ class CombinedResumableLoader(ResumableLoader):
 
     @property
     def unlimited_batches(self) -> int | None:
-        """The batches of an epoch before the limit, if every loader says."""
+        """Number of batches in an epoch before the limit; None if a loader does not know its length."""
         lengths = [loader.estimated_batches for loader in self.loaders]
         known = [length for length in lengths if length is not None]
         if len(known) < len(lengths):
@@ -179,7 +182,7 @@ class CombinedResumableLoader(ResumableLoader):
         return sum(known) if self.mode == "sequential" else (min if self.mode == "min_size" else max)(known)
 
     def order_identity(self) -> dict[str, Any]:
-        """Return what decides the order of samples."""
+        """Return mode and order identities of the loaders."""
         return {"combined": self.mode, "loaders": [loader.order_identity() for loader in self.loaders]}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
@@ -219,7 +222,7 @@ class CombinedResumableLoader(ResumableLoader):
         return any(ended) if self.mode == "min_size" else all(ended)
 
     def _streams_at(self, epoch: int, start: int) -> list[_Stream]:
-        """Return where every loader stands at batch `start`; where lengths are unknown, that was loaded."""
+        """Return the streams at batch `start`; with unknown lengths, those of the loaded state."""
         if not self.is_sized:
             if start:
                 return self._streams
@@ -235,21 +238,21 @@ class CombinedResumableLoader(ResumableLoader):
         return streams
 
     def shared_order(self) -> str | None:
-        """Return digests of what samplers give all ranks in the passes that are open."""
+        """Return digests of the orders that all ranks share in the current passes."""
         orders = [loader.shared_order() for loader in self.loaders]
         return None if {*orders} <= {None} else " ".join(map(str, orders))
 
     def changed_in_pass(self) -> str | None:
-        """Return what of the data of any loader has changed."""
+        """Return text on the first loader whose data have changed, or None."""
         return next(filter(None, (loader.changed_in_pass() for loader in self.loaders)), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the loaders, and where each stands if lengths do not tell."""
+        """Return the states of the loaders, and their positions if lengths are unknown."""
         streams = [] if self.is_sized else [stream.state_dict() for stream in self._streams]
         return {"streams": streams, "parts": [loader.state_dict() for loader in self.loaders]}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take them back."""
+        """Restore states and positions."""
         for loader, state in zip(self.loaders, state_dict["parts"], strict=True):
             loader.load_state_dict(state)
         if not self.is_sized:
@@ -257,17 +260,17 @@ class CombinedResumableLoader(ResumableLoader):
             self._streams = [_Stream(loader, **state) for loader, state in streams]
 
     def restored(self) -> None:
-        """Tell every loader that all of the state is back."""
+        """Call `restored` of every loader."""
         for loader in self.loaders:
             loader.restored()
 
     def close(self) -> None:
-        """End what reads ahead for any of them."""
+        """Close every loader."""
         for loader in self.loaders:
             loader.close()
 
     def clone(self) -> "CombinedResumableLoader":
-        """Return a loader that can be given a state while this one is read."""
+        """Return a loader that can load a state while this one is read."""
         clone = copy.copy(self)
         clone.loaders = [loader.clone() for loader in self.loaders]
         return clone

@@ -1,4 +1,4 @@
-"""What a data set, and what reads it, hold: taken as nodes, and put back in place."""
+"""Objects that hold data, such as data sets: their attributes are described as nodes, and restored in place."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -20,22 +20,22 @@ from midstride.engine.objects.plain_values import kind_name
 
 __all__ = ["DataOwners", "Nodes", "WholeData", "data_owners"]
 
-#: attributes by the path of their owner and by name, as nodes; the name of the owner's class stands among them
+#: path of an owner -> name of an attribute -> its node; the name of the owner's class is at `_CLASS`
 Nodes = dict[str, dict[str, Any]]
 _CLASS = "__class__"
 
 
 class WholeData:
-    """Data that are not, or not only, what attributes say: a list, a tensor, a library's data set."""
+    """Holds data that are not, or not only, described by attributes: a list, a tensor, a library's data set."""
 
     def __init__(self, dataset: object) -> None:
         self.dataset = dataset
 
 
 def data_owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
-    """Yield by name what has the attributes that `dataset` consists of: itself, and those that torch's own read for it.
+    """Yield names and owners of the attributes of `dataset`: itself, and data sets wrapped by torch's data sets.
 
-    Of a library's objects that are no data sets of torch's, nothing is known.
+    Nothing is yielded for objects of other libraries that are no torch data sets.
     """
     if is_of_attributes(type(dataset)):
         yield from _owners(name, dataset)
@@ -45,11 +45,11 @@ def data_owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
 
 def _owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
     if not is_of_attributes(type(dataset)):
-        return  # its owner has it among its attributes
+        return  # it is an attribute of its owner
     if not isinstance(dataset, TORCH_DATA):
         yield name, dataset
         return
-    # Another data set may come to stand in the place of one in it: no path of that is to begin as one of this does.
+    # A data set in it may be replaced; the prefix keeps paths of the new one from starting with paths of this one.
     yield f"{name.replace('/', '.')} (torch)", dataset
     if isinstance(dataset, Subset):
         yield from _owners(f"{name}/dataset", dataset.dataset)
@@ -58,30 +58,30 @@ def _owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
 
 
 class DataOwners:
-    """Owners of attributes, by path, and what those hold.
+    """Describes and restores the attributes of objects.
 
     Args:
-        owners: by path.
-        module: which they may hold, and other parts of the state keep.
+        owners: path -> object.
+        module: module that they may refer to, whose state is saved elsewhere.
     """
 
     def __init__(self, owners: Mapping[str, Any], module: nn.Module | None = None) -> None:
         self._given, self._module = owners, module
 
     def owners(self) -> dict[str, tuple[Any, dict[str, Any]]]:
-        """Return the owners by path, each with a copy of its attributes."""
+        """Return path -> (owner, shallow copy of its attributes)."""
         return {path: (owner, attributes_of(owner)) for path, owner in self._given.items()}
 
     def filled(self, path: str, name: str, node: Any, live: Any) -> Any:
-        """Return what is to be filled as `node` says, where `live` stands; MISSING for a new one."""
+        """Return the object to restore `node` into, by default the `live` value; MISSING to make a new one."""
         return live
 
     def nodes(self) -> Nodes:
-        """Return what they hold, which is not copied, and of what class they are."""
+        """Return the nodes of all attributes and the names of the owners' classes; values are not copied."""
         return self._nodes(self._walk())
 
     def fill(self, nodes: Nodes) -> dict[str, str]:
-        """Let them hold what `nodes` say, in place; return what could not be brought back, by path, and why."""
+        """Restore `nodes` in place; return path -> text on the old value for values that could not be restored."""
         walk, owners = self._walk(), self.owners()
         self._nodes(walk)
         filling = GraphRestore(walk, self._anchors(), torch.device("cpu"))
@@ -105,7 +105,7 @@ class DataOwners:
 
     @contextmanager
     def reverted(self) -> Iterator[None]:
-        """Put back, after the block, what they hold now: each object that stands directly in an owner is the same."""
+        """Restore the present values after the block; direct attributes of owners stay the same objects."""
         now, owners = copy.deepcopy(self.nodes()), self.owners()
         try:
             yield

@@ -1,4 +1,4 @@
-"""How a user's DataLoader is read: which order its samplers mean, on this rank of this world."""
+"""Makes a user's map-style DataLoader resumable, in the order of its samplers on this rank."""
 
 import logging
 from typing import Any, Literal
@@ -30,11 +30,11 @@ _STAGES = ("validate", "test", "predict")
 def training_loader(
     loader: DataLoader[Any], world: World, *, seed: int, shard: bool, limit: float, rng: Rng = "lazy"
 ) -> MapLoader:
-    """Return `loader` in DistributedSampler's order for `world`; `shard` gives every rank its own samples.
+    """Return `loader` as a resumable one, in DistributedSampler's order; `shard` gives every rank its own samples.
 
     Raises:
-        NotExact: the loader's data set or sampler has no exact form here.
-        UserError: there is nothing to train on.
+        NotExact: the loader's data set or sampler cannot be resumed exactly.
+        UserError: there is no batch to train on.
     """
     _check(loader, "train")
     key = mix(seed, 0)
@@ -63,10 +63,10 @@ def evaluation_loader(
     limit: float,
     rng: Rng = "lazy",
 ) -> MapLoader:
-    """Return loader `number` of `stage`, every sample once over all ranks and none twice.
+    """Return loader `number` of `stage` as a resumable one, which reads every sample exactly once over all ranks.
 
     Raises:
-        NotExact: the loader's data set or sampler has no exact form here.
+        NotExact: the loader's data set or sampler cannot be resumed exactly.
     """
     _check(loader, stage)
     key = mix(mix(seed, 1 + _STAGES.index(stage)), number)
@@ -75,7 +75,12 @@ def evaluation_loader(
 
 
 def check_loader(loader: object, what: str) -> None:
-    """Refuse what is no DataLoader, or one whose own way to iterate would be left out."""
+    """Check that `loader` is a DataLoader, and does not override methods that would not be called.
+
+    Raises:
+        UserError: it is no DataLoader.
+        NotExact: it overrides `__iter__` or `_get_iterator`.
+    """
     if not isinstance(loader, DataLoader):
         raise UserError(f"the {what} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
     for name in ("__iter__", "_get_iterator"):
@@ -103,13 +108,13 @@ def _order(
     shard: bool,
     rest: Literal["padded", "kept"],
 ) -> BatchOrder:
-    """Return the order that the samplers of `loader` mean."""
+    """Return the order of batches that the samplers of `loader` define on this rank."""
     batches: Any = loader.batch_sampler
     own = world.size > 1 and (not shard or _shards_itself(loader, world, what))
     if batches is not None and type(batches) is not BatchSampler:
         sampled = SamplerOrder(batches, loader, key, what, shared=not own)
         return BatchSamplerOrder(sampled, rank=world.rank, size=world.size, rest=rest, own=own)
-    # A BatchSampler of torch given by hand leaves its sampler and sizes to itself.
+    # For a torch BatchSampler that the user has built, the loader itself has neither sampler nor batch size.
     sampler, batch_size, drop_last = (
         (loader.sampler, 1, False) if batches is None else (batches.sampler, batches.batch_size, batches.drop_last)
     )
@@ -147,10 +152,10 @@ def _sample_order(
 
 
 def _shards_itself(loader: DataLoader[Any], world: World, what: str) -> bool:
-    """Return whether a sampler of `loader` gives each rank samples of its own already.
+    """Return whether a sampler of `loader` shards the samples itself.
 
     Raises:
-        UserError: it does so for another world.
+        UserError: it does so for another rank or world size.
     """
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None:

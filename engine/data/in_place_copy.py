@@ -1,4 +1,4 @@
-"""Values that become equal to others and stay the objects they are, so that what is shared stays shared."""
+"""Copies values into existing objects, so that references to these stay valid."""
 
 import copy
 from collections import deque
@@ -11,7 +11,7 @@ __all__ = ["copy_into"]
 
 
 def copy_into(live: Any, saved: Any) -> Any:
-    """Return `live`, made equal to `saved` in place; a copy of `saved` where that cannot be done."""
+    """Return `live`, made equal to `saved` in place; return a copy of `saved` if that is not possible."""
     if type(live) is type(saved) or (isinstance(live, Tensor) and isinstance(saved, Tensor)):
         for kind, fill in _FILLS:
             if isinstance(live, kind) and fill(live, saved):

@@ -1,4 +1,4 @@
-"""The items of an epoch as a snapshot holds them: arrays where they are numbers or lists of numbers."""
+"""The items of an epoch in snapshots: as arrays if they are numbers or lists of numbers."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from midstride.engine.state.codec import walk
 
 __all__ = ["Items", "as_items", "digest_of_items", "pack_items", "unpack_items"]
 
-#: indices as an array, anything else as a list
+#: plain indices as an array of shape (n,), other items as a list
 Items = list[Any] | NDArray[np.int64]
 
 
 def as_items(given: list[Any]) -> Items:
-    """Return what a sampler gave, as an array if it is plain indices."""
+    """Return the items of a sampler, as an array if all are of type int."""
     return np.array(given, dtype=np.int64) if all(type(item) is int for item in given) else given
 
 
@@ -26,7 +26,7 @@ def digest_of_items(items: Items) -> str:
 
 
 def pack_items(items: Items) -> dict[str, Any] | None:
-    """Return `items` in a form that a snapshot holds; None if there is none."""
+    """Return `items` as a dict that can be written to a snapshot; None if they cannot be written."""
     if not isinstance(items, list):
         return {"indices": _smallest(items)}
     if not items:
@@ -45,7 +45,7 @@ def pack_items(items: Items) -> dict[str, Any] | None:
 
 
 def unpack_items(packed: dict[str, Any]) -> Items:
-    """Return the items that `pack_items` was given."""
+    """Return the items from the result of `pack_items`."""
     if "items" in packed:
         return list(packed["items"])
     if "scalars" in packed:
@@ -58,7 +58,7 @@ def unpack_items(packed: dict[str, Any]) -> Items:
 
 
 def _smallest(indices: NDArray[np.int64]) -> NDArray[Any]:
-    """Return `indices` in the smallest type that holds them."""
+    """Return `indices` in the smallest integer dtype that holds them."""
     if len(indices) == 0:
         return indices
     return indices.astype(np.promote_types(np.min_scalar_type(indices.min()), np.min_scalar_type(indices.max())))

@@ -1,4 +1,4 @@
-"""Map-style loaders of runs in lanes: a batch of every lane of this rank at once."""
+"""Map-style loaders for runs in lanes: one batch for each lane of this rank at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,20 +18,20 @@ __all__ = ["LaneLoader", "check_lanes", "nest_in_lanes"]
 
 
 class LaneLoader(MapLoader):
-    """A map-style DataLoader whose batches are dicts, from each lane of this rank to its batch.
+    """A map-style DataLoader whose batches are dicts: lane of this rank -> its batch.
 
-    Data set, workers and collate are one for all lanes; a sample, its random numbers and those of collate are
-    functions of the lane. So any number of ranks may go on from any position.
+    All lanes share data set, workers and collate_fn. Samples and random numbers are functions of the lane, so a run can
+    resume from any position with any number of ranks.
     """
 
     order: LaneOrder
-    #: for each lane, the indices in the data set of the samples last handed out; None where they have none
+    #: lane -> indices in the data set of the samples of its last batch; None if they have none
     indices_by_lane: dict[int, list[int] | None]
     fixed_world = None  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     @classmethod
     def of(cls, loader: MapLoader, lanes: Lanes) -> "LaneLoader":
-        """Return `loader`, which reads for one lane, so that it reads for all lanes of this rank."""
+        """Return a loader for all lanes of this rank, from a `loader` for one lane."""
         order: Any = loader.order
         every = {lane: replace(order, rank=lane) for lane in lanes.own}
         return cls(
@@ -43,16 +43,16 @@ class LaneLoader(MapLoader):
         )
 
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank, after the limit."""
+        """Return the number of batches in an epoch on this rank, after the limit."""
         return len(self.order)
 
     @property
     def unlimited_batches(self) -> int:
-        """The batches of the lane that has the most, before the limit."""
+        """Number of batches of the lane that has the most, before the limit."""
         return max(len(lane) for lane in self.order.lanes.values())
 
     def valid_world_sizes(self, size: int, batch_size: int) -> list[int]:
-        """Return `size`: the lanes are those that there are, whatever the number of ranks."""
+        """Return only `size`, since lanes do not depend on the number of ranks."""
         return [size]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[dict[int, Any]]:
@@ -72,7 +72,7 @@ class LaneLoader(MapLoader):
             yield {lane: batch for lane, (batch, _) in read.items()}
 
     def planned_indices(self) -> Iterator[dict[int, list[Any]]] | None:  # type: ignore[override]
-        """Return what a sampler gives the lanes of this rank in the epoch that is open, batch by batch."""
+        """Return the indices of each batch, by lane, that a sampler gives this rank in the current epoch."""
         order = self.order
         if "sampler" not in order.sequence.identity or len(order.sequence) > COUNTED:
             return None
@@ -80,16 +80,16 @@ class LaneLoader(MapLoader):
         return ({lane: next(fetches).indices for lane in order.at(number)} for number in range(len(order)))
 
     def shared_order(self) -> str | None:
-        """Return a digest of what a sampler gives all lanes in the epoch that is open."""
+        """Return a digest of the sampler's order of the current epoch; None without a sampler."""
         sequence = self.order.sequence
         return sequence.digest() if isinstance(sequence, SamplerOrder) else None
 
 
 def check_lanes(loader: DataLoader[Any], name: str, *, shard: bool) -> None:
-    """Refuse a loader that cannot be dealt to lanes.
+    """Check that the samples of a loader can be divided into lanes.
 
     Raises:
-        NotExact: it is iterable, or its samples are dealt to ranks before they come here.
+        NotExact: its data set is iterable, or its samples are divided by ranks already.
     """
     if isinstance(loader.dataset, IterableDataset):
         raise NotExact(
@@ -112,7 +112,7 @@ def check_lanes(loader: DataLoader[Any], name: str, *, shard: bool) -> None:
 
 
 def nest_in_lanes(nest: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], dict[int, Any]]:
-    """Return what makes of the batches of several loaders, each a dict by lane or None, one dict of nests by lane."""
+    """Return a function from the batches of several loaders (lane -> batch, or None) to a dict: lane -> nest."""
 
     def nested(values: Sequence[Any]) -> dict[int, Any]:
         lanes = next(value for value in values if value is not None)

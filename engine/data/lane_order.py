@@ -1,4 +1,4 @@
-"""The order of samples where batches are cut in lanes: one order a lane, read side by side."""
+"""The order of samples in lanes: each lane has an order, and they are read side by side."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,8 +14,9 @@ class LaneOrder(BatchOrder):
     """The batches of the lanes of one rank: the first of each lane, the second of each lane, and so on.
 
     Args:
-        lanes: the order of each, as if it were a rank of a world of so many; in evaluation some may have a batch less.
-        limited: returns how many of a lane's batches are read.
+        lanes: lane -> its order, as that of a rank in a world with one rank per lane; in evaluation some lanes may have
+            one batch less.
+        limited: function from the number of a lane's batches to the number that is read.
     """
 
     lanes: dict[int, BatchOrder]
@@ -23,22 +24,22 @@ class LaneOrder(BatchOrder):
 
     @property
     def sequence(self) -> SampleOrder:  # type: ignore[override]
-        """What all lanes share."""
+        """The sequence of samples, which all lanes share."""
         return self._first.sequence
 
     @property
     def batch_size(self) -> int | None:  # type: ignore[override]
-        """Samples in a full batch of a lane."""
+        """Number of samples in a full batch of a lane."""
         return self._first.batch_size
 
     @property
     def global_batch_size(self) -> int | None:  # type: ignore[override]
-        """Samples that all lanes take at once."""
+        """Number of samples in full batches of all lanes."""
         return self._first.global_batch_size
 
     @property
     def drop_last(self) -> bool:
-        """Whether a last batch that is not full is left out."""
+        """Whether an incomplete last batch is dropped."""
         return getattr(self._first, "drop_last", False)
 
     @property
@@ -46,13 +47,13 @@ class LaneOrder(BatchOrder):
         return next(iter(self.lanes.values()))
 
     def clone(self) -> "LaneOrder":
-        """Return an order whose sequence can be given a state while this one is read."""
+        """Return an order whose sequence can load a state while this one is read."""
         sequence = self.sequence.clone()
         lanes: dict[int, Any] = dict(self.lanes)
         return replace(self, lanes={lane: replace(order, sequence=sequence) for lane, order in lanes.items()})
 
     def __len__(self) -> int:
-        """Return the batches of the lane that has the most."""
+        """Return the number of batches of the lane that has the most."""
         return max(self.limited(len(order)) for order in self.lanes.values())
 
     def at(self, number: int) -> list[int]:
@@ -60,7 +61,7 @@ class LaneOrder(BatchOrder):
         return [lane for lane, order in self.lanes.items() if number < self.limited(len(order))]
 
     def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
-        """Yield the batches of every lane from batch `start` on, lane by lane."""
+        """Yield the requests of all lanes from batch `start` on: for each batch number, one of each lane."""
         every = {lane: order.requests(key, start) for lane, order in self.lanes.items()}
         for number in range(start, len(self)):
             for lane in self.at(number):

@@ -1,4 +1,4 @@
-"""How many batches a limit leaves: a share of a loader's batches, or a number of them."""
+"""Limits on the number of batches: a share of a loader's batches, or a number."""
 
 from midstride.engine.errors import UserError
 
@@ -6,12 +6,12 @@ __all__ = ["limited", "no_batch_left", "stream_limits"]
 
 
 def limited(batches: int, limit: float) -> int:
-    """Return how many of `batches` are read: a share of them, or a number."""
+    """Return the number of `batches` to read: at most `limit` if it is an int, else that share, rounded down."""
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def no_batch_left(option: str, limit: float, batches: int | None) -> str:
-    """Return why `option` leaves none of `batches`, and what to set instead.
+    """Return text that says why `option` leaves none of `batches`, and what to set instead.
 
     >>> no_batch_left("limit_val_batches", 0.5, 1)
     'limit_val_batches=0.5 of 1 batch leaves none (0.5, rounded down): give a number of batches, or 1.0 for all'
@@ -23,10 +23,15 @@ def no_batch_left(option: str, limit: float, batches: int | None) -> str:
 
 
 def stream_limits(name: str, expected: int | None, limit: float) -> tuple[int | None, int | None]:
-    """Return the batches to expect of an iterable loader, of which its data set says `expected`, and the most to read.
+    """Return for an iterable loader the number of batches to expect, and the largest number to read; None if unknown.
+
+    Args:
+        name: the loader, in messages.
+        expected: number of batches without a limit, according to its data set; None if unknown.
+        limit: share of the batches, or number of batches.
 
     Raises:
-        UserError: a share of its batches is asked for, and how many there are is not known.
+        UserError: the limit is a share of an unknown number of batches.
     """
     if isinstance(limit, int):
         return (limit if expected is None else min(expected, limit)), limit

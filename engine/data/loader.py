@@ -1,4 +1,4 @@
-"""What a loop reads: batches from any position of any epoch, and what decides their order."""
+"""`ResumableLoader`: base class of loaders that a loop can read from any batch of any epoch."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -12,113 +12,113 @@ __all__ = ["FitLoaders", "ResumableLoader"]
 
 
 class ResumableLoader(ABC):
-    """Batches of one rank, the same ones whether it came to a position by walking or by resuming there.
+    """The batches of one rank, which are the same after a resume as without an interruption.
 
-    It keeps no position: the loop counts, and says where to start.
+    The loop counts the batches, and passes the position to start from.
     """
 
-    #: the batches of an epoch on the rank that has the most; see `set_max_batches`
+    #: number of batches in an epoch on the rank that has the most; see `set_max_batches`
     max_batches: int
-    #: samples in a full batch of this rank; None where batches have no fixed size
+    #: number of samples in a full batch of this rank; None if batches have no fixed size
     batch_size: int | None
-    #: whether the batch handed out last is the epoch's last one; in training that holds on every rank at once
+    #: whether the last batch that was returned is the last of the epoch; in training, the same on every rank
     at_end: bool = False
-    #: whether the batch handed out last begins a pass of one of several loaders, on every rank at once
+    #: whether the last batch that was returned is the first of a pass of one of several loaders, on every rank
     begins_pass: bool = False
-    #: whether `len` tells; if not, only reading to the end does
+    #: whether the loader has a length
     is_sized: bool = True
-    #: indices in the data set of the samples last handed out, in order; None where they have none
+    #: indices in the data set of the samples of the last batch, in order; None if they have none
     last_indices: Sequence[int] | None = None
-    #: digest of the samples last handed out and of where they stand in the epoch, where they have no indices
+    #: digest of the samples of the last batch and of their position in the epoch, for samples without indices
     last_mark: int | None = None
-    #: whether what is read, when it is resumed, goes on from a state that it gave
+    #: whether a resume of the current pass would load a state of the data set
     had_states: bool = False
-    #: why a run cannot go on with another number of ranks, as text; None if it can
+    #: why a run cannot resume with another number of ranks, as text; None if it can
     fixed_world: str | None = None
 
     def set_max_batches(self, batches: int) -> None:
-        """Set how many batches the rank with the most of them has, which only the ranks together know."""
+        """Set the number of batches of the rank that has the most, as the ranks have found out."""
         self.max_batches = batches
 
     def stand_at_end(self, at_end: bool) -> None:
-        """Stand where the epoch's last batch was handed out, in another attempt, or where none of its epoch was."""
+        """Set whether the epoch's last batch was returned, such as by an earlier attempt."""
         self.at_end = at_end
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank, after the limit."""
+        """Return the number of batches in an epoch on this rank, after the limit; TypeError unless `is_sized`."""
 
     @property
     def estimated_batches(self) -> int | None:
-        """The batches of an epoch as far as is known: exact for a sized loader, else a hint or None."""
+        """Number of batches in an epoch: exact for a sized loader, else an estimate or None."""
         return len(self)
 
     @property
     def unlimited_batches(self) -> int | None:
-        """The batches of an epoch before the limit, as far as is known."""
+        """Number of batches in an epoch before the limit, exact or estimated; None if unknown."""
         return self.estimated_batches
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of `epoch` from batch `start` on, to the end of the epoch.
 
-        Started in the middle, that is the pass in which `state_dict` was taken, resumed.
+        With `start` > 0, it resumes the pass whose state was loaded.
         """
 
     def valid_world_sizes(self, size: int, batch_size: int) -> list[int]:
-        """Return the numbers of ranks at which the epoch has the batches that `size` ranks of `batch_size` give it."""
+        """Return the world sizes with the same global batches as `size` ranks with `batch_size` samples each."""
         return [size]
 
     def resize(self, batch_size: int) -> None:
-        """Read `batch_size` samples at once on this rank; called only where `fixed_world` is None."""
+        """Set the batch size of this rank; called only if `fixed_world` is None."""
         raise NotImplementedError(f"{type(self).__name__} has no resize: write one, or give the loader a fixed_world")
 
     def planned_indices(self) -> Iterable[Sequence[Any]] | None:
-        """Return what a sampler gives this rank in the epoch that is open, batch by batch.
+        """Return the items of each batch that a sampler gives this rank in the current epoch.
 
-        None where there is no sampler, or its order is a function of the epoch.
+        None if there is no sampler, or its order is a function of the epoch.
         """
         return None
 
     def read_digest(self) -> int | None:
-        """Return the sum of `last_mark` over the epoch so far, as those say that have read it; None if they cannot."""
+        """Return the sum of `last_mark` over the batches of the epoch, as its readers have counted; None if unknown."""
         return None
 
     def changed_in_pass(self) -> str | None:
-        """Return what of the data has changed since the pass began, in a clause; None if nothing that counts has.
+        """Return text on data that have changed since the pass began, so that it cannot be resumed; None if none have.
 
-        It counts where the position in the pass is found by reading the data again, which then gives other samples.
+        Changes matter if a resume would read the data again, and get other samples.
         """
         return None
 
     def shared_order(self) -> str | None:
-        """Return a digest of the order that all ranks share in the epoch that is open, where training may change it."""
+        """Return a digest of the order of the current epoch that all ranks share; None if training cannot change it."""
         return None
 
     @abstractmethod
     def order_identity(self) -> dict[str, Any]:
-        """Return what decides the order of samples, as JSON; it belongs to the run's identity.
+        """Return what decides the order of samples, as JSON values for the run's identity.
 
-        `global_batch_size`, where there is one, counts the samples that all ranks take at once.
+        The key `global_batch_size`, if present, is the number of samples in a batch over all ranks.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what cannot be found from a position alone, on this rank, as of the last batch handed out."""
+        """Return the state of this rank after the last batch that was returned, besides its position."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back; called before the first `batches` of an attempt."""
+        """Restore the state; called before the first `batches` of an attempt."""
 
     def restored(self) -> None:
-        """Take note that all of a state is back, also what the data hold; called after `load_state_dict`."""
+        """Handle that all state is restored, including that of data sets; called after `load_state_dict`."""
         return
 
     def close(self) -> None:
-        """End what reads ahead: nothing more will be read."""
+        """End workers; nothing more will be read."""
         return
 
     def clone(self) -> Self:
-        """Return a loader that can be given a state while this one is read."""
+        """Return a loader that can load a state while this one is read."""
         return copy.copy(self)
 
 
@@ -126,9 +126,9 @@ class FitLoaders(AlikeOnRanks):
     """The loaders of a fit as one part of a run's state.
 
     Args:
-        training: what is trained on.
-        validation: what is validated on, one for each `dataloader_idx`.
-        given: the user's own, by stage: "train" and "validate".
+        training: training loader.
+        validation: validation loaders, by `dataloader_idx`.
+        given: the user's loaders by stage, "train" and "validate".
     """
 
     description = "what a loader holds"
@@ -149,16 +149,16 @@ class FitLoaders(AlikeOnRanks):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back."""
+        """Restore the state of every loader."""
         self.training.load_state_dict(state_dict["training"])
         for loader, state in zip(self.validation, state_dict["validation"], strict=True):
             loader.load_state_dict(state)
 
     def restored(self) -> None:
-        """Tell every loader that all of the state is back."""
+        """Call `restored` of every loader."""
         for loader in (self.training, *self.validation):
             loader.restored()
 
     def clone(self) -> "FitLoaders":
-        """Return loaders that can be given a state while these are read."""
+        """Return loaders that can load a state while these are read."""
         return FitLoaders(self.training.clone(), [loader.clone() for loader in self.validation], self.given)

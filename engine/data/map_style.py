@@ -1,4 +1,4 @@
-"""Map-style loaders that start anywhere in an epoch and give the same batches as if they had come there by walking."""
+"""Map-style loaders that can start at any batch of an epoch, and give the same batches as without an interruption."""
 
 import copy
 import logging
@@ -29,11 +29,9 @@ __all__ = ["COUNTED", "MapLoader"]
 
 log = logging.getLogger(__name__)
 
-#: samples that are read twice in each attempt: what draws where it cannot be found may do so for few of them
+#: number of samples that are read twice in each attempt: a data set may draw from an unknown source for some only
 PROBED = 64
-
-
-#: more samples are not counted at the start of an epoch: it would take seconds
+#: largest number of samples whose indices are recorded at the start of an epoch; for more it would take seconds
 COUNTED = 10_000_000
 
 
@@ -47,14 +45,14 @@ def _cut_of(loader: DataLoader[Any]) -> str:
 
 
 class _BatchSampler:
-    """The batch sampler: what to fetch, from a position that is set before each pass."""
+    """The batch sampler: yields requests, from a position that is set before each pass."""
 
     def __init__(self, order: BatchOrder, key: int, *, probe: bool) -> None:
         self.order, self.key, self._probe = order, key, PROBED if probe else 0
         self.epoch = self.start = self.count = 0
-        #: requests that ask for nothing, so that a batch is read by the worker that it has in a whole epoch
+        #: number of idle requests, so that each batch is read by the same worker as without a resume
         self.idle = 0
-        #: the indices of what is fetched and not yet handed out
+        #: indices of batches that are requested and not yet returned
         self.pending: deque[list[Any]] = deque()
 
     def __len__(self) -> int:
@@ -63,7 +61,7 @@ class _BatchSampler:
     def __iter__(self) -> Iterator[BatchRequest | Idle]:
         self.pending.clear()
         yield from [Idle()] * self.idle
-        # No more than will be consumed: what workers fetch beyond a limit is time lost.
+        # No more than will be used, so that workers do not read batches beyond a limit.
         for fetch in islice(self.order.requests(mix(self.key, self.epoch), self.start), self.count):
             self.pending.append(fetch.indices)
             probe = min(self._probe, len(fetch.indices))
@@ -72,15 +70,15 @@ class _BatchSampler:
 
 
 class MapLoader(ResumableLoader):
-    """A map-style DataLoader that can begin at any batch of any epoch.
+    """A map-style DataLoader that can start at any batch of any epoch.
 
     Args:
-        loader: the user's loader; its data set, workers, collate and the rest are kept.
-        order: which samples this rank reads.
-        key: hash that sets this loader's random numbers apart from every other's.
-        limit: a share of the batches, or a number of them.
-        rng: what a seed in the data is for.
-        what: the loader, for messages.
+        loader: the user's loader; its data set, workers, collate_fn and other settings are used.
+        order: the samples of this rank.
+        key: hash that makes random numbers of this loader differ from those of others.
+        limit: share of the batches, or number of batches.
+        rng: whether each sample or each batch is seeded.
+        what: name of the loader in messages.
     """
 
     def __init__(
@@ -98,31 +96,31 @@ class MapLoader(ResumableLoader):
         self._seeds = SampleSeeder(rng, shared=loader.num_workers > 0)
         self._sampler = _BatchSampler(order, key, probe=rng == "lazy")
         self._in_main = loader.num_workers == 0
-        self._has_numbers = isinstance(order.sequence, InOrder)  # else a sampler may give anything as an index
+        self._has_numbers = isinstance(order.sequence, InOrder)  # else a sampler may give any object as an index
         self._rng_isolation = RngIsolation()
         self._data = WorkerData(loader, copies=not self._in_main)
         self._has_read = False
-        #: samples that the data set had when its order was made, if it said
+        #: length of the data set when its order was made, if it has one
         self._samples, self._is_told = _length(loader.dataset), False
-        self._cut, self._is_cut_told = _cut_of(loader), False  #: by torch's batch sampler
-        self._module: nn.Module | None = None  #: that is trained
-        #: that workers read the module; None if they do not
+        self._cut, self._is_cut_told = _cut_of(loader), False
+        self._module: nn.Module | None = None  #: the module in training
+        #: text that says that workers read the module in training; None if they do not
         self._acts: str | None = None
         self._loader = self._rebuilt(loader, key)
         self.max_batches = len(self)
         self.batch_size = order.batch_size
 
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank, after the limit."""
+        """Return the number of batches in an epoch on this rank, after the limit."""
         return limited(len(self.order), self._limit)
 
     @property
     def unlimited_batches(self) -> int:
-        """The batches of an epoch on this rank, before the limit."""
+        """Number of batches in an epoch on this rank, before the limit."""
         return len(self.order)
 
     def order_identity(self) -> dict[str, Any]:
-        """Return what decides the order of samples."""
+        """Return global batch size, number of samples, `drop_last`, and the identity of the order."""
         return {
             "global_batch_size": self.order.global_batch_size,
             "samples": len(self.order.sequence),
@@ -132,7 +130,7 @@ class MapLoader(ResumableLoader):
 
     @property
     def fixed_world(self) -> str | None:  # type: ignore[override]
-        """Why the order or the random numbers would be others at another number of ranks."""
+        """Why order or random numbers would change with another number of ranks; None if they would not."""
         if isinstance(self.order, BatchSamplerOrder):
             return f"the batches of its {type(self.source.batch_sampler).__name__} are dealt to the ranks whole"
         if getattr(self.order, "own", False):
@@ -144,20 +142,20 @@ class MapLoader(ResumableLoader):
         return None
 
     def valid_world_sizes(self, size: int, batch_size: int) -> list[int]:
-        """Return the divisors of the global batch, but for those at which `drop_last` would leave out another end."""
+        """Return the divisors of the global batch size for which `drop_last` drops the same samples."""
         if self.fixed_world is not None or not isinstance(order := self.order, StridedOrder):
             return [size]
 
         def end(ranks: int) -> tuple[int, int]:
             cut = replace(order, rank=0, size=ranks, batch_size=size * batch_size // ranks)
-            leaves_out = order.rest == "dropped" and not order.drop_last  # the last batch has what the ranks share
+            leaves_out = order.rest == "dropped" and not order.drop_last  # an incomplete last batch is kept
             return len(cut), cut.rank_samples() * ranks if leaves_out else 0
 
         whole = size * batch_size
         return [n for n in range(1, whole + 1) if whole % n == 0 and end(n) == end(size)]
 
     def resize(self, batch_size: int) -> None:
-        """Read `batch_size` samples at once on this rank, at positions as if it had always been so."""
+        """Set the batch size of this rank; positions are counted in batches of the new size."""
         if not isinstance(self.order, StridedOrder):
             raise TypeError("batches that the user's own code makes have no size to set")
         self.order = self._sampler.order = replace(self.order, batch_size=batch_size)
@@ -179,7 +177,7 @@ class MapLoader(ResumableLoader):
             yield batch
 
     def _opened(self, epoch: int, start: int, count: int, *, before: int) -> Iterator[Any]:
-        """Return what reads `count` requests of `epoch` from batch `start` on, with so many `before` them."""
+        """Return an iterator over `count` requests of `epoch`, from batch `start` on; `before` precede them."""
         self._tell_length()
         self._tell_cut()
         self.order.sequence.open(epoch, resumed=start > 0)
@@ -201,13 +199,13 @@ class MapLoader(ResumableLoader):
                 return start_workers(self._loader, f"the {self._what} loader")
 
     def _read_memory(self) -> ReadMemory:
-        """Return what watches what the data hold; workers get the module, which may be pickled, if these lead to it."""
+        """Return the monitor of side effects; it gets the module only if it is read here, or the data refer to it."""
         data, module = (self.source.dataset, self.source.collate_fn), self._module
         is_held = self._in_main or module is None or any(path_to_module(one, module) is not None for one in data)
         return ReadMemory(*data, module if is_held else None)
 
     def _tell_length(self) -> None:
-        """Say once that the data set has got longer or shorter, which the order of its samples does not follow."""
+        """Warn once if the length of the data set has changed, which the order ignores."""
         if self._has_numbers and not self._is_told and (now := _length(self.source.dataset)) != self._samples:
             self._is_told = True
             log.warning(
@@ -220,7 +218,7 @@ class MapLoader(ResumableLoader):
             )
 
     def _tell_cut(self) -> None:
-        """Say once that training has set the size of batches, which stays."""
+        """Warn once if the user has changed the batch size, which is ignored."""
         if not self._is_cut_told and (now := _cut_of(self.source)) != self._cut:
             self._is_cut_told = True
             words = "the batch sampler of the %s loader has %s now, and had %s at first: batches stay as they were. "
@@ -228,18 +226,18 @@ class MapLoader(ResumableLoader):
             log.warning(words, self._what, now, self._cut)
 
     def attach(self, module: nn.Module) -> None:
-        """Leave out, of what workers begin with, what is `module`'s; they are not to read that in training."""
+        """Exclude `module`, which is being trained, from the data that workers get at the start of a pass."""
         self._data, self._module = WorkerData(self.source, module, copies=not self._in_main), module
         path = None if self._in_main or self._what != "train" else path_to_module(self.source.dataset, module)
         if path is not None:
             self._acts = f"the workers of the train loader read the module as it was when they were started ({path})"
 
     def changed_in_pass(self) -> str | None:
-        """Return why workers that are started now would read other samples; None if they would not."""
+        """Return text that says that workers read the module in training; None if they do not."""
         return self._acts
 
     def _read_here(self, memory: ReadMemory) -> Iterator[Any]:
-        """Yield what the loader does without workers: of its time a third is a profiler's label and layers for them."""
+        """Yield what the DataLoader would without workers, in two thirds of its time."""
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
         for request in self._sampler:
@@ -251,9 +249,9 @@ class MapLoader(ResumableLoader):
                 yield collate(dataset.__getitems__(request))
 
     def _read_once(self, request: BatchRequest, memory: ReadMemory) -> Any:
-        """Return a batch that may be read several times, and leave the data as if it had been read once.
+        """Return a batch that may be read several times, with the side effects of one reading.
 
-        What data remember here is state, and an attempt that goes on must not count what it reads again.
+        Side effects on data in this process are state, which repeated readings must not change.
         """
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
@@ -265,7 +263,7 @@ class MapLoader(ResumableLoader):
         return collate(dataset.__getitems__(request._replace(probe=0)))
 
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
-        """Return the next batch, which is in batch `number` of the epoch, and the indices of its samples."""
+        """Return the next batch, part of batch `number` of the epoch, and the indices of its samples."""
         if self._in_main:
             with self._isolated:
                 batch = next_batch(iterator, self._where, number)
@@ -276,7 +274,7 @@ class MapLoader(ResumableLoader):
         return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
 
     def planned_indices(self) -> Iterator[list[Any]] | None:
-        """Return what a sampler gives this rank in the epoch that is open, batch by batch."""
+        """Return the items of each batch that a sampler gives this rank in the current epoch."""
         sequence = self.order.sequence
         is_own = "sampler" in sequence.identity or getattr(self.order, "own", False)
         if not is_own or len(sequence) > COUNTED:
@@ -284,7 +282,7 @@ class MapLoader(ResumableLoader):
         return (fetch.indices for fetch in islice(self.order.requests(0, 0), len(self)))
 
     def shared_order(self) -> str | None:
-        """Return a digest of what a sampler gives all ranks in the epoch that is open."""
+        """Return a digest of the sampler's order of the current epoch, if all ranks share it."""
         order = self.order
         if (
             not isinstance(order.sequence, SamplerOrder)
@@ -302,7 +300,7 @@ class MapLoader(ResumableLoader):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the sampler carries over epochs, what was seen of collate, and what workers began with."""
+        """Return the state of the sampler, whether collate_fn draws, and the data that workers began with."""
         collate: Any = self._loader.collate_fn
         return {
             "sampler": self.order.sequence.state_dict(),
@@ -311,21 +309,21 @@ class MapLoader(ResumableLoader):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back."""
+        """Restore the state."""
         self.order.sequence.load_state_dict(state_dict["sampler"])
         self._seeds.set_collate_drew(state_dict["random_collate"])
         self._data.load_state_dict(state_dict)
 
     def restored(self) -> None:
-        """Note what workers that stay began with."""
+        """Record the data that persistent workers began with."""
         self._data.restored()
 
     def close(self) -> None:
-        """End the workers that are left."""
+        """End all workers."""
         end_started(self._loader)
 
     def clone(self) -> "MapLoader":
-        """Return a loader that can be given a state while this one is read."""
+        """Return a loader that can load a state while this one is read."""
         clone = copy.copy(self)
         clone.order = self.order.clone()
         clone._seeds, clone._data = copy.copy(self._seeds), copy.copy(self._data)
@@ -343,7 +341,7 @@ class MapLoader(ResumableLoader):
             timeout=loader.timeout,
             worker_init_fn=RankBoundWorker(loader.worker_init_fn),
             multiprocessing_context=loader.multiprocessing_context,
-            # iter() draws from this generator: the main one must not be moved by a restart.
+            # iter() draws a seed from this generator, instead of the main one.
             generator=torch.Generator().manual_seed(key),
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,

@@ -1,7 +1,7 @@
-"""The order of samples as a function of (seed, epoch, position): nothing to remember, nothing to replay.
+"""The order of samples as a function of seed, epoch and position, so that a resume needs no state and no replay.
 
-An order is one sequence of samples an epoch, shared by the ranks strided as `DistributedSampler` shares it,
-so that a global batch depends only on the global batch size.
+An epoch has one sequence of samples, which the ranks share in strides, as with `DistributedSampler`. So the samples of
+a global batch depend only on the global batch size.
 """
 
 from abc import ABC, abstractmethod
@@ -15,19 +15,19 @@ from midstride.engine.data.permutation import Permutation, Positions, permutatio
 
 __all__ = ["BatchOrder", "BatchRequest", "InOrder", "SampleOrder", "Shuffled", "StridedOrder"]
 
-#: indices that are computed at once
+#: number of indices that are computed at once
 BLOCK = 16_384
 
 
 class BatchRequest(NamedTuple):
-    """What travels to the data set for one batch.
+    """A request to the data set for one batch.
 
     Args:
-        key: of epoch and loader.
+        key: hash of epoch and loader, for random numbers.
         first: position of its first sample in the epoch, over all ranks.
-        stride: positions from one sample to the next.
-        indices: what the data set is asked for.
-        probe: samples for which to find out whether the data set gives the same again.
+        stride: distance between the positions of two samples.
+        indices: indices of its samples in the data set, in order.
+        probe: number of samples to read twice, to check that the data set gives the same again.
     """
 
     key: int
@@ -43,48 +43,48 @@ class SampleOrder(ABC):
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What a run's identity says of it."""
+        """Entries of the run's identity that describe the order."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many there are in an epoch."""
+        """Return the number of samples in an epoch."""
 
     @abstractmethod
     def open(self, epoch: int, *, resumed: bool) -> None:
-        """Get ready for `epoch`; `resumed` in the middle of it, in another attempt."""
+        """Prepare the order of `epoch`; `resumed` if an earlier attempt has begun it."""
 
     @abstractmethod
     def indices_at(self, positions: Positions) -> list[Any]:
-        """Return the indices at `positions` of the epoch that is open."""
+        """Return the indices at `positions`, of shape (n,), of the current epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the epoch's number does not say."""
+        """Return the state that does not follow from the number of the epoch."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back."""
+        """Restore the state."""
 
     def clone(self) -> "SampleOrder":
-        """Return a sequence that can be given a state while this one is read; itself where there is no state."""
+        """Return a sequence that can load a state while this one is read; itself if it has no state."""
         return self
 
 
 class InOrder(SampleOrder):
-    """0, 1, 2, ..."""
+    """The order 0, 1, 2, ..."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
 
     @property
     def identity(self) -> dict[str, Any]:
-        """It is not shuffled."""
+        """{"shuffle": False}."""
         return {"shuffle": False}
 
     def __len__(self) -> int:
         return self._samples
 
     def open(self, epoch: int, *, resumed: bool) -> None:
-        """Every epoch is the same."""
+        """Do nothing: every epoch is the same."""
 
     def indices_at(self, positions: Positions) -> list[Any]:
         """Return the positions themselves."""
@@ -92,7 +92,7 @@ class InOrder(SampleOrder):
 
 
 class Shuffled(InOrder):
-    """`DistributedSampler(seed=seed)`'s order: one permutation an epoch."""
+    """The order of `DistributedSampler(seed=seed)`: a permutation for each epoch."""
 
     def __init__(self, samples: int, seed: int, sampler: str | None = None) -> None:
         super().__init__(samples)
@@ -102,7 +102,7 @@ class Shuffled(InOrder):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """It is shuffled by the run's seed, or by a sampler that has its own."""
+        """That it is shuffled by the run's seed, or the name and seed of the user's sampler."""
         return {"shuffle": True} if self._sampler is None else {"sampler": f"{self._sampler}(seed={self._seed})"}
 
     def open(self, epoch: int, *, resumed: bool) -> None:
@@ -116,19 +116,19 @@ class Shuffled(InOrder):
 
 
 class BatchOrder(ABC):
-    """Which samples one rank reads, batch by batch.
+    """The batches of one rank.
 
     Args:
-        sequence: what all ranks share.
+        sequence: sequence of samples, which all ranks share.
     """
 
     sequence: SampleOrder
-    #: samples in a full batch of this rank, and of all ranks; None where batches have no fixed size
+    #: number of samples in a full batch of this rank, and of all ranks; None if batches have no fixed size
     batch_size: int | None
     global_batch_size: int | None
 
     def clone(self) -> Self:
-        """Return an order whose sequence can be given a state while this one is read."""
+        """Return an order whose sequence can load a state while this one is read."""
         return replace(self, sequence=self.sequence.clone())  # type: ignore[type-var]  # a dataclass
 
     @abstractmethod
@@ -137,7 +137,7 @@ class BatchOrder(ABC):
 
     @abstractmethod
     def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
-        """Yield the batches of the epoch that is open, from batch `start` on."""
+        """Yield requests for the batches of the current epoch, from batch `start` on; `key` is passed on in them."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,14 @@ class StridedOrder(BatchOrder):
 
     Args:
         sequence: the samples of an epoch.
-        batch_size: samples a rank takes at once.
-        drop_last: leave out a last batch that is not full.
+        batch_size: number of samples in a batch of this rank.
+        drop_last: drop an incomplete last batch.
         rank: this rank, 0 <= rank < size.
-        size: ranks that share the samples.
-        rest: what becomes of samples that do not fill a round of all ranks: "padded" repeats samples from the start,
-            as DistributedSampler does, and "dropped" leaves them out, as it does with drop_last=True; with "kept"
-            some ranks have one more than others.
-        own: the sequence holds this rank's samples alone, another one on every rank.
+        size: number of ranks that share the samples.
+        rest: treatment of samples if their number is not divisible by `size`: "padded" repeats samples from the start,
+            as DistributedSampler does; "dropped" leaves some out, as it does with drop_last=True; with "kept" some
+            ranks have one more than others.
+        own: whether the sequence holds the samples of this rank only, and differs between ranks.
     """
 
     sequence: SampleOrder
@@ -166,11 +166,11 @@ class StridedOrder(BatchOrder):
 
     @property
     def global_batch_size(self) -> int:  # type: ignore[override]
-        """Samples that all ranks take at once."""
+        """Number of samples in full batches of all ranks."""
         return self.batch_size * self.size
 
     def rank_samples(self) -> int:
-        """Return how many samples this rank reads in an epoch, padding included."""
+        """Return the number of samples that this rank reads in an epoch, with padding."""
         samples = len(self.sequence)
         if self.own:
             return samples
@@ -185,15 +185,15 @@ class StridedOrder(BatchOrder):
         return -(-self.rank_samples() // self.batch_size)
 
     def indices(self, epoch: int) -> list[Any]:
-        """Return everything this rank reads in `epoch`, in order, but for what `drop_last` leaves out."""
+        """Return the indices that this rank reads in `epoch`, in order, including those that `drop_last` leaves out."""
         self.sequence.open(epoch, resumed=False)
         return self._indices(np.arange(self.rank_samples()))
 
     def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
-        """Yield the batches of the epoch that is open from batch `start` on, at a cost that does not depend on `start`.
+        """Yield requests for the batches of the current epoch from batch `start` on, at a cost independent of `start`.
 
-        Sample j of batch p sits at global position p * G + rank + j * size, with G the global batch size:
-        its random numbers are a function of that position, whatever the number of ranks or workers.
+        Sample j of batch p is at the global position p * G + rank + j * size, where G is the global batch size. Its
+        random numbers are a function of that position, whatever the number of ranks or workers.
         """
         batch_size, global_batch_size = self.batch_size, self.global_batch_size
         at_once = max(1, BLOCK // batch_size)

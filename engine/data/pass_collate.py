@@ -1,4 +1,4 @@
-"""The collate_fn that a pass goes on with, beside the one that training has set since."""
+"""The collate_fn that a pass over the data began with, if training has set another one since."""
 
 import copy
 import types
@@ -23,22 +23,22 @@ def collate_node(collate: Any, walk: GraphWalk) -> Any:
     """Return the node of a collate_fn.
 
     Args:
-        collate: which a pass goes on with.
-        walk: that has been over what it may share with others.
+        collate: collate_fn of the current pass.
+        walk: walk that has visited the objects that it may share with others.
     """
     return copy.deepcopy(walk.node(collate, _PATH))
 
 
 def collate_of(node: Any, known: list[Any], walk: GraphWalk, anchors: dict[str, object]) -> Any:
-    """Return the collate_fn that `node` describes, which shares nothing else with those that are `known`.
+    """Return the collate_fn that `node` describes, which shares no state with those in `known`.
 
-    MISSING if there is no such function any more, nor one of its class.
+    MISSING if there is neither such a function nor an object of its class.
 
     Args:
-        node: of `collate_node`, or of a walk over all that a loader holds.
-        known: collate_fns that there are, whose code it may have.
-        walk: that has been over what it may share with others.
-        anchors: of that walk, by name.
+        node: result of `collate_node`, or node of a collate_fn from a walk over a loader.
+        known: existing collate_fns, whose code it may have.
+        walk: walk that has visited the objects that it may share with others.
+        anchors: anchors of that walk, by name.
     """
     for number, collate in enumerate(known):
         walk.node(collate, f"{number}")
@@ -46,7 +46,7 @@ def collate_of(node: Any, known: list[Any], walk: GraphWalk, anchors: dict[str, 
     if made is not MISSING:
         return made
     kind = node.kind if isinstance(node, Instance) else None
-    return next((one for one in known if _name(one) == kind), MISSING)  # of a library, and no node says more of it
+    return next((one for one in known if _name(one) == kind), MISSING)  # of a library: nodes hold only its name
 
 
 def _name(function: Any) -> str:
@@ -55,11 +55,11 @@ def _name(function: Any) -> str:
 
 
 class _Apart(GraphRestore):
-    """Makes what nodes say anew, and puts nothing into what there is.
+    """Builds new objects from nodes, and does not change existing ones.
 
     Args:
-        walk: over what there is.
-        anchors: what is not to be made anew, by name.
+        walk: walk over existing objects.
+        anchors: objects that are not copied, by name.
     """
 
     def __init__(self, walk: GraphWalk, anchors: dict[str, object]) -> None:
@@ -72,16 +72,16 @@ class _Apart(GraphRestore):
         return id(live) in self._copies and super().use(live, path, fits=fits)
 
     def is_left_out(self, live: Any) -> bool:
-        """Return whether there is one, which stays what it is."""
+        """Return whether there is a live object, which is kept unchanged."""
         return live is not MISSING
 
     def put(self, node: Any, live: Any, path: str) -> Any:
-        """Return what `node` says; of what is left out of nodes, the live one."""
+        """Return the object that `node` describes; the live one for functions is ignored."""
         is_code = isinstance(node, Instance) and node.form == "function"
         return super().put(node, MISSING if is_code else live, path)
 
     def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
-        """Return a copy of a function of that name and code, with cells of its own."""
+        """Return a copy, with new cells, of a function with that name and code; None if there is none."""
         alike = (one for one in self._functions if _name(one) == kind and (code is None or code_digest(one) == code))
         found = next(alike, None) or function_called(kind)
         if found is None or not (found.__closure__ or vars(found)):

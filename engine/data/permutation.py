@@ -1,4 +1,4 @@
-"""Permutations of an epoch's samples: small ones drawn at once, large ones computed where they are read."""
+"""Permutations of an epoch's samples: small ones are drawn as a whole, large ones computed at single positions."""
 
 from typing import Protocol
 
@@ -10,14 +10,14 @@ from midstride.engine.seeds import mix
 
 __all__ = ["LARGE", "Feistel", "Permutation", "permutation"]
 
-#: from here on a permutation is computed, not drawn: randperm would take 0.2 s and 80 MB at 1e7, 20 s and 8 GB at 1e9
+#: samples from which on a permutation is computed: randperm takes 0.2 s and 80 MB for 1e7, 20 s and 8 GB for 1e9
 LARGE = 10_000_000
 
 Positions = NDArray[np.int64]
 
 
 class Permutation(Protocol):
-    """Which sample stands at which position of an epoch."""
+    """A function from positions of an epoch to samples."""
 
     def __call__(self, positions: Positions) -> Positions:
         """Return the samples at `positions`, both of shape (n,)."""
@@ -25,7 +25,7 @@ class Permutation(Protocol):
 
 
 def permutation(samples: int, seed: int) -> Permutation:
-    """Return the permutation that `DistributedSampler` draws from `seed`; from `LARGE` on, a Feistel one."""
+    """Return the permutation that `DistributedSampler` draws from `seed`; from `LARGE` samples on, a `Feistel` one."""
     if samples >= LARGE:
         return Feistel(samples, seed)
     drawn: Positions = torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).numpy()
@@ -33,15 +33,15 @@ def permutation(samples: int, seed: int) -> Permutation:
 
 
 class Feistel:
-    """A permutation that needs no memory and starts anywhere: a few rounds of mixing instead of a shuffled list.
+    """A permutation that is computed position by position, by a Feistel network.
 
-    Positions are split into two halves that are added to each other in turn, each time through a hash. That
-    maps 2**(2 h) positions one to one; one that lands beyond `samples` is mapped on until it lands within. About 50 ns
-    a position in blocks of some thousands.
+    Positions are split into two halves of h bits, and in each round a hash of one half is XORed into the other. That is
+    a bijection of 2**(2 h) positions. A result of `samples` or more is mapped again until it is below. It takes about
+    50 ns a position, in blocks of some thousands.
 
     Source:
-        Luby and Rackoff 1988, "How to construct pseudorandom permutations from pseudorandom functions"; walking
-        until within: Black and Rogaway 2002, "Ciphers with arbitrary finite domains".
+        Luby and Rackoff 1988, "How to construct pseudorandom permutations from pseudorandom functions"; cycle walking:
+        Black and Rogaway 2002, "Ciphers with arbitrary finite domains".
     """
 
     ROUNDS = 6

@@ -1,4 +1,4 @@
-"""A look at attributes that tells, in a fraction of the time of a walk, that nothing in them has changed."""
+"""A fast check that attributes have not changed, in a fraction of the time of a walk over the objects."""
 
 import ctypes
 import types
@@ -19,24 +19,24 @@ __all__ = ["QuickLook"]
 
 #: values that cannot change
 _FIXED = PLAIN | {range, slice}
-#: objects that are looked at
+#: largest number of objects that are compared
 _MOST = 10_000
-#: owners by path, each with its attributes
+#: path -> (owner, its attributes)
 Owners = Mapping[str, tuple[Any, Mapping[str, Any]]]
 
 
 class QuickLook:
-    """What stood in attributes. Where the same objects stand there, and cannot have changed, they hold the same.
+    """The objects in attributes at the time of the constructor, with digests of arrays among them.
 
     Args:
-        owners: by path, each with its attributes.
+        owners: path -> (owner, its attributes).
     """
 
     def __init__(self, owners: Owners) -> None:
         self._seen = _look(owners)
 
     def is_same(self, owners: Owners) -> bool:
-        """Return whether nothing has changed; False also where only a walk can tell."""
+        """Return True if nothing has changed; False may also mean that only a walk can tell."""
         if self._seen is None or (now := _look(owners)) is None:
             return False
         (objects, equal), (objects_now, equal_now) = self._seen, now
@@ -44,7 +44,7 @@ class QuickLook:
 
 
 def _look(owners: Owners) -> tuple[list[Any], list[Any]] | None:
-    """Return which objects there are, and what else is to be equal; None if that does not say all."""
+    """Return objects to compare by identity, and values to compare by equality; None if they do not cover all."""
     objects: list[Any] = []
     equal: list[Any] = []
     known = {id(owner) for owner, _ in owners.values()}
@@ -58,7 +58,7 @@ def _look(owners: Owners) -> tuple[list[Any], list[Any]] | None:
 
 
 def _add(value: Any, objects: list[Any], arrays: list[Any], known: set[int]) -> bool:
-    """Add what `value` is made of; return whether that is all that can change of it."""
+    """Add `value` and the objects in it; return whether they cover all that can change."""
     kind = type(value)
     objects.append(value)
     if kind in _FIXED or id(value) in known or is_large(value):
@@ -66,7 +66,7 @@ def _add(value: Any, objects: list[Any], arrays: list[Any], known: set[int]) -> 
     if kind in (Tensor, np.ndarray):
         arrays.append(content := _content(value))
         return content is not None
-    known.add(id(value))  # what is in a circle is looked at once
+    known.add(id(value))  # references may form a cycle
     if (items := _items(value)) is not None:
         objects.append(kind)
         if PLAIN.issuperset(map(type, items)):
@@ -77,7 +77,7 @@ def _add(value: Any, objects: list[Any], arrays: list[Any], known: set[int]) -> 
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Return what a container or an object holds; None if it may hold more than that."""
+    """Return the items of a container or the attributes of an object; None if it may hold more."""
     kind = type(value)
     if kind in (list, tuple):
         return [*value]
@@ -88,7 +88,7 @@ def _items(value: Any) -> list[Any] | None:
 
 
 def _content(value: Any) -> tuple[Any, ...] | None:
-    """Return the kind of an array and a digest of its bytes; None of what lies in memory in another way."""
+    """Return dtype, shape and digest of an array; None if it is not contiguous, or has other state."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject or not value.flags.c_contiguous:
             return None
@@ -100,6 +100,6 @@ def _content(value: Any) -> tuple[Any, ...] | None:
 
 
 def _is_fixed_function(value: object) -> bool:
-    """Return whether `value` is a function that holds nothing."""
+    """Return whether `value` is a function without closure, defaults and attributes."""
     slots = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
     return isinstance(value, types.FunctionType) and not any(getattr(value, name) for name in slots)

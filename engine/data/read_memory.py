@@ -1,4 +1,4 @@
-"""What reading leaves behind in data: a worker that is started anew begins without it, and no snapshot holds it."""
+"""Side effects of reading on data sets and collate_fns, which new workers and snapshots do not have."""
 
 import copy
 from collections import deque
@@ -21,12 +21,12 @@ __all__ = ["ReadMemory"]
 
 
 class ReadMemory(DataOwners):
-    """What a data set and its collate hold, in the process that reads them.
+    """Finds changes of a data set and its collate_fn by reading, in the process that reads.
 
     Args:
-        dataset: the user's.
-        collate: the user's.
-        module: which they may hold, and is not theirs.
+        dataset: the user's data set.
+        collate: the user's collate_fn.
+        module: module that they may refer to, which is not part of them.
     """
 
     def __init__(self, dataset: Any, collate: Any, module: nn.Module | None = None) -> None:
@@ -35,14 +35,14 @@ class ReadMemory(DataOwners):
         self.dataset = dataset
         self._code = [kind for kind in (type(dataset), type(collate)) if is_user_class(kind)]
         self._begun: Nodes | None = None
-        self._drawn_from: list[Any] = []  #: what is seeded by a hook, before each sample: no memory
-        self._stood: list[Any] = []  #: and where that stood before the first batch
-        self._outside: dict[str, str] = {}  #: what the code around them holds, a line each
-        self._last: Nodes | None = None  #: at the batch looked at before
+        self._drawn_from: list[Any] = []  #: objects with a method `reseed`, called before each sample
+        self._stood: list[Any] = []  #: their states before the first batch
+        self._outside: dict[str, str] = {}  #: digests of class attributes and globals
+        self._last: Nodes | None = None  #: at the batch checked before
         self._batches, self._is_shared, self._is_told = 0, False, False
 
     def begin(self) -> None:
-        """Note what they hold before the first batch."""
+        """Record the values before the first batch."""
         if self._begun is None:
             collate = self._given["loader"].collate_fn
             found = [*find_generators(self.dataset).values(), *find_generators(collate).values()]
@@ -53,29 +53,29 @@ class ReadMemory(DataOwners):
             self._outside = self._of_code()
 
     def nodes(self) -> Nodes:
-        """Return what they hold; what a hook seeds stands where it did before the first batch, from here on."""
+        """Return the nodes; objects with `reseed` are set back to their states before the first batch."""
         for hook, state in zip(self._drawn_from, self._stood, strict=True):
             set_state(hook, state)
         return super().nodes()
 
     def is_due(self) -> bool:
-        """Return whether the batch just read is one to look at: the first, the second, the fourth, and so on."""
+        """Return whether to check after this batch: after batches 1, 2, 4, 8 and so on."""
         self._batches += 1
         return self._batches.bit_count() == 1 and self._begun is not None and not self._is_shared
 
     def changed(self) -> str | None:
-        """Return what reading has changed since the first batch, with both values; None if it has changed nothing."""
+        """Return text on a change since before the first batch, with both values; None if nothing has changed."""
         return self.changed_since(self._begun or {})
 
     def changed_since(self, before: Nodes) -> str | None:
-        """Return what reading has changed since they held `before`."""
+        """Return text on a change since `before`, or None."""
         now = self.nodes()
         if (what := first_difference(before, now)) is not None:
             return what
         return None if same_key_order(before, now) else "the order of a dict"
 
     def counted(self) -> str | None:
-        """Return, once, a value that differs from the one at the batch looked at before; what is new may be a cache."""
+        """Return, once, text on a value that has changed since the last check; new ones are ignored as caches."""
         if self._is_told:
             return None
         last, self._last = self._last, _without_generators(copy.deepcopy(self.nodes()))
@@ -90,7 +90,7 @@ class ReadMemory(DataOwners):
         return {where: line for name, value in named for where, line in digest_lines(name, value).items()}
 
     def forget(self) -> None:
-        """Let them hold what they held before the first batch."""
+        """Restore the values before the first batch."""
         self.fill(self._begun or {})
 
     def _walked(self) -> list[object]:
@@ -100,7 +100,7 @@ class ReadMemory(DataOwners):
 
 
 def _without_generators(node: Any) -> Any:
-    """Return `node` without the states of generators, which are seeded before each sample."""
+    """Return `node` without the states of generators, since these are seeded before each sample."""
     if isinstance(node, Instance):
         return Instance(node.form, node.kind, {} if node.form == "generator" else _without_generators(node.state))
     if isinstance(node, dict):

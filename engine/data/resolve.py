@@ -1,4 +1,4 @@
-"""A fit's loaders: the user's, each made resumable."""
+"""Finds the user's training, validation, test and prediction loaders, and makes them resumable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _STAGES = tuple(LOADER_METHODS)
 
 
 class RankAgreement(Protocol):
-    """How ranks compare what they have; every rank calls each method at the same point."""
+    """Collectives by which ranks compare their loaders; every rank calls each method at the same point."""
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
@@ -46,11 +46,11 @@ class LoaderSettings:
     """How loaders are read.
 
     Args:
-        world: the ranks that samples are dealt to.
-        options: which ask for limits, shards and random numbers.
-        seed: of the run.
-        lanes: those that samples are dealt to instead, which `world` then counts; None without lanes.
-        global_batch_size: samples of a training batch over all ranks; None as the loader has it.
+        world: the ranks that share the samples; with lanes, a rank stands for a lane.
+        options: options with limits, sharding and random numbers.
+        seed: seed of the run.
+        lanes: lanes that share the samples; None without lanes.
+        global_batch_size: samples in a training batch over all ranks; None uses the loader's batch size.
     """
 
     world: World
@@ -61,19 +61,22 @@ class LoaderSettings:
 
     @property
     def shard(self) -> bool:
-        """Whether each rank reads samples of its own."""
+        """Whether each rank reads its own share of the samples."""
         return self.options.use_distributed_sampler and self.world.size > 1
 
 
 class LoaderResolver:
-    """The loaders that were given, and for what was not those of a DataModule or of the module itself.
+    """Returns the loaders of each stage: those that were given, or those of a DataModule or of the module.
 
     Args:
-        settings: who reads what, and how much of it.
-        ranks: through which all ranks compare their loaders.
-        module: has what neither of the others has.
-        train: a DataModule, or what to train on.
-        evaluate: a DataModule, or what to validate, test or predict on.
+        settings: how loaders are read.
+        ranks: collectives to compare the loaders of all ranks.
+        module: module, whose methods return loaders that are not given.
+        train: DataModule or training loaders, or None.
+        evaluate: DataModule or evaluation loaders, or None.
+
+    Raises:
+        UserError: validation loaders were given of another type.
     """
 
     def __init__(
@@ -83,9 +86,9 @@ class LoaderResolver:
         self._module = module
         train, evaluate = own_combined(train), own_combined(evaluate)
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
-        #: where what is trained on comes from
+        #: object that the training loader comes from
         self.source = module if train is None else train
-        #: what was found for each stage, as the user has it: "train", "validate" and so on
+        #: stage ("train", "validate" and so on) -> the user's loaders
         self.given: dict[str, Any] = {}
         self._made: list[ResumableLoader] = []
         self._owner = next((one for one in (train, evaluate) if one is not None and not _is_loader(one)), module)
@@ -95,7 +98,11 @@ class LoaderResolver:
             )
 
     def training(self) -> ResumableLoader:
-        """Return what is trained on."""
+        """Return the training loader.
+
+        Raises:
+            UserError: there is none, it has no batch, or the ranks have different loaders.
+        """
         given = self._call("train_dataloader") if self._train_on is None else self._train_on
         if given is None:
             raise UserError(self._no_loader())
@@ -138,7 +145,7 @@ class LoaderResolver:
         return f"fit was given a {kind} to train on; {needed}, is needed."
 
     def _train(self, loader: Any, name: str, number: int, limit: float) -> ResumableLoader:
-        """Return training loader `number`; the first is ordered by the run's seed, each other by one of its own."""
+        """Return training loader `number`; the first uses the run's seed, the others seeds derived from it."""
         settings, rng = self._settings, self._options.rng
         seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
         self._check_lanes(loader, name)
@@ -166,7 +173,11 @@ class LoaderResolver:
         return resumable
 
     def evaluation(self, stage: str) -> list[ResumableLoader]:
-        """Return the loaders of `stage`, one for each `dataloader_idx`; none if there are none."""
+        """Return the loaders of `stage` by `dataloader_idx`; [] if there are none.
+
+        Raises:
+            UserError: the ranks have different numbers of loaders, or the limit leaves no batch.
+        """
         given = self._call(LOADER_METHODS[stage]) if self._evaluate_on is None else self._evaluate_on
         self.given[stage] = given
         option, limit = self._limit(stage)
@@ -184,13 +195,13 @@ class LoaderResolver:
         return resumables
 
     def _limit(self, stage: str) -> tuple[str, float]:
-        """Return the option that limits the batches of `stage`, and its value: predictions are never left out."""
+        """Return the option that limits the batches of `stage`, and its value, which is 1.0 for predictions."""
         options = self._options
         limits = {"validate": options.limit_val_batches, "test": options.limit_test_batches, "predict": 1.0}
         return f"limit_{'val' if stage == 'validate' else stage}_batches", limits[stage]
 
     def _check_limit(self, resumables: Sequence[ResumableLoader], stage: str, option: str, limit: float) -> None:
-        """Refuse a share of a loader's batches that is less than one batch on every rank."""
+        """Check that a share of the batches is at least one batch on some rank."""
         counts = [(loader.unlimited_batches, loader.estimated_batches) for loader in resumables]
         for number, ranks in enumerate(zip(*self._ranks.gather(counts), strict=True)):
             whole = max(batches or 0 for batches, _ in ranks)
@@ -199,7 +210,7 @@ class LoaderResolver:
                 raise UserError(f"{which} has no batch: {no_batch_left(option, limit, whole)}.")
 
     def close(self) -> None:
-        """End what reads ahead for any of the loaders: workers that stay would stay with whatever holds the data."""
+        """Close all loaders; else persistent workers would live as long as references to the data."""
         for loader in self._made:
             loader.close()
 
@@ -247,7 +258,7 @@ class LoaderResolver:
 
 
 def _is_loader(source: Any) -> bool:
-    """Return whether `source` is a loader or a nest of them, and not something that has loaders."""
+    """Return whether `source` is a loader or a nest of loaders, rather than an object whose methods return them."""
     if isinstance(source, (dict, list, tuple)):
         return any(_is_loader(inner) for inner in (source.values() if isinstance(source, dict) else source))
     return isinstance(source, (DataLoader, CombinedLoader))
@@ -258,7 +269,7 @@ def _is_iterable(loader: Any) -> bool:
 
 
 def _check_alike(identities: tuple[dict[str, Any], ...]) -> None:
-    """Refuse ranks that would share samples of which each has another order: some would be lost, others repeated."""
+    """Check that all ranks have the same order of samples; else some samples would be lost, and others repeated."""
     for rank, other in enumerate(identities):
         for name, value in other.items():
             if value != identities[0][name]:
@@ -270,10 +281,10 @@ def _check_alike(identities: tuple[dict[str, Any], ...]) -> None:
 
 
 def _share_batches(loader: ResumableLoader, batch: int, settings: LoaderSettings) -> None:
-    """Have each rank read its share of batches of `batch` samples.
+    """Set the batch size of each rank such that all ranks together read `batch` samples.
 
     Raises:
-        NotExact: the loader cannot, or so many ranks cannot.
+        NotExact: the loader does not support that, or the ranks cannot share such batches.
     """
     ranks, why = settings.world.size, loader.fixed_world
     if settings.lanes is not None:

@@ -1,4 +1,4 @@
-"""Orders that a sampler of torch or of the user decides: drawn whole at an epoch's start, then shared by the ranks."""
+"""Orders given by a sampler, torch's or the user's: drawn at an epoch's start, and shared by the ranks."""
 
 import copy
 import logging
@@ -26,27 +26,27 @@ __all__ = ["BatchSamplerOrder", "SamplerOrder"]
 
 log = logging.getLogger(__name__)
 
-#: a sampler that gives more than so many items for each sample of its data set is taken for endless
+#: items per sample of the data set beyond which a sampler is considered endless
 _ENDLESS = 100
 _WAY_OUT = "Keep counters and generators as attributes made in __init__, or give it state_dict and load_state_dict."
 
 
 class SamplerOrder(SampleOrder):
-    """What a sampler gives, epoch by epoch: drawn whole at an epoch's start, from the sampler as it is then.
+    """The items of a sampler, which is run to its end at the start of each epoch.
 
-    In each epoch the main generators are seeded by (key, epoch) while it runs, and put back. The items of the epoch
-    belong to a snapshot: a sampler that reads what training changes would give others when it is run again.
+    While it runs, the main generators are seeded by (key, epoch); they are restored afterwards. The items of the epoch
+    are part of snapshots, since a sampler that depends on training would give others if it ran again.
 
     Args:
-        sampler: a sampler or batch sampler; it stays the object that it is, and so does what it holds.
-        loader: of which it is a sampler.
-        key: hash that decides what it draws from the main generators.
-        what: the loader, for messages.
-        shared: every rank has the same sampler, and they share what it gives.
+        sampler: a sampler or batch sampler; it and its attributes are changed in place only.
+        loader: loader of the sampler.
+        key: hash that seeds the main generators.
+        what: name of the loader in messages.
+        shared: whether every rank has the same sampler, and they share its items.
 
     Raises:
-        NotExact: given its state back, it gives another order.
-        UserError: it gives nothing, or epochs of different lengths.
+        NotExact: after its state is restored, it gives another order.
+        UserError: it gives no items, or different numbers of items in two epochs.
     """
 
     def __init__(self, sampler: Any, loader: DataLoader[Any], key: int, what: str, *, shared: bool = True) -> None:
@@ -58,27 +58,27 @@ class SamplerOrder(SampleOrder):
         self._items: Items = []
         self._begin: dict[str, Any] = {}
         self._after: dict[str, Any] | None = None
-        #: a digest of the epoch's items, where they have to be found again
+        #: digest of the epoch's items, if the snapshot could not hold them and the sampler has to run again
         self._due: str | None = None
-        #: whether no more is to be said of changes while an epoch is under way; torch's samplers draw whole, too
+        #: whether no warning of changes within an epoch is due; torch's samplers draw all items at once, too
         self._told = not _draws_late(sampler)
         digest = self._dry_run()
         self._named = type(sampler).__name__ + (f", order {digest}" if shared else "")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The sampler's type, and a digest of its first epoch if that is the same on every rank."""
+        """The sampler's type, and a digest of its first epoch if all ranks share it."""
         return {"sampler": self._named}
 
     def _dry_run(self) -> str:
-        """Run copies of the sampler for two epochs, one of them from its state; return a digest of the first."""
+        """Run copies of the sampler for two epochs, also from restored states; return a digest of the first epoch."""
         built = self._state.full()
         one, other, resumed = (_copied(self._sampler, self._dataset) for _ in range(3))
         epochs = [self._run(one, 0)]
         ended = SamplerState(one, self._dataset)
         between, beside = ended.full(), ended.beside()
         epochs.append(self._run(one, 1))
-        # Copies share some generators, and what cannot be copied is one and the same.
+        # Copies may share generators, and objects that cannot be copied.
         SamplerState(other, self._dataset).restore_full(built)
         again = [self._run(other, 0)]
         try:
@@ -113,7 +113,7 @@ class SamplerOrder(SampleOrder):
         return self._length
 
     def open(self, epoch: int, *, resumed: bool) -> None:
-        """Run the sampler for `epoch`; one that was begun in another attempt has its items."""
+        """Run the sampler for `epoch`; if resumed, the items are those of the state."""
         if resumed:
             self._run_again(epoch)
             return
@@ -129,7 +129,7 @@ class SamplerOrder(SampleOrder):
             )
 
     def _run_again(self, epoch: int) -> None:
-        """Run the sampler from its state at the start of the epoch, where its items could not be written."""
+        """Run the sampler from its state at the start of the epoch, if its items could not be written."""
         if self._due is None:
             return
         now = self._state.changes()
@@ -144,7 +144,7 @@ class SamplerOrder(SampleOrder):
             )
 
     def _tell_changed(self, after: dict[str, Any]) -> None:
-        """Say once that training changes a sampler that plain PyTorch would have drawing all through the epoch."""
+        """Warn once if training changes a sampler within an epoch; in plain PyTorch it would draw during the epoch."""
         if differences(after, self._state.changes()):
             self._told = True
             log.warning(
@@ -160,22 +160,26 @@ class SamplerOrder(SampleOrder):
         return list(self._items[positions].tolist())
 
     def items(self) -> list[Any]:
-        """Return all items of the epoch that is open."""
+        """Return all items of the current epoch."""
         return self.indices_at(np.arange(self._length))
 
     def digest(self) -> str:
-        """Return a digest of the epoch that is open."""
+        """Return a digest of the items of the current epoch."""
         return digest_of_items(self._items)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sampler's state, and the items of the epoch that is open."""
+        """Return the sampler's state, and the items of the current epoch."""
         packed = pack_items(self._items)
         if packed is None:
             packed = {"begin": self._begin, "digest": digest_of_items(self._items)}
         return {"now": self._state.changes(), "items": packed}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take both back."""
+        """Restore state and items.
+
+        Raises:
+            NotExact: an older version took the snapshot, without items.
+        """
         if "items" not in state_dict:
             raise NotExact(
                 f"{self._what}: the snapshot was taken by an older version, which did not keep the items of an epoch. "
@@ -189,7 +193,7 @@ class SamplerOrder(SampleOrder):
         self._state.restore(state_dict["now"])
 
     def clone(self) -> "SamplerOrder":
-        """Return this order with a copy of its sampler, as the sampler was built."""
+        """Return this order with a copy of its sampler, in the state in which it was built."""
         clone = copy.copy(self)
         clone._sampler = _copied(self._sampler, self._dataset)
         clone._state = self._state.of_copy(clone._sampler)
@@ -213,13 +217,13 @@ class SamplerOrder(SampleOrder):
 
 
 def _draws_late(sampler: Any) -> bool:
-    """Return whether `sampler` may draw an item when it is asked for it."""
+    """Return whether `sampler` may draw items one by one, as they are read."""
     iterate = type(sampler).__iter__
     return isgeneratorfunction(iterate) and iterate.__module__.partition(".")[0] != "torch"
 
 
 def _copied(sampler: Any, dataset: Any) -> Any:
-    """Return a copy of `sampler` over the same data; itself where it cannot be copied."""
+    """Return a copy of `sampler` over the same data; itself if it cannot be copied."""
     try:
         return copy.deepcopy(sampler, {id(dataset): dataset})
     except Exception:
@@ -228,14 +232,14 @@ def _copied(sampler: Any, dataset: Any) -> Any:
 
 @dataclass
 class BatchSamplerOrder(BatchOrder):
-    """Whole batches, as a batch sampler makes them, dealt to the ranks in turn.
+    """The batches of a batch sampler, given to the ranks in turn.
 
     Args:
-        sequence: whose items are batches.
+        sequence: order whose items are batches.
         rank: this rank, 0 <= rank < size.
-        size: ranks that share the batches: batch q goes to rank q mod size.
-        rest: "padded" gives every rank the same number, repeating batches from the start; "kept" does not.
-        own: the sequence holds this rank's batches alone.
+        size: number of ranks that share the batches: batch q goes to rank q mod size.
+        rest: "padded" repeats batches from the start, so that all ranks have the same number; "kept" does not.
+        own: whether the sequence holds the batches of this rank only.
     """
 
     sequence: SamplerOrder  # pyright: ignore[reportIncompatibleVariableOverride]  # a frozen dataclass
@@ -254,9 +258,9 @@ class BatchSamplerOrder(BatchOrder):
         return -(-batches // self.size) if self.rest == "padded" else len(range(self.rank, batches, self.size))
 
     def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
-        """Yield the batches of the epoch that is open, from batch `start` on.
+        """Yield requests for the batches of the current epoch, from batch `start` on.
 
-        Samples stand where they stand in all batches one after the other; a repeated batch stands where it stood.
+        The position of a sample is that in all batches one after the other; a repeated batch keeps its positions.
         """
         batches = [list(batch) for batch in self.sequence.items()]
         firsts = np.cumsum([0, *map(len, batches)])

@@ -1,7 +1,7 @@
-"""What a sampler carries from one epoch to the next: its counters, its generators, or what it says itself.
+"""The state of a sampler between epochs: counters, generators, or its own `state_dict`.
 
-Values are filled in place: who shares a tensor, a list or a generator with the sampler (a training step that writes
-its weights) goes on sharing it after a resume.
+Values are restored in place, so that other references to a tensor, a list or a generator of the sampler (such as in a
+training step that writes its weights) stay valid after a resume.
 """
 
 import copy
@@ -32,50 +32,51 @@ from midstride.engine.state.differences import differences, same_key_order
 
 __all__ = ["SamplerState", "samplers_in", "values_beside"]
 
+#: length above which lists are compared and copied without their items' details
 _LONG = 10_000
 _GENERATORS = "generators/"
-#: of a list that is a sampler itself
+#: path of the items of a list that is a sampler itself
 _ITEMS = "items"
-#: what a sampler may hold and is not part of it
+#: types of attributes that are not part of a sampler's state
 _OTHERS = (nn.Module, Dataset, DataLoader, Generator)
 _CONTAINERS = (list, tuple, deque, dict)
 _SCALARS = frozenset({type(None), bool, int, float, str})
-#: what users derive values from
+#: base classes of values
 _VALUES = (Enum, int, float, complex, str, bytes, *_CONTAINERS, set, frozenset)
-#: what the data set is called in nodes
+#: name of the data set in nodes
 _DATA = "data set"
 State = dict[str, Any]
 Nodes = dict[str, dict[str, Any]]
 
 
 class SamplerState:
-    """The state of a sampler, and of the objects it holds, as it differs from when it was built.
+    """The state of a sampler and of the objects in it, as far as it has changed since it was built.
 
-    A sampler is built anew in every attempt, so what never changes (weights, indices) is in no snapshot.
+    A sampler is built in every attempt, so snapshots do not hold values that never change, such as weights and indices.
 
     Args:
         sampler: any sampler or batch sampler.
-        dataset: what it samples from; not part of its state.
+        dataset: its data set, which is not part of its state.
     """
 
     def __init__(self, sampler: Any, dataset: object) -> None:
         self._sampler, self._dataset = sampler, dataset
         self._built = self.full()
-        self._packed: dict[str, bytes] = {}  # what is known to be as it was built
+        self._packed: dict[str, bytes] = {}  # path -> pickle of a value that is known to equal the one at construction
 
     def of_copy(self, sampler: Any) -> "SamplerState":
-        """Return the state of `sampler`, a copy of this one's, which is put where this one was built."""
+        """Return the state of `sampler`, a copy of this one's, after setting it to the state at construction."""
         state = SamplerState(sampler, self._dataset)
         state._built = self._built
         state.restore({})
         return state
 
     def changes(self) -> State:
-        """Return what differs from when the sampler was built, copied."""
+        """Return copies of the values that have changed since the sampler was built."""
         return {path: _copied(value) for path, value in self._live().items() if not self._is_as_built(path, value)}
 
     def _is_as_built(self, path: str, value: Any) -> bool:
-        """Return whether `value` is what stood at `path` when the sampler was built; asked at every snapshot."""
+        """Return whether `value` equals the one at `path` when the sampler was built; called at every snapshot."""
         if path not in self._built:
             return False
         packed = _packed(value)
@@ -88,26 +89,26 @@ class SamplerState:
         return True
 
     def restore(self, state: State) -> None:
-        """Put the sampler where it was when `changes` returned `state`.
+        """Restore the sampler from a result of `changes`.
 
         Raises:
-            NotExact: a part of it is not there.
+            NotExact: an object or a generator of the state does not exist in the sampler.
         """
         self.restore_full({**self._built, **state})
 
     def full(self) -> State:
-        """Return all of it, copied."""
+        """Return copies of all values."""
         return {path: _copied(value) for path, value in self._live().items()}
 
     def beside(self) -> Nodes:
-        """Return what the object graph writes of it, by the path of its owner."""
+        """Return path of an owner -> nodes of those attributes that only the object graph can describe."""
         found = list(values_beside(self._sampler, self._dataset))
         names = {id(self._dataset): _DATA, **{id(owner): path for path, owner, _ in found}}
         walk = GraphWalk(names, {})
         return copy.deepcopy({path: walk.root_attributes(own, path, is_small=True) for path, _, own in found})
 
     def restore_beside(self, nodes: Nodes) -> None:
-        """Put back what `beside` returned of another sampler of the kind."""
+        """Restore the result of `beside` of another sampler of the same class."""
         owners = {path: owner for path, owner, _ in values_beside(self._sampler, self._dataset)}
         filling = GraphRestore(GraphWalk({}, {}), {_DATA: self._dataset, **owners}, torch.device("cpu"))
         for path in (path for path in nodes if path in owners):
@@ -117,7 +118,7 @@ class SamplerState:
                     set_attribute(owners[path], name, value)
 
     def _live(self) -> State:
-        """Return all of it, as it is."""
+        """Return all values, not copied."""
         state: State = (
             {_ITEMS: self._sampler} if type(self._sampler) in _CONTAINERS and _is_plain(self._sampler) else {}
         )
@@ -131,7 +132,7 @@ class SamplerState:
         return state | {_GENERATORS + name: get_state(g) for name, g in generators.items()}
 
     def restore_full(self, wanted: State) -> None:
-        """Put the sampler where it was when `full` returned `wanted`."""
+        """Restore the sampler from a result of `full`."""
         owners, now = _owners(self._sampler, self._dataset), self.full()
         generators = find_generators(self._sampler, beside=self._dataset)
         for path in now.keys() - wanted.keys():
@@ -152,9 +153,9 @@ class SamplerState:
 
 
 def values_beside(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield the path of each object that `sampler` is made of, the object, and those attributes that are in no state.
+    """Yield path, object and attributes of each object in `sampler`, for attributes that `SamplerState` leaves out.
 
-    They are of kinds that only the object graph can write, such as a `Fraction` or a class derived from dict.
+    Only the object graph can describe these, such as a `Fraction` or an object of a class derived from dict.
     """
     for path, owner in _owners(sampler, dataset).items():
         if not _has_state_dict(owner):
@@ -163,7 +164,7 @@ def values_beside(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dic
 
 
 def _owners(sampler: Any, dataset: object) -> dict[str, Any]:
-    """Return `sampler` and the objects it is made of, by path."""
+    """Return `sampler` and the objects in it, by path."""
     owners: dict[str, Any] = {}
     seen, queue = {id(dataset)}, deque([("sampler", sampler)])
     while queue:
@@ -180,12 +181,12 @@ def _owners(sampler: Any, dataset: object) -> dict[str, Any]:
 
 
 def _is_beside(value: Any) -> bool:
-    """Return whether `value`, or something in it, is neither plain nor an object that has a state of its own."""
+    """Return whether `value`, or something in it, is neither plain nor an object in `_owners`."""
     if isinstance(value, random.Random):
         return type(value) not in (random.Random, random.SystemRandom)
     if isinstance(value, _OTHERS) or _has_state_dict(value) or _is_object(value) or _is_plain(value):
         return False
-    if type(value) is dict and not all(map(_is_plain, value)):  # keys that only the graph can write
+    if type(value) is dict and not all(map(_is_plain, value)):  # keys that only the graph can describe
         return True
     return type(value) not in _CONTAINERS or any(_is_beside(item) for _, item in members_of(value))
 
@@ -197,7 +198,7 @@ def _existing(found: dict[str, Any], name: str) -> Any:
 
 
 def samplers_in(sampler: Any) -> Iterator[Any]:
-    """Yield `sampler` and those it wraps."""
+    """Yield `sampler` and the samplers that it wraps."""
     seen = set[int]()
     while sampler is not None and id(sampler) not in seen:
         seen.add(id(sampler))
@@ -211,9 +212,9 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    """Return whether `value` is of a user's class, or a sampler: of other libraries' objects nothing is known.
+    """Return whether `value` is a sampler, or an object of a user's class with attributes.
 
-    What a user derives from a value, such as an int, a dict or an Enum, is a value.
+    Objects of classes derived from a value type, such as int, dict or Enum, are values.
     """
     kind = type(value)
     library = kind.__module__.partition(".")[0]
@@ -224,14 +225,14 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_plain(value: Any, deep: int = 8) -> bool:
-    """Return whether `value` is of a kind that a snapshot holds; of long lists the first items speak for all."""
+    """Return whether `value` can be written to a snapshot; for long lists, whether the first items can."""
     kind = type(value)
     if kind in _SCALARS or kind is np.ndarray:
         return True
     if isinstance(value, Tensor):
         return _is_plain_tensor(value)
     items = value[:_LONG] if isinstance(value, (list, tuple)) else value
-    if kind in (list, tuple) and deep:  # many numbers, in lists of them: to write them would take seconds
+    if kind in (list, tuple) and deep:  # a shortcut for nested lists of numbers, whose encoding may take seconds
         others = {*map(type, items)} - _SCALARS
         if others <= {list, tuple}:
             return all(_is_plain(item, deep - 1) for item in items if type(item) in others)
@@ -243,7 +244,7 @@ def _is_plain(value: Any, deep: int = 8) -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses tensors, for which pickle would take longer than a comparison."""
+    """Refuses tensors, which are faster to compare than to pickle."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -252,19 +253,19 @@ class _Pickler(pickle.Pickler):
 
 
 def _packed(value: Any) -> bytes | None:
-    """Return bytes that only what is alike in every bit has too; None where a comparison takes less time."""
+    """Return bytes that are equal only for values with the same bits; None if a comparison is faster."""
     if isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and len(value) > _LONG):
         return None
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    except Exception:  # of a state_dict of the user's, which may hold anything
+    except Exception:  # a user's state_dict may hold any object
         return None
     return buffer.getvalue()
 
 
 def _is_plain_tensor(tensor: Tensor) -> bool:
-    """Return whether `tensor` is no more than its values, each in a place of its own: there can be no gradient."""
+    """Return whether `tensor` is strided, requires no gradient, and no two elements share memory."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.requires_grad:
         return False
     return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -272,7 +273,7 @@ def _is_plain_tensor(tensor: Tensor) -> bool:
 
 def _differ(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)) and len(a) > _LONG:
-        return bool(a != b)  # a thousand times as fast
+        return bool(a != b)  # a thousand times faster
     return bool(differences(a, b)) or not same_key_order(a, b)
 
 

@@ -1,4 +1,4 @@
-"""The user's data set and collate, each given its own random numbers by where it stands in the epoch."""
+"""Wraps the user's data set and collate_fn, so that random numbers depend on the position in the epoch."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,44 +16,44 @@ _OWN = frozenset({"dataset", "seeds", "failure"})
 
 
 class WorkerFailure(NamedTuple):
-    """What went wrong with a batch, on its way out of a worker: torch would wrap an exception in its own traceback."""
+    """An error with a batch, returned by a worker instead of raised, since torch would change its message."""
 
     kind: type[EngineError]
     text: str
 
 
 class Idle(NamedTuple):
-    """A request that asks for nothing, and its answer: torch deals requests to its workers in turn."""
+    """A request without samples, and its answer. torch gives requests to workers in turn; this one skips a worker."""
 
 
-#: the samples of one batch, and what was asked for, on their way to collate
+#: the samples of a batch and its request, for collate_fn
 _FetchedBatch = tuple[list[Any], BatchRequest]
 
 
 class SeededDataset(Dataset[Any]):
-    """The user's data set, each sample read with random numbers of its own."""
+    """The user's data set, which reads each sample with random numbers of its own."""
 
     def __init__(self, dataset: Any, seeds: SampleSeeder) -> None:
         self.dataset = dataset
         self.seeds = seeds
-        #: what went wrong when the worker was started
+        #: error at the start of the worker
         self.failure: WorkerFailure | None = None
 
     def __getattr__(self, name: str) -> Any:
-        # worker_init_fn and friends look at `get_worker_info().dataset`. The guard is for unpickling.
+        # For users' code that reads `get_worker_info().dataset`. The check is needed for unpickling.
         if name in _OWN:
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Data sets that open a file in each worker are handed the file this way.
+        # For a worker_init_fn that sets attributes of the data set, such as open files.
         if name in _OWN:
             super().__setattr__(name, value)
         else:
             setattr(self.dataset, name, value)
 
     def fail_with(self, failure: WorkerFailure) -> None:
-        """Answer every request with `failure`: what the worker needs could not be set up."""
+        """Answer every request with `failure`, since the start of the worker failed."""
         self.failure = failure
 
     def __len__(self) -> int:
@@ -84,23 +84,23 @@ class SeededDataset(Dataset[Any]):
 
 
 class SeededCollate:
-    """The user's collate, with the random numbers of the batch.
+    """The user's collate_fn, called with random numbers of the batch.
 
     Args:
-        collate: what makes a batch of samples.
-        seeds: for its random numbers.
-        single: it is given one sample, not a list, as with `batch_size=None`.
+        collate: the user's collate_fn.
+        seeds: seeds the generators.
+        single: whether it takes one sample instead of a list, as with `batch_size=None`.
     """
 
     def __init__(self, collate: Callable[[Any], Any], seeds: SampleSeeder, *, single: bool = False) -> None:
         self.collate, self.seeds, self.single = collate, seeds, single
 
     def set_collate(self, collate: Callable[[Any], Any]) -> None:
-        """Make batches by `collate`; called before workers are started."""
+        """Set the collate_fn; called before workers are started."""
         self.collate = collate
 
     def __call__(self, fetched: _FetchedBatch | WorkerFailure | Idle) -> Any:
-        """Return the batch made of what was fetched."""
+        """Return the batch of the samples, or a WorkerFailure or Idle unchanged."""
         if isinstance(fetched, (WorkerFailure, Idle)):
             return fetched
         samples, fetch = fetched
@@ -116,7 +116,7 @@ class SeededCollate:
 
 
 def few(indices: list[Any]) -> str:
-    """Return `indices` in short."""
+    """Return `indices` as text, with at most 3 of them."""
     return str(indices) if len(indices) <= 4 else f"[{indices[0]}, {indices[1]}, ..., {indices[-1]}]"
 
 

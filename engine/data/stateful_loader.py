@@ -1,4 +1,4 @@
-"""A DataLoader with `state_dict` and `load_state_dict`, for training loops that are not the Trainer's."""
+"""A DataLoader with `state_dict` and `load_state_dict`, for training loops other than the Trainer's."""
 
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -22,27 +22,27 @@ _KEYS = {"version", "epoch", "batch", "world_size", "order", "loader"}
 
 
 class StatefulDataLoader(DataLoader[T_co]):
-    """A `DataLoader` that goes on at the batch at which it stood, in any process.
+    """A `DataLoader` whose state can be saved after any batch, and loaded in any process to continue there.
 
-    It takes what `torch.utils.data.DataLoader` takes. Order and random numbers are functions of `seed`, epoch and
-    the position of a sample, so the state is small, resuming reads nothing again, and the number of workers may be
-    another one. Each pass is an epoch: its batches are those of `torch.utils.data.DistributedSampler(seed=seed)`.
+    It takes the arguments of `torch.utils.data.DataLoader`. Order and random numbers are functions of `seed`, epoch and
+    the position of a sample, so the state is small, no batch is read again after a resume, and the number of workers
+    may change. Each pass is an epoch, in the order of `torch.utils.data.DistributedSampler(seed=seed)`.
 
     Args:
-        dataset: as DataLoader's.
-        args: as DataLoader's, in its order.
-        seed: of the order and of what samples draw; the same on every rank.
-        rng: "lazy": each sample has random numbers of its own, however many ranks there are; "batch": each batch.
-        num_replicas: ranks that share the samples; those of `torch.distributed`, if empty, or one.
-        rank: this one of them.
-        kwargs: as DataLoader's.
+        dataset: as for DataLoader.
+        args: as for DataLoader.
+        seed: seed of the order and of random numbers in the data; the same on every rank.
+        rng: "lazy" gives each sample random numbers of its own, independent of the number of ranks; "batch" each batch.
+        num_replicas: number of ranks that share the samples; by default that of `torch.distributed`, or 1.
+        rank: this rank among them.
+        kwargs: as for DataLoader.
 
     Raises:
         NotExact: data set or sampler give other samples when they are read again.
-        UserError: there is nothing to read.
+        UserError: there is no batch to read, or only one of `num_replicas` and `rank` is given.
     """
 
-    #: has Accelerate's `prepare` take it as it is: the loader that it would make instead has no such state
+    #: makes Accelerate's `prepare` return it unchanged, since the loader that it would build has no such state
     _is_accelerate_prepared = True
 
     def __init__(
@@ -64,22 +64,22 @@ class StatefulDataLoader(DataLoader[T_co]):
         self._num_replicas, self._rank = num_replicas, rank
         self._resumable: ResumableLoader | None = None
         self._epoch = self._batch = 0
-        #: whether a pass over `_epoch` has begun: the next one is over the epoch after it
+        #: whether a pass over `_epoch` has begun, so that the next pass is over the epoch after it
         self._has_begun = False
         #: whether the next pass begins at `_batch`
         self._is_loaded = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next pass read `epoch`, from its start unless a state of that epoch was just loaded."""
+        """Set the epoch of the next pass, which starts at batch 0 unless a state of that epoch was just loaded."""
         if self._has_begun or epoch != self._epoch:
             self._epoch, self._batch, self._has_begun, self._is_loaded = epoch, 0, False, False
 
     def __len__(self) -> int:
-        """Return the batches of an epoch on this rank."""
+        """Return the number of batches in an epoch on this rank."""
         return len(self._reader)
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]  # torch names a private class
-        """Read the rest of the epoch whose state was loaded, else the next epoch."""
+        """Iterate over the rest of the epoch whose state was loaded, or else over the next epoch."""
         if self._has_begun:
             self._epoch += 1
         if not self._is_loaded:
@@ -93,10 +93,10 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._epoch, self._batch, self._has_begun = epoch + 1, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this rank stands after the last batch handed out, in types that `torch.save` and pickle take.
+        """Return the state after the last batch that was read, in types that `torch.save` and pickle support.
 
-        Over a map-style data set it is the same on every rank, serves another number of them, and is below 1 KB unless
-        a sampler of one's own gives the order. Over an iterable one, each rank has a state of its own.
+        With a map-style data set, it is the same on every rank, can be loaded with another number of ranks, and is
+        below 1 KB unless a user's sampler gives the order. With an iterable one, each rank has a state of its own.
         """
         reader = self._reader
         return {
@@ -109,18 +109,18 @@ class StatefulDataLoader(DataLoader[T_co]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Have the next pass begin where `state_dict` was taken; a pass under way is left.
+        """Make the next pass start where `state_dict` was taken; a running pass is abandoned.
 
         Raises:
-            NotExact: this loader would read other samples, or cannot begin at that position.
-            UserError: it is no state of such a loader.
+            NotExact: this loader would read other samples, or cannot start at that position.
+            UserError: it is not a state of a StatefulDataLoader of this version.
         """
         if set(state_dict) != _KEYS or state_dict["version"] != _VERSION:
             raise UserError(
                 f"no state of a StatefulDataLoader, version {_VERSION}: it has {sorted(state_dict)}, version "
                 f"{state_dict.get('version')!r}; {sorted(_KEYS)} are needed."
             )
-        self._resumable = None  # what it has read of its pass is not that state's
+        self._resumable = None  # a new reader, since this one may have begun a pass
         batch = self._resume_batch(state_dict)
         self._reader.load_state_dict(state_dict["loader"])
         self._reader.restored()
@@ -128,10 +128,10 @@ class StatefulDataLoader(DataLoader[T_co]):
         self._has_begun, self._is_loaded = False, True
 
     def _resume_batch(self, state: dict[str, Any]) -> int:
-        """Return the batch of this rank at which `state` stands.
+        """Return the number of the batch of this rank to start with.
 
         Raises:
-            NotExact: the order is another one, or there is no such batch.
+            NotExact: the order differs, or there is no such batch.
         """
         reader, ranks = self._reader, self._world.size
         then = dict(state["order"])
@@ -167,7 +167,7 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     @property
     def _reader(self) -> ResumableLoader:
-        """What reads; made late, because ranks may meet after their loaders are made."""
+        """The resumable loader; built on first use, since the process group may be initialized after this loader."""
         if self._resumable is None:
             self._resumable = self._build_reader()
         return self._resumable

@@ -1,4 +1,4 @@
-"""Privates of `torch.utils.data`, named here alone; `tests/unit/test_internals.py` tries each of them."""
+"""Private attributes of `torch.utils.data`, used in this file only; `tests/unit/test_internals.py` tests each."""
 
 from typing import Any
 
@@ -22,28 +22,28 @@ __all__ = [
 
 
 def worker_info() -> Any:
-    """Return what `get_worker_info()` shows here; None in a main process."""
+    """Return the object that `get_worker_info()` returns here; None in a main process."""
     return torch_worker._worker_info
 
 
 def set_worker_info(info: Any) -> None:
-    """Have `get_worker_info()` show `info`."""
+    """Make `get_worker_info()` return `info`."""
     torch_worker._worker_info = info
 
 
 def make_worker_info(**fields: Any) -> Any:
-    """Return what torch shows a worker of itself: `id`, `num_workers`, `seed`, `dataset`."""
+    """Return a `WorkerInfo` with the given fields: `id`, `num_workers`, `seed`, `dataset`."""
     return torch_worker.WorkerInfo(**fields)
 
 
 def stacks_tensors(collate: Any) -> bool:
-    """Return whether all that `collate` makes of tensors, in a main process, is `torch.stack` of them."""
+    """Return whether `collate`, in a main process, only calls `torch.stack` on a list of tensors."""
     known: Any = torch_collate.default_collate_fn_map  # which users may change
     return collate is default_collate and known[Tensor] is torch_collate.collate_tensor_fn
 
 
 def workers_of(iterator: Any) -> list[Any]:
-    """Return the processes of a loader's iterator; none if it has no workers."""
+    """Return the processes of a loader's iterator; [] if it has no workers."""
     return list(getattr(iterator, "_workers", ()))
 
 
@@ -54,18 +54,18 @@ def end_workers(iterator: Any) -> None:
 
 
 def forget_workers(iterator: Any) -> None:
-    """Have torch's signal handler forget the workers of a loader's iterator, if it has any."""
+    """Remove the workers of a loader's iterator, if it has any, from those that torch's signal handler watches."""
     if getattr(iterator, "_worker_pids_set", False):
         torch._C._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
 
 
 def has_num_samples(sampler: RandomSampler) -> bool:
-    """Return whether a RandomSampler was given a `num_samples` of its own."""
+    """Return whether a RandomSampler was given `num_samples`."""
     return sampler._num_samples is not None
 
 
 def generator_address(generator: Any) -> int:
-    """Return where in memory the C++ object of `generator` is."""
+    """Return the address of the C++ object of `generator`."""
     address: int = generator._cdata
     return address

@@ -1,7 +1,7 @@
-"""The data of a loader as its workers have them, or copies that are read: as they were when a pass began.
+"""The data of a loader as its workers, or copies in this process, have them: as of the start of a pass.
 
-What training changes of a data set, a loader or a collate_fn later, they do not see before they are made anew. Those of
-a run that goes on inside an epoch are made of what those before them had.
+Workers do not see later changes of data set, loader or collate_fn by training. If a run resumes within an epoch, its
+workers are started with the data that the workers before them had.
 """
 
 import copy
@@ -34,52 +34,52 @@ __all__ = ["WorkerData", "loader_attributes"]
 log = logging.getLogger(__name__)
 
 _LOADER = "loader"
-#: of a loader, what torch keeps in each and no user sets anew
+#: attributes that torch sets on every loader, other than functions that users may replace
 _OF_LOADERS = frozenset(vars(DataLoader(TensorDataset(torch.empty(1))))) - {"collate_fn", "worker_init_fn"}
 
 
 def loader_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return what a loader holds that users set, and may set anew."""
+    """Return the attributes of a loader that users have set, or may replace."""
     return {name: value for name, value in attributes_of(loader).items() if name not in _OF_LOADERS}
 
 
 class WorkerData(DataOwners):
-    """What is copied when a pass begins; where its data are not, the functions that it goes on with.
+    """The data that are copied at the start of a pass; if data are not copied, the collate_fn of the pass.
 
     Args:
-        loader: whose data they are.
-        module: which data may hold, and other parts of the state keep.
-        copies: that copies of the data are read; else they are read as they are, or there is nothing to be copied.
+        loader: loader of the data.
+        module: module that data may refer to, whose state is saved elsewhere.
+        copies: whether copies of the data are read, as in workers; else the data themselves are read.
     """
 
     def __init__(self, loader: DataLoader[Any], module: nn.Module | None = None, *, copies: bool) -> None:
         self._data = dict(data_owners("data set", loader.dataset))
         super().__init__(self._data if copies else {}, module)
         self._loader, self._copies = loader, copies
-        #: what the copies that are read were made of; None before the first
+        #: nodes of the data at the start of the pass; None before the first pass
         self._start: Nodes | None = None
-        #: whether that is a state's, which no pass has gone on with yet
+        #: whether `_start` was loaded, and no pass has resumed from it yet
         self._is_loaded = False
         #: whether a pass has begun, in this attempt or before
         self._has_begun = False
-        #: functions may be replaced in training, and only those of the user's files are found by their names
+        #: functions at construction: they may be replaced in training, and those of libraries are not found by name
         self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
-        #: what a pass began with, and a look at what stood there
+        #: nodes at the start of a pass, and a fast check for changes since
         self._last: tuple[Nodes, QuickLook] | None = None
-        #: what the workers of the pass that is under way share with this process, and what it held when that began
+        #: path -> object that workers of the current pass share with this process, and its digests at the start
         self._shared: dict[str, object] = {}
         self._shared_lines: dict[str, str] = {}
         self._is_told = False
 
     def leave_data(self) -> None:
-        """Leave the data as they are from here on, also at the end of a block of `as_begun`: they cannot be copied."""
+        """Stop copying and restoring data, also at the end of a block of `as_begun`, since they cannot be copied."""
         self._given, self._copies = {}, False
 
     def state_dict(self, collate: Any) -> dict[str, Any]:
-        """Return whether a pass has begun, and of what, unless one that goes on would find the same.
+        """Return whether a pass has begun, and the data that it began with if they have changed since.
 
         Args:
-            collate: which makes the batches of the pass.
+            collate: collate_fn of the pass.
         """
         self._tell_shared()
         start = self._start
@@ -88,38 +88,38 @@ class WorkerData(DataOwners):
         return {**({"begun": True} if self._has_begun else {}), **({} if start is None else {"start": start})}
 
     def _of_pass(self, start: Nodes, collate: Any) -> Nodes | None:
-        """Return what a run that goes on in the pass begins it with; None if that is what stands there now."""
+        """Return the nodes that a resumed pass needs; None if they equal the present ones."""
         if self._copies:
             return start if self._has_changed(start) else None
-        if collate is self._loader.collate_fn:  # whatever it holds
+        if collate is self._loader.collate_fn:  # its attributes are saved elsewhere
             return None
         return {_LOADER: {"collate_fn": collate_node(collate, self._around_collate())}}
 
     def _has_changed(self, start: Nodes) -> bool:
-        """Return whether what is copied now would be something else than `start`."""
-        # A state may be taken at every step, and a walk takes as long as a small batch.
+        """Return whether the present data differ from `start`."""
+        # A state may be taken at every step, and a walk takes as long as reading a small batch.
         if self._last is not None and self._last[0] is start and self._last[1].is_same(self.owners()):
             return False
         now = {path: nodes for path, nodes in self.nodes().items() if path in start}
-        then = {path: start[path] for path in now}  # the number of workers may have changed, and with it the owners
+        then = {path: start[path] for path in now}  # the owners depend on the number of workers, which may have changed
         return bool(differences(then, now)) or not same_key_order(then, now)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back."""
+        """Restore the state."""
         self._start = state_dict.get("start")
         self._is_loaded, self._has_begun = self._start is not None, state_dict.get("begun", False)
 
     def restored(self) -> None:
-        """Note what the data hold when a state is back: what workers that stay began with, unless it says other."""
+        """Record the restored data as those that persistent workers began with, unless the state has others."""
         if self._has_begun and self._start is None and self._loader.persistent_workers:
             self._start = copy.deepcopy(self.nodes())
 
     @contextmanager
     def as_begun(self, *, goes_on: bool) -> Iterator[None]:
-        """Give the data within the block what they held when the copies were made that a pass goes on with, in place.
+        """Restore the data at the start of the pass in place, for the duration of the block.
 
         Args:
-            goes_on: with copies made before; else, but for workers that stay, they are made of the data as they are.
+            goes_on: whether the pass is resumed; if not, it starts with the present data, except persistent workers.
         """
         start, self._is_loaded = self._start if goes_on or self._loader.persistent_workers else None, False
         self._has_begun = True
@@ -129,7 +129,7 @@ class WorkerData(DataOwners):
 
     @contextmanager
     def _data_as(self, start: Nodes | None) -> Iterator[None]:
-        """Give the data within the block what `start` says, if anything."""
+        """Restore `start`, if it is not None, for the duration of the block."""
         now = copy.deepcopy(self.nodes())
         wanted = now if start is None else _completed(now, start)
         if start is None or not self._has_changed(wanted):
@@ -156,7 +156,7 @@ class WorkerData(DataOwners):
 
     @contextmanager
     def _collate_as(self, start: Nodes) -> Iterator[None]:
-        """Give the loader within the block the collate_fn that `start` says, if any: one that is apart from others."""
+        """Set the collate_fn that `start` describes, if any, as an object of its own for the duration of the block."""
         node, before = start.get(_LOADER, {}).get("collate_fn", MISSING), self._loader.collate_fn
         known = [self._built["collate_fn"], before]
         made = MISSING if node is MISSING else collate_of(node, known, self._around_collate(), self._anchors())
@@ -169,7 +169,7 @@ class WorkerData(DataOwners):
             vars(self._loader)["collate_fn"] = before
 
     def _around_collate(self) -> GraphWalk:
-        """Return a walk over what the collate_fn of a pass may share: with the module, loader, data, and the next."""
+        """Return a walk over objects that a pass's collate_fn may share: module, loader, data, next collate_fn."""
         walk = self._walk()
         for root in () if self._module is None else module_roots(self._module):
             walk.root_attributes(root.values, root.path, is_small=False)
@@ -183,12 +183,12 @@ class WorkerData(DataOwners):
         return walk
 
     def end_pass(self) -> None:
-        """Note that nothing is read any more: what changes from here on, the next pass begins with."""
+        """Note the end of the pass: later changes affect the next pass only."""
         self._tell_shared()
         self._shared = {}
 
     def _note_shared(self) -> None:
-        """Note what workers that have just been started share with this process; what is large is watched elsewhere."""
+        """Record small objects that workers, just started, share with this process."""
         if not self._loader.num_workers:
             return
         walk = self._walk()
@@ -196,12 +196,12 @@ class WorkerData(DataOwners):
         self._shared = {path: one for path, one in walk.large.items() if is_shared(one) and not is_large(one)}
         self._shared_lines = _lines_of(self._shared)
         if self._shared and self._last is not None and self._last[0] is self._start:
-            # Tensors that are pickled for workers have come to be shared by that.
+            # Pickling for workers has moved tensors to shared memory, which changes their nodes.
             self._start = copy.deepcopy(self._nodes(self._walk()))
             self._last = (self._start, QuickLook(self.owners()))
 
     def _tell_shared(self) -> None:
-        """Name, once, what has changed under workers that read ahead."""
+        """Warn once of shared objects that have changed while workers read ahead."""
         if not self._shared or self._is_told:
             return
         now = _lines_of(self._shared)
@@ -216,23 +216,23 @@ class WorkerData(DataOwners):
             )
 
     def left_out(self) -> dict[str, object]:
-        """Return what of the data is large, or nothing that can be kept, by path: `as_begun` leaves it as it is."""
+        """Return path -> value of the data that `as_begun` does not restore: large values, and unsupported ones."""
         walk = self._walk()
         self._nodes(walk)
         return walk.large | walk.deep | walk.opaque
 
     def collate_memory(self) -> ReadMemory:
-        """Return what tells from here on whether the collate_fn holds something else."""
+        """Return a monitor of changes of the collate_fn from now on."""
         memory = ReadMemory((), self._loader.collate_fn, self._module)
         memory.begin()
         return memory
 
     def owners(self) -> dict[str, tuple[Any, dict[str, Any]]]:
-        """Return those whose attributes are copied, by path, with the attributes."""
+        """Return path -> (owner, attributes) for all objects whose attributes are copied."""
         return {_LOADER: (self._loader, loader_attributes(self._loader)), **super().owners()}
 
     def filled(self, path: str, name: str, node: Any, live: Any) -> Any:
-        """Return the function that the code has built the loader with, where `node` is of it; else what is there."""
+        """Return the loader's function at construction if `node` describes it, else the `live` value."""
         is_built = path == _LOADER and name in self._built and _is_of_kind(self._built[name], node)
         return self._built[name] if is_built else live
 
@@ -250,7 +250,7 @@ def _lines_of(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def _completed(now: Nodes, start: Nodes) -> Nodes:
-    """Return `start`, and of `now` what it does not say: a pass without workers has a collate_fn of its own alone."""
+    """Return `start`, with missing entries from `now`: in a pass without workers it has only a collate_fn."""
     is_whole = "worker_init_fn" in start.get(_LOADER, {})
     return start if is_whole else {**now, **start, _LOADER: {**now[_LOADER], **start.get(_LOADER, {})}}
 

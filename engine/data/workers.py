@@ -1,4 +1,4 @@
-"""Workers of a loader: started as the user wants, tied to their rank, and told apart when one is lost."""
+"""Starts a loader's workers, ends them with their rank, and reports lost ones."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,26 +20,26 @@ __all__ = [
     "start_workers",
 ]
 
-#: by loader, what was begun to read from it and is still held
+#: loader -> its iterators that are still referenced
 _STARTED: WeakKeyDictionary[DataLoader[Any], WeakSet[Any]] = WeakKeyDictionary()
 
 
 class RankBoundWorker:
-    """Starts a worker as the user wants, and ties it to its rank: one that is killed must not leave it behind."""
+    """A `worker_init_fn` that calls the user's, and makes the worker end if its rank is killed."""
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self.init = init
         self.rank_pid = os.getpid()
 
     def set_init(self, init: Callable[[int], None] | None) -> None:
-        """Start the next workers as `init` does."""
+        """Set the user's `worker_init_fn` for the next workers."""
         self.init = init
 
     def __call__(self, worker: int) -> None:
-        """Run in the new worker, before it reads anything."""
+        """Run in a new worker, before it reads."""
         if os.getppid() == self.rank_pid:
             die_with_parent(self.rank_pid)
-        else:  # a fork server's child, which would be ended when that is
+        else:  # its parent is a fork server, not the rank
             exit_with(self.rank_pid)
         if self.init is None:
             return
@@ -52,10 +52,10 @@ class RankBoundWorker:
 
 
 def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
-    """Return `iter(loader)`.
+    """Return `iter(loader)`, with workers started.
 
     Raises:
-        UserError: its workers cannot be started.
+        UserError: the workers could not be started.
     """
     try:
         iterator = iter(loader)
@@ -66,38 +66,38 @@ def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
             f"the workers of {name} could not be started: {type(error).__name__}: {error}. What is not forked is "
             "pickled: keep the data set and collate_fn at module level, without open files."
         ) from error
-    # A lost worker is noticed where its batch is waited for. torch would raise from a signal handler, wherever the main
-    # process happens to be: in the user's training step, or in a snapshot; also for workers that were ended on purpose.
+    # `next_batch` detects lost workers. torch would raise from a signal handler at any point of the main process, such
+    # as in the user's training step or in a snapshot, also for workers that were ended on purpose.
     forget_workers(iterator)
     _STARTED.setdefault(loader, WeakSet()).add(iterator)
     return iterator
 
 
 def end_started(loader: DataLoader[Any]) -> None:
-    """End all workers of `loader`, which is read no more: those that stay, and those of a pass that an error ended.
+    """End all workers of `loader`: persistent ones, and those of a pass that an error ended.
 
-    The error holds the pass by its traceback, and a notebook holds the error.
+    The traceback of an error refers to the pass, and notebooks keep the error.
     """
     for iterator in _STARTED.pop(loader, ()):
         end_workers(iterator)
 
 
 def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: Any) -> Any:
-    """Return what `iterator` gives next.
+    """Return the next batch of `iterator`.
 
     Args:
-        iterator: over a loader.
-        where: makes of `position` the end of an error's message.
-        position: of the batch.
+        iterator: iterator over a loader.
+        where: function from `position` to the end of an error's message.
+        position: position of the batch.
 
     Raises:
         WorldError: a worker was lost.
-        EngineError: of the kind that reading the batch ended with.
+        EngineError: the error of a `WorkerFailure`.
     """
     try:
         batch = next(iterator)
     except RuntimeError as error:
-        # Ended now: a reference to the error would keep them, by its traceback.
+        # Ended now, since the traceback of the error refers to them.
         lost = ", ".join(lost_workers(iterator)) or str(error)
         end_workers(iterator)
         raise WorldError(f"{lost}{where(*position)}. No sample is lost: a retry reads them again.") from error
@@ -108,7 +108,7 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: An
 
 
 def lost_workers(iterator: Any) -> list[str]:
-    """Return how each worker of `iterator` that is no longer there ended, as text."""
+    """Return text on each worker of `iterator` that has ended, with its signal or exit code."""
     lost = []
     for number, process in enumerate(workers_of(iterator)):
         process.join(0)

@@ -1,4 +1,4 @@
-"""The collate_fn of a stream: each batch with random numbers of its own; in a worker, looked at with some of them."""
+"""Calls the collate_fn of a stream: seeds it for each batch, and checks in workers that it keeps no state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,26 +25,26 @@ class Collation:
     """Makes batches of the samples of shards.
 
     Args:
-        function: the user's.
+        function: the user's collate_fn.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
-        # Torch's own draw nothing, and seeding costs as much as they do on small batches.
+        # torch's functions draw no random numbers, and seeding costs as much as they do for small batches.
         self._draws = function not in (default_collate, default_convert)
         self._generators = OwnedGenerators()
-        self._memory: ReadMemory | None = None  #: in a worker, what the function holds
+        self._memory: ReadMemory | None = None  #: in a worker, finds changes of the function's attributes
         self._is_tried = False
 
     def generators(self) -> list[Any]:
-        """Return the generators that the function holds or names, as far as their states can be put back."""
+        """Return the generators that the function refers to, if their states can be restored."""
         return self._generators.generators_of(self.function) if self._draws else []
 
     def batch(self, samples: Any, seed: int, *, in_worker: bool) -> Any:
-        """Return the batch of `samples`, drawn from `seed`.
+        """Return the batch of `samples`, with generators seeded by `seed`.
 
         Raises:
-            NotExact: in a worker, which is made anew where a run resumes: the function remembers its calls.
+            NotExact: in a worker, whose state is lost in a resume, the function keeps state between calls.
         """
         given = copied(samples) if in_worker and self._is_due() else None
         self._seed(seed)
@@ -54,7 +54,7 @@ class Collation:
         return batch
 
     def _is_due(self) -> bool:
-        """Return whether the next batch is one to look at: the first, the second, the fourth, and so on."""
+        """Return whether to check the next batch: batches 1, 2, 4, 8 and so on."""
         if not self._draws:
             return False
         if self._memory is None:
@@ -63,7 +63,7 @@ class Collation:
         return self._memory.is_due() or not self._is_tried
 
     def _check(self, batch: Any, samples: Any, seed: int) -> None:
-        """Refuse a function that makes another batch of `samples` when it has seen others, or these, before."""
+        """Check that the function makes the same batch of `samples` again, and without the batches before."""
         if not self._is_tried:
             self._is_tried = True
             self._seed(seed)

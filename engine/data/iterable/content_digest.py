@@ -1,4 +1,4 @@
-"""Digests of what a stream gives: samples of iterable data sets have no indices to tell them by."""
+"""Digests of samples, which have no indices in iterable data sets."""
 
 import marshal
 import pickle
@@ -15,52 +15,53 @@ from midstride.engine.objects.attributes import attributes_of
 
 __all__ = ["FORM", "content_digest", "stack_of"]
 
-#: which of their forms digests have: what an earlier version kept is not compared
+#: version of the digests; digests of other versions are not compared
 FORM = 2
+#: levels of nested containers and objects that are digested
 _DEEP = 16
-#: samples from which on it pays to look at all of them at once
+#: number of items from which on they are digested together
 _MANY = 4
-#: parts of a sample above which it is no row of a table
+#: largest number of parts of a sample that is digested by columns
 _WIDE = 64
-#: numbers in a tensor above which a copy costs more than looking at each tensor by itself
+#: largest number of elements of a tensor that is stacked with others for its digest
 _SMALL = 4096
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-#: of marshal: without references and interned strings, which are not the same in every process
+#: marshal version without references and interned strings, which differ between processes
 _VERSION = 0
 _dtype = attrgetter("dtype")
 
 
 def content_digest(samples: Any, stack: Tensor | None = None) -> int:
-    """Return a 64-bit digest of the content of `samples`: of their bits and structure.
+    """Return a 64-bit digest of the bits and the structure of `samples`.
 
     Args:
-        samples: of one batch.
-        stack: `stack_of` them, if it is at hand.
+        samples: samples of one batch.
+        stack: the result of `stack_of(samples)`, if it is known.
     """
     if stack is not None:
         return xxh3_64_intdigest(marshal.dumps(_of_stack(stack), _VERSION))
     try:
-        plain = marshal.dumps(samples, _VERSION)  # ten times as fast, if there is nothing but plain values
+        plain = marshal.dumps(samples, _VERSION)  # ten times faster, but for plain values only
     except ValueError:
         plain = marshal.dumps(_plain(samples, _DEEP), _VERSION)
     return xxh3_64_intdigest(plain)
 
 
 def stack_of(samples: Any) -> Tensor | None:
-    """Return the tensors of a batch as `default_collate` makes one of them; None if they are not alike and small."""
+    """Return the stack of small tensors of the same shape and dtype, as `default_collate` makes it; None for others."""
     if not _are_tensors(samples) or not 0 < samples[0].numel() <= _SMALL:
         return None
-    if samples[0].shape != samples[-1].shape:  # of sequences, mostly: an error of torch's takes longer to come
+    if samples[0].shape != samples[-1].shape:  # such as sequences; faster than an error of torch.stack
         return None
     try:
         stack = torch.stack(samples)
-    except RuntimeError:  # of other shapes
+    except RuntimeError:  # shapes differ
         return None
     return stack if stack.layout is torch.strided else None
 
 
 def _plain(value: Any, deep: int) -> Any:
-    """Return what stands for `value` and holds plain values only."""
+    """Return nested plain values that represent `value`."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -72,7 +73,7 @@ def _plain(value: Any, deep: int) -> Any:
         return kind.__qualname__
     if isinstance(value, (list, tuple)):
         return _of_items(value, deep)
-    if isinstance(value, (set, frozenset)):  # in another order in another process
+    if isinstance(value, (set, frozenset)):  # their order differs between processes
         return sorted(content_digest(item) for item in value)
     if isinstance(value, Mapping):
         return [(_plain(key, deep - 1), _plain(item, deep - 1)) for key, item in value.items()]
@@ -80,7 +81,7 @@ def _plain(value: Any, deep: int) -> Any:
 
 
 def _of_items(items: Sequence[Any], deep: int) -> Any:
-    """Return what stands for `items`: for all of them at once where they are alike, which takes a third of the time."""
+    """Return plain values that represent `items`, digested together if they are alike, in a third of the time."""
     if (stack := stack_of(items)) is not None:
         return _of_stack(stack)
     if _are_tensors(items) and {(item.shape, item.layout) for item in items} == {(items[0].shape, torch.strided)}:
@@ -93,7 +94,7 @@ def _of_items(items: Sequence[Any], deep: int) -> Any:
 
 
 def _are_rows(items: Sequence[Any]) -> bool:
-    """Return whether `items` are samples of the same few parts."""
+    """Return whether `items` are containers of one type with the same few keys or the same length."""
     kind = type(items[0]) if len(items) >= _MANY else None
     if kind not in (list, tuple, dict) or len(items[0]) > _WIDE or {*map(type, items)} != {kind}:
         return False
@@ -103,7 +104,7 @@ def _are_rows(items: Sequence[Any]) -> bool:
 
 
 def _are_tensors(items: Any) -> bool:
-    """Return whether `items` are several tensors of one type."""
+    """Return whether `items` are at least `_MANY` tensors of one dtype."""
     if not isinstance(items, (list, tuple)) or len(items) < _MANY or {*map(type, items)} != {Tensor}:
         return False
     return len({*map(_dtype, items)}) == 1
@@ -114,7 +115,7 @@ def _of_stack(stack: Tensor) -> Any:
 
 
 def _of_tensors(items: Sequence[Tensor]) -> Any:
-    """Return what `_of_stack` gives for `items`, of which no stack is made."""
+    """Return the same as `_of_stack` of the stacked `items`, without stacking them."""
     words = xxh3_64()
     for item in items:
         words.update(_words(item))
@@ -129,10 +130,10 @@ def _of_tensor(tensor: Tensor) -> Any:
 
 
 def _words(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor, of which no copy is made where it is on the CPU as it stands in memory."""
+    """Return the bytes of a tensor, without a copy if it is contiguous and on the CPU."""
     try:
         array = tensor.numpy()
-    except (RuntimeError, TypeError):  # not on the CPU, with a gradient, or of a type that numpy has not
+    except (RuntimeError, TypeError):  # not on the CPU, requires gradients, or of a dtype that numpy lacks
         array = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return np.ascontiguousarray(array).data
 
@@ -142,5 +143,5 @@ def _of_object(value: Any, deep: int) -> Any:
         return _plain(attributes, deep - 1)
     try:
         return pickle.dumps(value)
-    except Exception:  # its type is all that can be told
+    except Exception:  # only its type is digested
         return None

@@ -1,4 +1,4 @@
-"""Iterable data sets: their position is what was read of each shard, and the state that came with it."""
+"""The loader of an iterable data set: its position is the number of batches read from each shard, and their states."""
 
 import copy
 import logging
@@ -32,19 +32,23 @@ log = logging.getLogger(__name__)
 
 
 class IterableLoader(ResumableLoader):
-    """A DataLoader over an iterable data set, which can go on in the middle.
+    """A DataLoader over an iterable data set, which can resume within an epoch.
 
-    The shards are dealt like cards: a batch of each in turn, leaving out those that have ended. That is the order in
-    which plain PyTorch gives them; here it does not depend on how many workers read them.
+    It reads one batch of each shard in turn, skipping shards that have ended. That is the order of plain PyTorch, but
+    here it does not depend on the number of workers.
 
     Args:
         loader: the user's loader.
-        name: of the loader, for messages.
-        key: hash that sets this loader's random numbers apart from every other's, on every rank.
-        limit: a share of the batches, or a number of them.
-        tries: read some of it more than once, to see whether it gives the same again and its state is to be trusted.
-        agree: returns whether something is true on every rank; called by all of them at the same batch, so that
-            all end an epoch with the same one. Without it each rank reads its own to its end.
+        name: name of the loader in messages.
+        key: hash that makes random numbers of this loader and rank differ from those of others.
+        limit: share of the batches, or number of batches.
+        tries: whether to read some batches more than once, to check repeatability and states.
+        agree: returns whether its argument is true on every rank; all ranks call it at each batch, so that they end an
+            epoch with the same batch. Without it, each rank reads its data to their end.
+
+    Raises:
+        NotExact: the data set is a data pipe.
+        UserError: the limit is a share of an unknown number of batches.
     """
 
     is_sized = False
@@ -68,7 +72,7 @@ class IterableLoader(ResumableLoader):
             )
         self.source, self.batch_size = loader, loader.batch_size
         self._drop_last, self._agree = loader.drop_last, agree
-        #: shards that the data are read as, in all attempts of a run; 0 is plain PyTorch's no workers
+        #: number of shards, the same in all attempts of a run; 0 if `get_worker_info()` returns None to the data set
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
         self._whole = _length(loader)
         self._expected, self._limit = stream_limits(self.name, self._whole, limit)
@@ -76,18 +80,18 @@ class IterableLoader(ResumableLoader):
         self._rng_isolation = RngIsolation()
         self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
         self._data = WorkerData(loader, copies=True)
-        #: that reading acts on the module in training, or workers read it; None if not
+        #: text that says that the data set uses the module in training; None if it does not
         self._acts: str | None = None
         self._requests = ShardRequestSampler()
         self._loader = _rebuilt(loader, self._reader, self._requests, key)
         self._position = PassPosition.start(max(1, self.shards))
         self._passes, self._has_warned = 0, False
-        #: what the data held when the pass began, of what `_data` does not give back
+        #: digests, at the start of the pass, of data that `_data` does not restore
         self._began_with: dict[str, str] = {}
-        self._collate_memory: ReadMemory | None = None  #: and the collate_fn, where there are no workers
+        self._collate_memory: ReadMemory | None = None  #: finds changes of the collate_fn, without workers
 
     def attach(self, module: nn.Module) -> None:
-        """Read the data set itself, and no copies of it, where reading acts on `module`, which trains on it."""
+        """Read the data set itself instead of copies, if it refers to `module`, which is trained on it."""
         path = path_to_module(self._reader.dataset, module)
         is_live = path is not None and not self.shards
         self._data = WorkerData(self.source, module, copies=not is_live)
@@ -102,20 +106,20 @@ class IterableLoader(ResumableLoader):
 
     @property
     def estimated_batches(self) -> int | None:
-        """The batches of an epoch, if the data set says; it may be wrong."""
+        """Number of batches in an epoch according to the data set, which may be wrong; None if unknown."""
         return self._expected
 
     @property
     def unlimited_batches(self) -> int | None:
-        """The batches of an epoch before the limit, if the data set says; it may be wrong."""
+        """Number of batches in an epoch before the limit according to the data set; None if unknown."""
         return self._whole
 
     def order_identity(self) -> dict[str, Any]:
-        """Return what decides the order of samples."""
+        """Return batch size and `drop_last`; the order of samples itself is up to the data set."""
         return {"iterable": True, "batch_size": self.batch_size, "drop_last": self._drop_last}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of `epoch` from batch `start` on; started in the middle, from the state loaded."""
+        """Yield the batches of `epoch` from batch `start` on; with `start` > 0, resume from the loaded state."""
         position = self._position = self._position if start else PassPosition.start(max(1, self.shards))
         number, most = start, self._limit
         if most is not None and number >= most:
@@ -138,7 +142,7 @@ class IterableLoader(ResumableLoader):
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as of the last batch handed out, by shard."""
+        """Return the position after the last batch that was returned, with states and digests by shard."""
         position = self._position
         states = {
             shard: {"batch": saved.batch, "due": saved.next_at, "state": pickle.loads(saved.data), **_digests(saved)}
@@ -158,17 +162,17 @@ class IterableLoader(ResumableLoader):
         }
 
     def read_digest(self) -> int | None:
-        """Return the sum of the marks of all batches of the pass; None if an older version has read some."""
+        """Return the sum of the marks of all batches in the pass; None if an older version has read some."""
         totals = [total for total in self._position.totals if total is not None]
         return reduce(add_marks, totals, 0) if len(totals) == len(self._position.totals) else None
 
     @property
     def had_states(self) -> bool:  # type: ignore[override]
-        """Whether this pass, when it is resumed, goes on from a state of the data set's own."""
+        """Whether a resume of this pass would load a state of the data set."""
         return self._position.had_states
 
     def changed_in_pass(self) -> str | None:
-        """Return why the rest of the pass would be other batches if it were read anew; None if it would not."""
+        """Return text on data that have changed since the pass began, so that a resume would read others; or None."""
         if (changed := self._changed_in_collate()) is None:
             if self._position.had_states:
                 return None
@@ -185,7 +189,7 @@ class IterableLoader(ResumableLoader):
         return None if what is None else what.partition(" (")[0].replace("/", ".")
 
     def _content(self) -> dict[str, str]:
-        """Return in lines what `_data` does not give back: all of a data set that is read itself."""
+        """Return digests of data that `_data` does not restore: of all, if the data set itself is read."""
         if self._reader.is_shared:
             return users_lines(type(self._reader.dataset).__name__, self._reader.dataset)
         lines: dict[str, str] = {}
@@ -194,10 +198,10 @@ class IterableLoader(ResumableLoader):
         return lines
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take the position back; the data are read as so many shards as they were then."""
+        """Restore the position, and the number of shards."""
         self.shards = state_dict["shards"]
-        is_known = state_dict.get("form") == FORM  # else an earlier version's digests, or none
-        states = {  # JSON has made texts of the numbers of shards
+        is_known = state_dict.get("form") == FORM  # else there are no digests, or those of an older version
+        states = {  # the numbers of shards are strings in JSON
             int(shard): ShardState(
                 saved["batch"],
                 saved["due"],
@@ -220,21 +224,21 @@ class IterableLoader(ResumableLoader):
         self._data.load_state_dict(state_dict)
 
     def restored(self) -> None:
-        """Keep what the data hold, which workers that stay began with: all of the state is back."""
+        """Record the data that persistent workers began with."""
         self._data.restored()
 
     def close(self) -> None:
-        """End the workers that are left."""
+        """End all workers."""
         end_started(self._loader)
 
     def clone(self) -> "IterableLoader":
-        """Return a loader that can be given a state while this one is read."""
+        """Return a loader that can load a state while this one is read."""
         clone = copy.copy(self)
         clone._data = copy.copy(self._data)
         return clone
 
     def _read(self, epoch: int, position: PassPosition, *, goes_on: bool) -> Iterator[ShardBatch]:
-        """Yield the batches after `position`, which is in the middle of a pass if `goes_on`; workers read ahead."""
+        """Yield the batches after `position`; `goes_on` if the pass is resumed. Workers read ahead."""
         self._passes += 1
         self._log_replay(position.batches_to_replay())
         ended, news = list(position.ended), []
@@ -268,13 +272,13 @@ class IterableLoader(ResumableLoader):
         self._collate_memory = None if self._workers else self._data.collate_memory()
 
     def _opened(self, epoch: int, position: PassPosition) -> Iterator[Any]:
-        """Return what answers what is asked for, of copies that are made now."""
+        """Return an iterator over the answers to the requests of a pass, from copies of the data that are made now."""
         reader, requests, workers = self._reader, self._requests, self._workers
         own_process = workers and not self._persistent and len(position.read) <= workers
         reader.set_functions(self.source.collate_fn, self.source.worker_init_fn)
         reader.begin_pass(self.shards, copies=not own_process)
         requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
-        # Shards that are read here seed them; what training draws from them must not show who reads.
+        # Shards that are read in this process seed these generators, which must not affect training.
         used = [] if workers else [*restorable(shared_generators(reader.dataset)), *reader.collation.generators()]
         self._rng_isolation.include(used)
         with self._rng_isolation:
@@ -311,7 +315,7 @@ class IterableLoader(ResumableLoader):
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
-    """Return the batches of an epoch; None where the data set does not know, nor one that it chains."""
+    """Return the number of batches in an epoch; None if the data set, or one that it chains, has no length."""
     try:
         return len(loader) if hasattr(loader.dataset, "__len__") else None
     except (TypeError, NotImplementedError):

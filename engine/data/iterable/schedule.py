@@ -1,4 +1,4 @@
-"""The order in which the shards of a pass are read, how far each was read, and the requests for their batches."""
+"""The order in which the shards of a pass are read, the position in each, and the requests for their batches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ __all__ = ["PassPosition", "ShardBatch", "ShardRequestSampler", "shard_rotation"
 
 
 class ShardBatch(NamedTuple):
-    """A batch on its way to the loop, and how the position changes once it is there.
+    """A batch that was read, with the change of the position when the loop takes it.
 
     Args:
         answer: the batch.
-        shard: of which it is.
-        ended: shards that were found to have no batch left before it came.
+        shard: shard of the batch.
+        ended: shards that ended before this batch.
     """
 
     answer: ShardAnswer
@@ -26,16 +26,16 @@ class ShardBatch(NamedTuple):
 
 @dataclass
 class PassPosition:
-    """What this rank has consumed of a pass.
+    """The position of this rank in a pass.
 
     Args:
-        read: batches, by shard.
-        ended: whether there are no more, by shard.
-        turn: the shard whose batch is next.
-        states: the newest state to go on from, by shard.
-        digests: of all samples read, by shard; None where an older version did not keep it.
-        totals: sums of the marks of all batches read, by shard; None where an older version did not keep them.
-        had_states: whether there was a state to go on from.
+        read: number of batches that the loop has taken, by shard.
+        ended: whether the shard has ended, by shard.
+        turn: shard of the next batch.
+        states: newest state by shard.
+        digests: digest of all samples read, by shard; None if an older version did not record it.
+        totals: sum of the marks of all batches read, by shard; None if an older version did not record it.
+        had_states: whether there was a state in this pass.
         earlier_states: the state before the newest one, by shard.
     """
 
@@ -50,11 +50,11 @@ class PassPosition:
 
     @classmethod
     def start(cls, shards: int) -> "PassPosition":
-        """Return that of a pass of which nothing was read."""
+        """Return the position at the start of a pass."""
         return cls([0] * shards, [False] * shards, digests=[0] * shards, totals=[0] * shards)
 
     def consume(self, turn: ShardBatch) -> None:
-        """Move on behind a batch that the loop has got."""
+        """Advance the position by a batch that the loop takes."""
         self.read[turn.shard] += 1
         self.turn = (turn.shard + 1) % len(self.read)
         self.digests[turn.shard], self.totals[turn.shard] = turn.answer.digest, turn.answer.total
@@ -69,12 +69,12 @@ class PassPosition:
             self.earlier_states.pop(shard, None)
 
     def resume_states(self) -> dict[int, ShardState]:
-        """Return, by shard, the newest state with a batch after it, which is read again and compared."""
+        """Return, by shard, the newest state with a batch after it: a resume reads that again, and compares digests."""
         newest = {shard: saved for shard, saved in self.states.items() if saved.batch < self.read[shard]}
         return {**self.earlier_states, **newest}
 
     def batches_to_replay(self) -> int:
-        """Return how many batches have to be read again to come back here."""
+        """Return the number of batches that a resume has to read again to get to this position."""
         starts = self.resume_states()
         return sum(
             read - (starts[shard].batch if shard in starts else 0)
@@ -86,8 +86,8 @@ class PassPosition:
 def shard_rotation(position: PassPosition, workers: int) -> Iterator[int | None]:
     """Yield the shards in the order of their batches, without end.
 
-    None stands for a request without a shard: torch deals requests to its workers in turn, and a shard stays with
-    the same worker.
+    None is a request without a shard. torch gives requests to workers in turn, and all requests to a shard have to go
+    to the same worker.
     """
     shards = len(position.read)
     lap = -(-shards // workers) * workers if workers else shards
@@ -97,13 +97,13 @@ def shard_rotation(position: PassPosition, workers: int) -> Iterator[int | None]
 
 
 class ShardRequestSampler:
-    """The sampler of the loader: its indices are requests for batches, in turn and without end."""
+    """The sampler of the loader: its indices are requests for batches, without end."""
 
     def __init__(self) -> None:
         self._requests: Iterator[ShardRequest | None] = iter(())
 
     def begin(self, number: int, epoch: int, position: PassPosition, turns: Iterator[int | None]) -> None:
-        """Begin the requests of pass `number`: for the batches after `position`, of the shards in `turns`."""
+        """Set the requests of pass `number`: for the batches after `position`, of the shards in `turns`."""
         self._requests = self._iterate(
             number, epoch, list(position.read), _resume_points(position), list(position.ended), turns
         )
@@ -113,7 +113,7 @@ class ShardRequestSampler:
 
     @staticmethod
     def first_of_each(number: int, epoch: int, position: PassPosition) -> Iterator[ShardRequest]:
-        """Yield the first request to each shard that goes on after `position`."""
+        """Yield the first request to each shard that has not ended."""
         resumed = _resume_points(position)
         for shard, read in enumerate(position.read):
             if not position.ended[shard]:
@@ -137,6 +137,6 @@ class ShardRequestSampler:
 
 
 def _resume_points(position: PassPosition) -> dict[int, tuple[ShardState | None, int | None]]:
-    """Return, by shard, the state to go on from and the digest of what was read."""
+    """Return, by shard, the state to resume from and the digest of the samples read."""
     starts = position.resume_states()
     return {shard: (starts.get(shard), position.digests[shard]) for shard, read in enumerate(position.read) if read}

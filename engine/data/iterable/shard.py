@@ -25,14 +25,14 @@ __all__ = ["STATE_BYTES", "Shard"]
 
 log = logging.getLogger(__name__)
 
-#: a state larger than this travels with every second batch only, one of three times this with every third, ...
+#: a state of up to this size is taken at every batch, one of up to twice this size at every second batch, and so on
 STATE_BYTES = 16 * 1024
-#: sets what opening a shard draws apart from what its batches draw
+#: makes the seed for opening a shard differ from the seeds of its batches
 _OPENING = (1 << 64) - 1
 
 
 class Reader(Protocol):
-    """The members of a `ShardReader` that its shards use."""
+    """The attributes of a `ShardReader` that its shards use."""
 
     batch_size: int | None
     drop_last: bool
@@ -43,7 +43,7 @@ class Reader(Protocol):
     shards: int
 
     def fresh(self, *, copied: bool = False) -> Any:
-        """Return the data set as it was given."""
+        """Return the data set for one shard in one pass."""
         ...
 
 
@@ -51,18 +51,18 @@ class Shard:
     """One shard in one pass.
 
     Args:
-        reader: whose data set it is a share of.
-        request: where it is to stand.
-        saved: the state to go on from; None reads it again from its start.
-        states: batches up to which states are taken; 0 leaves out whatever it says of its position.
-        copied: read a copy in any case.
+        reader: reader of the data set.
+        request: request with the position to start at.
+        saved: state to resume from; None reads the shard from its start.
+        states: number of batches up to which states are taken; 0 ignores states of the data set.
+        copied: whether to read a copy in any case.
 
     Raises:
-        NotExact: it ends before that position, or what was read before it is not what it was.
+        NotExact: it ends before that position, or the samples before it have changed.
         UserCodeError: the user's code raised.
     """
 
-    #: of the batch read last, and its samples as one tensor, where the mark is made of that
+    #: digest of the last batch and its position, and its samples as one tensor if they can be stacked
     mark: int | None = None
     _stack: Tensor | None = None
 
@@ -78,7 +78,7 @@ class Shard:
         self.reader, self.number, self.shard, self.states_until = reader, request.number, request.shard, states
         self.key = mix(mix(reader.key, request.epoch), request.shard)
         self.position, self.due = (saved.batch, saved.next_at) if saved else (0, 1)
-        #: digest of all samples up to here, and sum of the marks of their batches; None after a state that lacks them
+        #: digest of all samples read, and sum of the marks of their batches; None after a state that lacks them
         self.digest, self.total = (saved.digest, saved.total) if saved else (0, 0)
         self.over = False
         dataset = reader.fresh(copied=copied or saved is not None)
@@ -94,14 +94,14 @@ class Shard:
         state = pickle.loads(saved.data) if saved and states else None
         opened = partial(source_of, state=state) if states else replay_source
         self.source: Source = self._call("__iter__", opened, dataset, request.epoch, seed)
-        # Not iter(), which islice would call each time: a data set that is its own iterator would start over.
+        # islice would call iter() each time, by which a data set that is its own iterator would start over.
         self.stream = map(next, repeat(self.source.iterator))
-        #: those that were due on the way here
+        #: states that were taken and not returned yet
         self._taken: list[ShardState] = []
         self._replay(request)
 
     def read(self, *, in_worker: bool) -> ShardAnswer | ShardExhausted:
-        """Return the next batch, with what was read of it, and the states that were due."""
+        """Return the next batch with its digests, and the states that were due; ShardExhausted at the end."""
         samples = self._next()
         if samples is None:
             return ShardExhausted()
@@ -114,13 +114,13 @@ class Shard:
         return ShardAnswer(batch, self.digest, states, self.mark, self.total)
 
     def _is_collated(self) -> bool:
-        """Return whether the stack is the batch: in a worker that is made in memory which processes share."""
+        """Return whether the stack is the batch; not in a worker, where torch stacks into shared memory."""
         if self._stack is None or self.info is not None or self.reader.batch_size is None:
             return False
         return stacks_tensors(self.reader.collation.function)
 
     def next_digest(self) -> int | None:
-        """Read a batch without collating it; return a digest of all up to here, None at the end."""
+        """Read a batch without collating it; return the digest of all samples read, None at the end."""
         if self._next() is None:
             return None
         self.position += 1
@@ -138,7 +138,7 @@ class Shard:
         return samples
 
     def _samples(self) -> Any:
-        """Return the samples of the next batch; None if there are none."""
+        """Return the samples of the next batch; None at the end."""
         if self.over:
             return None
         self._seed(mix(self.key, 2 * self.position))
@@ -150,7 +150,7 @@ class Shard:
         return samples if self.reader.batch_size is not None else samples[0]
 
     def _seed(self, seed: int) -> None:
-        """Seed the main generators, and those that other shards and copies use as well."""
+        """Seed the main generators, and generators that other shards and copies share."""
         seed_generators(seed)
         for number, set_seed in enumerate(self.seeders):
             set_seed(mix(seed, number))
@@ -167,7 +167,7 @@ class Shard:
             self._taken += [] if saved is None else [saved]
 
     def state(self) -> ShardState | None:
-        """Return the state to go on from; None if there is none."""
+        """Return the state to resume from; None if the data set has none."""
         samples = self.position * (self.reader.batch_size or 1)
         state = self._call("state_dict", self.source.state, samples)
         if state is None:
@@ -177,10 +177,10 @@ class Shard:
         return ShardState(self.position, self.due, data, self.digest, self.total)
 
     def _replay(self, request: ShardRequest) -> None:
-        """Read, without collating, the batches before that of `request`.
+        """Read the batches before that of `request`, without collating them.
 
         Raises:
-            NotExact: they are fewer or others than the run had read.
+            NotExact: there are fewer batches, or their samples have changed.
         """
         while self.position < request.batch:
             if self.next_digest() is None:
@@ -198,10 +198,10 @@ class Shard:
             )
 
     def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what `function`, which is the user's or calls it, returns.
+        """Call `function`, which calls user code, and return its result.
 
         Raises:
-            UserCodeError: it raised what a retry does not help.
+            UserCodeError: it raised an error that is not retryable.
         """
         try:
             return function(*arguments)

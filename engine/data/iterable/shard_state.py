@@ -1,4 +1,4 @@
-"""Requests to the shards of a stream, their answers, and the states that they can go on from."""
+"""Requests to the shards of a stream, their answers, and the states that they can resume from."""
 
 from typing import Any, NamedTuple
 
@@ -6,14 +6,14 @@ __all__ = ["ShardAnswer", "ShardExhausted", "ShardRequest", "ShardState", "add_m
 
 
 class ShardState(NamedTuple):
-    """A state that a shard can go on from.
+    """A state that a shard can resume from.
 
     Args:
-        batch: batches of the shard read before it was taken.
-        next_at: the batch with which the next one will be taken.
+        batch: number of batches of the shard that were read before.
+        next_at: number of batches at which the next state is taken.
         data: the state, pickled.
-        digest: of the samples of those batches; None if it was not kept.
-        total: sum of their marks; None if it was not kept.
+        digest: digest of the samples of those batches; None if it was not recorded.
+        total: sum of the marks of those batches; None if it was not recorded.
     """
 
     batch: int
@@ -27,12 +27,12 @@ class ShardRequest(NamedTuple):
     """A request for a batch of a shard.
 
     Args:
-        number: of the pass over the data, so that one broken off is not mistaken for the next.
-        epoch: decides the random numbers.
-        shard: of the data.
-        batch: of the shard.
-        state: to go on from, with the shard's first request in a resumed pass; else None.
-        digest: of the samples before the batch, with that request; None if it was not kept.
+        number: number of the pass over the data in this process, which differs for an abandoned pass and the next.
+        epoch: epoch, which decides the random numbers.
+        shard: number of the shard.
+        batch: index of the batch in the shard.
+        state: state to resume from, in the first request to a shard in a resumed pass; else None.
+        digest: digest of the samples before the batch, in that request; None if it was not recorded.
     """
 
     number: int
@@ -48,14 +48,14 @@ class ShardExhausted(NamedTuple):
 
 
 class ShardAnswer(NamedTuple):
-    """A batch, and what was read of the shard up to it.
+    """A batch of a shard.
 
     Args:
-        batch: as collate made it.
-        digest: of all samples of the shard up to here; None if it was not kept.
-        states: that were taken on the way, as they were due.
-        mark: digest of the samples of this batch and of where it stands; None if it was not kept.
-        total: sum of the marks of all batches up to here; None if it was not kept.
+        batch: the result of collate_fn.
+        digest: digest of all samples of the shard up to here; None if it was not recorded.
+        states: states that were due and taken since the last answer.
+        mark: digest of the samples of this batch and of its position; None if it was not recorded.
+        total: sum of the marks of all batches up to here; None if it was not recorded.
     """
 
     batch: Any
@@ -66,5 +66,5 @@ class ShardAnswer(NamedTuple):
 
 
 def add_marks(total: int, mark: int) -> int:
-    """Return the sum of marks, in 64 bits."""
+    """Return the sum modulo 2**64."""
     return (total + mark) & ((1 << 64) - 1)

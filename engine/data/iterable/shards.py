@@ -1,8 +1,8 @@
-"""Reading an iterable data set shard by shard, wherever that happens: in a worker or in the main process.
+"""Reads an iterable data set shard by shard, in a worker or in the main process.
 
-A shard is what plain PyTorch calls a worker: user code sees its number and how many there are in
-`get_worker_info()`. How many workers really read them does not matter, because each shard has its own
-iterator, and its own random numbers for every batch.
+A shard corresponds to a worker in plain PyTorch: `get_worker_info()` returns its number and the number of shards to
+user code. The number of worker processes does not matter, since each shard has its own iterator, and its own random
+numbers for every batch.
 """
 
 import copy
@@ -27,25 +27,23 @@ log = logging.getLogger(__name__)
 
 
 class ShardReader(Dataset[Any]):
-    """A data set whose answer to a `ShardRequest` is a `ShardAnswer`, `ShardExhausted` or a `WorkerFailure`.
-
-    To None it answers None.
+    """A data set that maps a `ShardRequest` to a `ShardAnswer`, `ShardExhausted` or `WorkerFailure`, and None to None.
 
     Args:
-        loader: the user's, over an iterable data set. Its `worker_init_fn` is called for each shard, and `drop_last`
-            leaves out a batch of a shard that is not full.
-        key: hash that sets this reader's random numbers apart from every other's.
-        where: names loader and rank in errors.
-        tries: try the stream before it is trusted, which reads some of it more than once.
+        loader: the user's loader over an iterable data set. Its `worker_init_fn` is called for each shard, and
+            `drop_last` drops an incomplete last batch of a shard.
+        key: hash that makes random numbers of this reader differ from those of others.
+        where: name of the loader in errors.
+        tries: whether to run `try_stream` first, which reads some batches more than once.
     """
 
     def __init__(self, loader: DataLoader[Any], *, key: int, where: str, tries: bool = False) -> None:
-        # Not the loader itself: this goes into workers.
+        # The loader itself is not kept, since this object is sent to workers.
         self.dataset: Any = loader.dataset
         self.batch_size, self.drop_last, self.key, self.where = loader.batch_size, loader.drop_last, key, where
-        #: what `get_worker_info()` shows as the number of workers; 0 where it shows that there are none
+        #: number of workers that `get_worker_info()` returns; 0 if it returns None
         self.shards = 0
-        #: whether each shard of each pass reads a copy, or the process has the data set for itself
+        #: whether each shard of each pass reads a copy; not if a process reads only one shard in its lifetime
         self.copies = True
         self.set_functions(loader.collate_fn, loader.worker_init_fn)
         self.tries = tries
@@ -56,23 +54,23 @@ class ShardReader(Dataset[Any]):
 
     @property
     def is_shared(self) -> bool:
-        """Whether the data set itself is read in this process, since it acts on the module or cannot be copied."""
+        """Whether the data set itself is read, since it refers to the module in training or cannot be copied."""
         return self._is_live or self._uncopied
 
     def set_functions(self, collate: Callable[[Any], Any], init: Callable[[int], None] | None) -> None:
-        """Use `collate` to make batches, and call `init` for each shard that is opened; called before workers start."""
+        """Set collate_fn, and the worker_init_fn to call for each opened shard; called before workers start."""
         self.collation, self.init = Collation(collate), init
 
     def read_live(self) -> None:
-        """Read the data set itself and once, since reading acts on the module in training."""
+        """Read the data set itself, and each batch once, since it refers to the module in training."""
         self._is_live = True
 
     def begin_pass(self, shards: int, *, copies: bool) -> None:
-        """Read the next pass as so many shards; called before workers are started."""
+        """Set the number of shards of the next pass; called before workers are started."""
         self.shards, self.copies = shards, copies
 
     def open(self, requests: Iterable[ShardRequest]) -> WorkerFailure | None:
-        """Open shards in this process, of copies of the data set as it is now; return what went wrong."""
+        """Open shards in this process, on copies of the present data set; return an error if there was one."""
         outer = worker_info()
         try:
             for request in requests:
@@ -95,13 +93,13 @@ class ShardReader(Dataset[Any]):
                 set_worker_info(shard.info)
             return shard.read(in_worker=outer is not None)
         except EngineError as error:
-            # An exception would come out of a worker as torch words it.
+            # torch would change the message of an exception.
             return WorkerFailure(type(error), str(error))
         finally:
             set_worker_info(outer)
 
     def _open_shard(self, request: ShardRequest) -> Shard:
-        """Return the shard opened for `request`: from the state in it if such states passed, else from the start."""
+        """Return the shard opened for `request`, from its state if that is trusted by the trial, else replayed."""
         if self._trial is None:
             self._trial = self._try_stream(request) if self.tries and not self._is_live else Trial()
         states = sys.maxsize if self._trial.refused is None else self._trial.passed
@@ -118,7 +116,7 @@ class ShardReader(Dataset[Any]):
             return Shard(self, request, None, states=0)
 
     def _try_stream(self, request: ShardRequest) -> Trial:
-        """Return the result of trying the stream on copies; warn if its state is of no use."""
+        """Return the result of `try_stream` on copies; warn if states cannot be used."""
         begin = request._replace(batch=0, state=None, digest=None)
         self.fresh(copied=True)
         if self._uncopied:
@@ -129,8 +127,8 @@ class ShardReader(Dataset[Any]):
             return Shard(self, at, saved, states=sys.maxsize if stateful else 0, copied=True)
 
         trial = try_stream(opened, self.batch_size or 1, self.where)
-        speaks = request.shard == 0 and request.number == 1  # workers of later passes have all this to learn anew
-        if not trial.is_tried and speaks:
+        warns = request.shard == 0 and request.number == 1  # workers of later passes repeat the trial
+        if not trial.is_tried and warns:
             log.warning(
                 "%s: it was not tried whether its state_dict brings it back to its place, or whether it gives the same "
                 "when it is read again: %d batches took %.2f s. When the run resumes, what is read again is compared.",
@@ -138,7 +136,7 @@ class ShardReader(Dataset[Any]):
                 trial.batches,
                 trial.seconds,
             )
-        if trial.refused is not None and speaks:
+        if trial.refused is not None and warns:
             log.warning(
                 "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "
                 "was read of the epoch%s; here %d batches took %.2f s.",
@@ -151,7 +149,7 @@ class ShardReader(Dataset[Any]):
         return trial
 
     def fresh(self, *, copied: bool = False) -> Any:
-        """Return the data set as it was given: what one pass changes in it does not reach another."""
+        """Return a copy of the data set, if it can be copied, so that changes in one pass do not affect another."""
         if not (self.copies or copied) or self._uncopied or self._is_live:
             return self.dataset
         try:

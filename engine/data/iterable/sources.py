@@ -1,8 +1,8 @@
-"""How an iterable data set comes back to a position: by its own state, by its sampler, or by reading again.
+"""How an iterable data set resumes at a position: by its own state, by its sampler, or by reading again.
 
-has                                     goes on from                      reads again
+data set has                            resumes from                      reads again
 state_dict and load_state_dict          that state                        nothing
-a sampler, and __next__                 the indices its sampler gave      nothing
+a sampler, and __next__                 the number of indices taken       nothing
 neither                                 its start                         everything before the position
 """
 
@@ -23,22 +23,22 @@ __all__ = ["Source", "replay_source", "source_of"]
 
 
 class Source(Protocol):
-    """An iterator over the samples of a data set, with the state that it can go on from."""
+    """An iterator over the samples of a data set, with a state to resume from."""
 
     iterator: Iterator[Any]
 
     def state(self, samples: int) -> Any:
-        """Return what this source goes on from after so many samples; None if it has to read them again."""
+        """Return the state after `samples` samples; None if a resume has to read them again."""
 
 
 def source_of(dataset: Any, epoch: int, key: int, state: Any) -> Source:
-    """Return the samples of `dataset` in `epoch`, from `state` on where there is one.
+    """Return a source of the samples of `dataset` in `epoch`, from `state` on if it is not None.
 
     Args:
-        dataset: iterable; what is set on it stays.
-        epoch: told to it, where it has `set_epoch`.
-        key: of what its sampler draws.
-        state: what `Source.state` gave.
+        dataset: iterable data set, which is modified.
+        epoch: epoch, for `set_epoch` of the data set or its sampler.
+        key: hash that seeds the sampler.
+        state: result of `Source.state`, or None.
     """
     _set_epoch(dataset, epoch)
     if isinstance(dataset, Stateful) and not _is_own_iterator(dataset):
@@ -50,13 +50,13 @@ def source_of(dataset: Any, epoch: int, key: int, state: Any) -> Source:
 
 
 def replay_source(dataset: Any, epoch: int, key: int) -> Source:
-    """Return the samples of `dataset` in `epoch` from its start, whatever it says of its position."""
+    """Return a source of the samples of `dataset` in `epoch` from its start, which ignores states of the data set."""
     _set_epoch(dataset, epoch)
     return _SampledSource(dataset, key, None) if _takes_indices(dataset) else _ReplayedSource(iter(dataset))
 
 
 def _takes_indices(dataset: Any) -> bool:
-    """Return whether each sample takes one index of a sampler, as far as can be seen."""
+    """Return whether the data set seems to take one index of a sampler for each sample."""
     return hasattr(dataset, "sampler") and hasattr(type(dataset), "__next__") and not isinstance(dataset, Stateful)
 
 
@@ -71,16 +71,16 @@ def _is_own_iterator(dataset: Any) -> bool:
 
 
 def _check(stateful: Any) -> None:
-    """Raise now what writing the state to a snapshot would raise."""
+    """Raise the errors that writing the state to a snapshot would raise."""
     try:
         state = stateful.state_dict()
     except Exception:
-        return  # some have a state from the first sample on only
+        return  # some have no state before the first sample
     encode({type(stateful).__name__: state})
 
 
 class _ReplayedSource:
-    """An iterator without a state: a run that resumes reads its samples again."""
+    """An iterator without a state: a resume reads its samples again."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self.iterator = iterator
@@ -90,7 +90,7 @@ class _ReplayedSource:
 
 
 class _StatefulIterator:
-    """An iterator with a state, which is loaded after `__iter__`: that may reset it."""
+    """An iterator with a state, which is loaded after `__iter__`, since that may reset it."""
 
     def __init__(self, iterator: Any, state: Any) -> None:
         self.iterator = iterator
@@ -105,7 +105,7 @@ class _StatefulIterator:
 
 
 class _StatefulDataset:
-    """A data set with a state, which is loaded before `__iter__`: that begins from it."""
+    """A data set with a state, which is loaded before `__iter__`, which starts from it."""
 
     def __init__(self, dataset: Any, state: Any) -> None:
         self._dataset = dataset
@@ -120,11 +120,11 @@ class _StatefulDataset:
 
 
 class _SampledSource:
-    """A data set that takes an index from its sampler for each sample: its state is how many it has taken."""
+    """A data set that takes an index from its sampler for each sample; its state is the number of indices taken."""
 
     def __init__(self, dataset: Any, key: int, state: Any) -> None:
         sampler = dataset.sampler
-        if isinstance(sampler, _CountedSampler):  # read before, by a pass of this process
+        if isinstance(sampler, _CountedSampler):  # set by an earlier pass in this process
             sampler = sampler.sampler
         self._counted = _CountedSampler(sampler, mix(key, 1), state["indices"] if state else 0)
         dataset.sampler = self._counted
@@ -132,12 +132,12 @@ class _SampledSource:
 
     def state(self, samples: int) -> Any:
         counted = self._counted
-        # Indices taken ahead, or left out, say that more than the sampler decides what comes next.
+        # Otherwise the data set takes indices ahead or skips samples, so that their number is no sufficient state.
         return {"indices": samples} if counted.taken == samples and counted.passes == 1 else None
 
 
 class _CountedSampler(Sampler[Any]):
-    """The user's sampler, begun at any index; it counts indices, and draws from random numbers of its own."""
+    """Wraps the user's sampler: starts at any index, counts the indices, and seeds its random numbers."""
 
     BLOCK = 1024
 
@@ -171,7 +171,7 @@ class _CountedSampler(Sampler[Any]):
             )
 
     def _blocks(self) -> Iterator[list[Any]]:
-        """Yield indices in blocks that are drawn ahead: so they do not depend on what the data set draws between."""
+        """Yield indices in blocks, so that they do not depend on numbers that the data set draws in between."""
         isolation = RngIsolation()
         iterator: Iterator[Any] = iter(())
         for number in count():

@@ -1,8 +1,8 @@
-"""A stream is tried before it is trusted: read again it gives the same, and its state brings it back to its position.
+"""Checks at the start that a stream gives the same when it is read again, and resumes from its state.
 
-At the start of each attempt some samples are read from copies of the data set: once with states taken on the way, once
-more from the start, and once from each state. From the first state on that does not bring the stream back none is used:
-what follows the last one that did, or else the whole epoch, is read again instead.
+At the start of each attempt some samples are read from copies of the data set: once while states are taken, once more
+from the start, and once from each state. States from the first one on with which the stream does not resume correctly
+are not used: a resume reads again from the last correct state, or from the start of the epoch.
 """
 
 import time
@@ -15,38 +15,38 @@ from midstride.engine.errors import EngineError, NotExact, UnsupportedState, Use
 
 __all__ = ["Trial", "try_stream"]
 
-#: the most that is read of each copy; what shuffles in a buffer has given some of it by then
+#: largest number of samples and seconds for each copy; enough to see samples from a shuffle buffer
 SAMPLES, SECONDS = 1024, 0.3
-#: what is read of a slow stream all the same, and after how long no other batch of it is begun
+#: number of samples to read even of a slow stream, and seconds after which no further batch of it is read
 FEW_SAMPLES, MOST_SECONDS = 128, 5.0
-#: batches below which there is nothing to compare
+#: smallest number of batches to compare
 FEW_BATCHES = 3
-#: samples that are read again from the start
+#: number of samples that are read again from the start
 REPEATS = 64
-#: batches after which a state is tried, as far as the samples go
+#: numbers of batches after which states are taken and checked
 CUTS = (1, 3, 9, 27, 81, 243)
 
 
 class ShardReading(Protocol):
-    """A shard that is read without being collated."""
+    """A shard that is read without collating."""
 
     def next_digest(self) -> int | None:
-        """Read a batch; return a digest of its samples, None at the end."""
+        """Read a batch; return a digest of all samples so far, None at the end."""
 
     def state(self) -> ShardState | None:
-        """Return the state to go on from; None if there is none."""
+        """Return the state to resume from; None if there is none."""
 
 
 @dataclass
 class Trial:
-    """The result of trying whether the state of a stream brings it back.
+    """The result of `try_stream`.
 
     Args:
-        refused: why its state is not used; None if it is, or if there is none.
-        passed: batches before the last state that brought it back; 0 if there is none.
-        batches: read on the way.
-        seconds: that reading them once took.
-        is_tried: whether it was fast enough to be tried.
+        refused: why states are not used; None if they are, or if the stream has none.
+        passed: number of batches before the last correct state; 0 if there is none.
+        batches: number of batches read.
+        seconds: seconds for reading them once.
+        is_tried: whether the stream was fast enough for the check.
     """
 
     refused: str | None = None
@@ -58,7 +58,7 @@ class Trial:
 
 @dataclass
 class _Walk:
-    """The result of a first reading: a digest of each batch, and the states that were taken on the way."""
+    """The result of the first reading: digests after each batch, and states."""
 
     digests: list[int | None] = field(default_factory=list)
     states: list[ShardState] = field(default_factory=list)
@@ -67,15 +67,17 @@ class _Walk:
 
 
 def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_size: int, where: str) -> Trial:
-    """Return whether the state of a stream can be trusted.
+    """Check that a stream gives the same samples again, from its start and from its states.
 
     Args:
-        open_: opens a copy of it from a state or from its start; the second argument says whether states are taken.
-        batch_size: samples of a batch.
-        where: names it in errors.
+        open_: opens a copy of the stream from a state, or from its start; the second argument says whether the copy
+            takes states.
+        batch_size: number of samples in a batch.
+        where: name of the stream in errors.
 
     Raises:
         NotExact: read again from its start, it gives other samples.
+        UnsupportedState: its state cannot be written to a snapshot.
     """
     began = time.monotonic()
     try:
@@ -110,7 +112,7 @@ def _walk(reading: ShardReading, batch_size: int) -> _Walk:
     while _goes_on(len(walk.digests), batch_size, time.monotonic() - began):
         try:
             walk.digests.append(reading.next_digest())
-        except UserCodeError:  # the run comes to it, too
+        except UserCodeError:  # training will raise it at this batch
             walk.is_over = True
             return walk
         if walk.digests[-1] is None:
@@ -123,13 +125,13 @@ def _walk(reading: ShardReading, batch_size: int) -> _Walk:
                 walk.failed = _last_line(error)
             else:
                 walk.states += [] if saved is None else [saved]
-    # What nothing was read after has not been tried.
+    # A state without a batch after it cannot be checked.
     walk.states = [saved for saved in walk.states if saved.batch < len(walk.digests)]
     return walk
 
 
 def _goes_on(batches: int, batch_size: int, seconds: float) -> bool:
-    """Return whether another batch is read: a fast stream for a moment, a slow one until there is enough to compare."""
+    """Return whether to read another batch: up to `SECONDS`, or longer until there is enough to compare."""
     if batches < FEW_BATCHES or batches * batch_size < FEW_SAMPLES:
         return seconds < MOST_SECONDS
     return (batches + 1) * batch_size <= SAMPLES and seconds < SECONDS

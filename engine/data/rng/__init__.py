@@ -1,10 +1,9 @@
-"""Random numbers in the data: functions of where a sample stands, and the main process's left as they were.
+"""Random numbers in the data: functions of the position of a sample, which do not affect the main generators.
 
-fast_state        the main generators of a process, looked at and seeded at a cost that a trivial data set can
-                  bear
-isolation         the main process's generators, left as they were by data that are read in it
-owned_generators  the generators that a data set or a collate_fn holds itself, and what seeds them
-per_sample        random numbers in the data that need no saved state
-raw_memory        where the main generators keep their words in memory, read in 0.2 us and set back
+fast_state        reads and seeds the main generators, fast enough for trivial data sets
+isolation         restores the main process's generators after data were read in it
+owned_generators  the generators that a data set or a collate_fn holds, and their seeders
+per_sample        seeds the random numbers of each sample, so that they need no saved state
+raw_memory        the memory in which the main generators keep their state, read in 0.2 us and written
 repeatability     whether two readings of a sample are the same
 """

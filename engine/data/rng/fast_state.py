@@ -1,4 +1,4 @@
-"""The main generators of a process, looked at and seeded at a cost that a trivial data set can bear."""
+"""Reads and seeds the main generators of a process, fast enough for trivial data sets."""
 
 import random
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _torch_words, _random_words = torch_state(_torch), random_state()
 
 
 def _numpy_words(generator: Any) -> RawState | None:
-    """Return the words of numpy's generator; None for another kind than its usual one."""
+    """Return the state words of numpy's generator; None if it is not an MT19937."""
     if not isinstance(generator, np.random.MT19937):
         return None
     return memory_view(generator.ctypes.state_address, MT19937_BYTES)
@@ -43,25 +43,25 @@ def _read_numpy(generator: Any) -> object:
 
 
 def restore_numpy(words: object) -> bool:
-    """Put numpy back to where it was seen with no gaussian waiting, in 1 to 4 us; return whether that works here."""
+    """Restore numpy's generator, without a cached gaussian, in 1 to 4 us; return whether that is supported."""
     generator = get_bit_generator()
     memory = _first_words if generator is _first else _numpy_words(generator)
     if memory is None or not isinstance(words, bytes):
         return False
     if memory.raw != _seeded:
-        np.random.seed(0)  # takes a gaussian away that is waiting
+        np.random.seed(0)  # drops a cached gaussian
     memory.raw = words
     return True
 
 
 def restore_torch(words: Any) -> None:
-    """Put torch's generator on the CPU back to where it was seen."""
+    """Restore torch's CPU generator."""
     _torch_words.raw = words
 
 
-def restore_random(peeked: tuple[Any, float | None]) -> None:
-    """Put `random` back to where it was seen."""
-    _random_words.raw, _inst.gauss_next = peeked
+def restore_random(reading: tuple[Any, float | None]) -> None:
+    """Restore the generator of `random`."""
+    _random_words.raw, _inst.gauss_next = reading
 
 
 def _seed_numpy(seed: int) -> None:
@@ -73,35 +73,35 @@ _seed_words: Callable[[int], object] = _base.seed.__get__(_inst)
 
 
 def _seed_random(seed: int) -> None:
-    """Do what `random.seed` does for an integer, without its questions."""
+    """Seed as `random.seed` does for an integer, without its checks."""
     _seed_words(seed)
     _inst.gauss_next = None
 
 
-#: torch.manual_seed would also queue seeds for every accelerator, at 100 times the cost
+#: seeders of torch, numpy and `random`; torch.manual_seed would also seed accelerators, at 100 times the cost
 SEED: tuple[Callable[[int], object], ...] = (_torch.manual_seed, _seed_numpy, _seed_random)
-#: numpy's words as `seed_generators` left them last: where they stand so, no gaussian is waiting
+#: numpy's words after the last `seed_generators`; while they are unchanged, there is no cached gaussian
 _seeded: bytes | None = None
 
-#: torch, numpy, and `random` with the gaussian that may wait outside its words
+#: states of torch, numpy, and `random` with its cached gaussian
 RngReading = tuple[Any, object, tuple[Any, float | None]]
 
 
 def read_rng() -> RngReading:
-    """Return a look at torch, numpy and `random`, to compare with a later one."""
-    generator = get_bit_generator()  # anew each time: a user may put another one in place
+    """Return the states of torch, numpy and `random`, to compare with a later reading."""
+    generator = get_bit_generator()  # not cached, since users may replace it
     known = _first_words if generator is _first else None
     numpy_words = _read_numpy(generator) if known is None else known.raw
     return _torch_words.raw, numpy_words, (_random_words.raw, _inst.gauss_next)
 
 
 def rng_changed(before: RngReading, after: RngReading) -> list[bool]:
-    """Return which of torch, numpy and `random` drew between two looks."""
+    """Return whether torch, numpy and `random` changed between two readings."""
     return [before[0] != after[0], before[1] != after[1], before[2] != after[2]]
 
 
 def seed_generators(seed: int) -> None:
-    """Seed torch, numpy and `random` of this process; torch's generators on accelerators stay as they are."""
+    """Seed torch, numpy and `random` of this process, but not torch's generators on accelerators."""
     global _seeded
     for set_seed in SEED:
         set_seed(seed)

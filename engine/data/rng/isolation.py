@@ -1,4 +1,4 @@
-"""The main process's generators, left as they were by data that are read in it."""
+"""Restores the main process's generators after data were read in it."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ __all__ = ["RngIsolation", "seeded_rng"]
 
 @contextmanager
 def seeded_rng(seed: int) -> Iterator[None]:
-    """Seed torch, numpy and `random` for what runs within, and put them back."""
+    """Seed torch, numpy and `random` in the block, and restore them after it."""
     before = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
     seed_generators(seed)
     try:
@@ -36,11 +36,10 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 
 class RngIsolation:
-    """Leaves the main process's generators as they were, and those of the data, for data that are read in it.
+    """Context manager that restores the main process's generators, and those of the data, after data were read.
 
-    Reading numpy's whole state costs 40 us, so it is read only when a look at its words says
-    that they changed since the last read, or when a second gaussian is waiting beside them,
-    which no look at the words can see being used up.
+    Reading numpy's whole state costs 40 us. So it is read only if its words have changed since the last reading, or if
+    a gaussian is cached, whose use does not show in the words.
     """
 
     def __init__(self) -> None:
@@ -48,11 +47,11 @@ class RngIsolation:
         self._numpy_state: Any = None
         self._owned: Sequence[Any] = ()
         self._owned_states: Sequence[Any] = ()
-        #: what was seen on entering
+        #: reading at the start of the block
         self.before: RngReading
 
     def include(self, owned: Sequence[Any]) -> None:
-        """Leave these generators as they were as well, from the next block on; those of a call before no more."""
+        """Restore these generators as well, from the next block on, instead of those of the call before."""
         self._owned = owned
 
     def __enter__(self) -> "RngIsolation":
@@ -62,7 +61,7 @@ class RngIsolation:
         if words != self._numpy_words or self._numpy_state["has_gauss"]:
             self._numpy_words, self._numpy_state = words, np.random.get_state(legacy=False)
             if self._numpy_state["has_gauss"]:
-                # The data must not be served a number that the training step drew.
+                # The data must not get a gaussian that was cached by the training step.
                 np.random.set_state({**self._numpy_state, "has_gauss": 0, "gauss": 0.0})
         return self
 
@@ -70,7 +69,7 @@ class RngIsolation:
         self.restore()
 
     def restore(self, after: RngReading | None = None) -> None:
-        """Put the generators back to where they stood on entering; `after`: a look since which none of them drew."""
+        """Restore the generators to the start of the block; `after` is a reading that is still valid, or None."""
         try:
             for generator, state in zip(self._owned, self._owned_states, strict=True):
                 set_state(generator, state)

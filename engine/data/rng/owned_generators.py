@@ -1,4 +1,4 @@
-"""The generators that a data set or a collate_fn holds itself, and what seeds them."""
+"""The generators that a data set or a collate_fn holds, and their seeders."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ Seeders = list[Callable[[int], object]]
 
 
 class OwnedGenerators:
-    """The seeders of what one object holds, found where it is read: in a worker that is a copy."""
+    """The seeders of the generators of one object, found in the process that reads it."""
 
     def __init__(self) -> None:
         self.seeders: Seeders | None = None
@@ -21,28 +21,28 @@ class OwnedGenerators:
         self._settled = False
 
     def of(self, owner: object) -> Seeders:
-        """Return the seeders of `owner`, which is the same at each call."""
+        """Return the seeders of `owner`, which must be the same object at each call."""
         if self.seeders is None:
             self._found = [generator for _, generator in sorted(find_generators(owner).items())]
             self.seeders, self._restorable = [*map(seeder, self._found)], None
         return self.seeders
 
     def generators_of(self, owner: object) -> list[Any]:
-        """Return its generators, as far as their states can be taken and put back."""
+        """Return its generators whose states can be saved and restored."""
         self.of(owner)
         if self._restorable is None:
             self._restorable = restorable(self._found)
         return self._restorable
 
     def grew(self, owner: object) -> bool:
-        """Look once more, after the first reading; return whether there is more now."""
+        """Search again after the first reading, once; return whether there are more generators."""
         if self._settled:
             return False
         before, self.seeders, self._settled = self.seeders, None, True
         return len(self.of(owner)) > len(before or ())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing that was found."""
+        """Return the state without generators, which a spawned worker finds again."""
         return {
             "seeders": None,
             "_found": [],

@@ -1,14 +1,13 @@
-"""Random numbers in the data that need no saved state.
+"""Seeds the random numbers of each sample, so that they need no saved state.
 
-Every sample is read with generators seeded by where it stands in the epoch, and every
-batch is collated with generators seeded by where it starts. So prefetching, the number
-of workers and restarts change nothing, and nothing per batch travels between processes.
+Every sample is read with generators seeded by its position in the epoch, and every batch is collated with generators
+seeded by the position of its first sample. So random numbers do not depend on prefetching, the number of workers and
+restarts.
 
-Seeding three generators for every sample would cost more than a trivial data set, so it
-is done lazily: a generator is taken for unused until a fetch is seen to have moved it;
-then that fetch is done again with seeds, and from then on the generator is always seeded.
-This asks of a data set that reading a sample twice gives the same sample twice. Generators
-that the data set or the collate hold themselves are always seeded.
+To seed three generators for every sample would cost more than reading a trivial data set. So a generator is considered
+unused until its state has changed in a reading; the samples are then read again with seeds, and the generator is always
+seeded from then on. That requires that reading a sample twice gives the same. Generators that the data set or the
+collate_fn hold are always seeded.
 """
 
 import logging
@@ -30,11 +29,11 @@ from midstride.engine.seeds import mix
 
 __all__ = ["IsolatedReads", "Rng", "SampleSeeder"]
 
-#: "lazy": numbers of its own for every sample, by whom it is read as may be; "batch": one seed for a whole batch
+#: "lazy": random numbers of its own for every sample, seeded if they are used; "batch": one seed for a whole batch
 Rng = Literal["lazy", "batch"]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_COLLATE = (1 << 64) - 1  # sets a batch's seed for collate apart from its samples'
+_COLLATE = (1 << 64) - 1  # makes the seed for collate_fn differ from those of samples
 
 
 _NOT_REPEATABLE = (
@@ -57,11 +56,11 @@ _REMEMBERS = (
 
 
 class SampleSeeder:
-    """Seeds of the samples and the collation of a batch, for the generators that the data turn out to use.
+    """Reads and collates batches with seeded generators, of those that the data are found to use.
 
     Args:
-        rng: what a seed is for.
-        shared: whether workers will have copies of this.
+        rng: whether each sample or each batch is seeded.
+        shared: whether workers will get copies of this object.
     """
 
     def __init__(self, rng: Rng = "lazy", *, shared: bool = False) -> None:
@@ -69,12 +68,12 @@ class SampleSeeder:
         self._used = [False, False, False]  # torch, numpy, random
         self._dataset_generators = OwnedGenerators()
         self._collate_generators = OwnedGenerators()
-        #: the last look at the generators, if nothing can have moved them since: a look costs 8 us
+        #: the last reading of the generators, if they cannot have changed since; a reading costs 8 us
         self.last_reading: RngReading | None = None
-        #: whether nothing has drawn so far: then one look, after collate, is for a whole batch
+        #: whether no generator was used so far: then there is one reading for a whole batch, after collate_fn
         self.draws_nothing = False
         self._unseen: tuple[RngReading, Any] | None = None
-        #: what reading leaves behind, in a worker
+        #: in a worker, finds side effects of reading
         self.memory: ReadMemory | None = None
         self._collate_drew = torch.zeros(1, dtype=torch.bool)
         if shared:
@@ -82,26 +81,26 @@ class SampleSeeder:
 
     @property
     def collate_drew(self) -> bool:
-        """Whether collate was seen to draw random numbers, here or in any worker."""
+        """Whether collate_fn has drawn random numbers, here or in any worker."""
         return bool(self._collate_drew)
 
     def set_collate_drew(self, drew: bool) -> None:
-        """Have collate count as seen to draw random numbers, in every worker; or as not seen."""
+        """Set `collate_drew`, for all workers."""
         self._collate_drew.fill_(drew)
 
     def watch_memory(self, memory: ReadMemory | None) -> None:
-        """Look at what reading leaves behind, in the workers that are started next."""
+        """Set the monitor of side effects for workers that are started next; None for no checks."""
         self.memory = memory
 
     def generators_of(self, dataset: Any, collate: Any) -> list[Any]:
-        """Return the generators that the data set and the collate hold themselves."""
+        """Return the generators that data set and collate_fn hold."""
         return [*self._dataset_generators.generators_of(dataset), *self._collate_generators.generators_of(collate)]
 
     def samples(self, fetch: BatchRequest, dataset: Any) -> list[Any]:
-        """Return the samples of one batch, each read as if it were alone in the world.
+        """Return the samples of one batch, each of which is independent of the others.
 
         Raises:
-            NotExact: read again with the same seeds, a sample was another.
+            NotExact: a sample that was read again with the same seeds differed.
         """
         if self.draws_nothing and not fetch.probe:
             self._unseen = self.last_reading or read_rng(), dataset
@@ -125,7 +124,7 @@ class SampleSeeder:
         known = list(self._used)
         samples = self._settle(before, plain, seeded, seeders)
         self._check_draws(known, one, fetch, seeders, dataset)
-        if self._dataset_generators.grew(dataset):  # generators made at the first reading
+        if self._dataset_generators.grew(dataset):  # generators that the first reading has created
             seeders = self._dataset_generators.of(dataset)
             samples, self.last_reading = seeded(), None
         for number in range(fetch.probe):
@@ -133,7 +132,7 @@ class SampleSeeder:
         return samples
 
     def _read_seeded(self, dataset: Any, fetch: BatchRequest, numbers: Sequence[int], seeders: Seeders) -> list[Any]:
-        """Return the samples of `numbers` in the batch, each read with seeds of its own; in line, as there are many."""
+        """Return the samples of `numbers` in the batch, each read with seeds of its own; inlined for speed."""
         many, main = getattr(dataset, "__getitems__", None), [*compress(SEED, self._used)]
         samples = []
         for number in numbers:
@@ -148,7 +147,7 @@ class SampleSeeder:
     def _check_draws(
         self, known: list[bool], one: Callable[[int], Any], fetch: BatchRequest, seeders: Seeders, dataset: Any
     ) -> None:
-        """Refuse a data set that moved a generator not `known` before, and moves none when `fetch` is read again."""
+        """Check that a data set that has used a generator not `known` before uses one when `fetch` is read again."""
         if self._used == known:
             return
         self.last_reading = None
@@ -166,13 +165,17 @@ class SampleSeeder:
             raise NotExact(_NOT_REPEATABLE.format(dataset=type(dataset).__name__, index=index))
 
     def collate(self, fetch: BatchRequest, samples: list[Any], collate: Callable[[list[Any]], T]) -> T:
-        """Return `collate(samples)` with the random numbers of the batch."""
+        """Return `collate(samples)`, with generators seeded for the batch.
+
+        Raises:
+            NotExact: it differed when it was called again with the same samples and seeds.
+        """
         if self._unseen is not None:
             (before, dataset), self._unseen = self._unseen, None
             batch = collate(samples)
             after = read_rng()
             if before == after:
-                self.last_reading = before  # the same object: who compares it with the look before need not read it
+                self.last_reading = before  # the same object, so that a comparison by identity suffices
                 return batch
             self.last_reading = after
             self.draws_nothing = False
@@ -193,7 +196,7 @@ class SampleSeeder:
             return batch
 
         given = copied(samples) if fetch.probe else None
-        # Collating follows reading at once: what was seen after the one is there before the other.
+        # Nothing runs between reading and collating, so the last reading is still valid.
         before, self.last_reading = self.last_reading or read_rng(), None
         batch = self._settle(before, lambda: collate(samples), seeded, seeders)
         self.draws_nothing = not (seeders or self._dataset_generators.seeders or any(self._used))
@@ -204,10 +207,10 @@ class SampleSeeder:
         return batch
 
     def check_memory(self, fetch: BatchRequest, batch: Any, collate: Callable[[Any], Any], *, single: bool) -> None:
-        """Refuse data that give another batch in a worker that has read others, where they remember anything.
+        """Check that a batch in a worker does not depend on side effects of earlier readings.
 
         Raises:
-            NotExact: naming what they remember.
+            NotExact: it does; the changed value is named.
         """
         memory = self.memory
         if memory is None or not memory.is_due():
@@ -220,7 +223,7 @@ class SampleSeeder:
             if not is_repeatable(given, again):
                 names = {"collate": collate_name(collate), "dataset": type(memory.dataset).__name__}
                 raise NotExact(_REMEMBERS.format(**names, what=what))
-        if worker_info().id == 0 and (counted := memory.counted()) is not None:  # each would say it
+        if worker_info().id == 0 and (counted := memory.counted()) is not None:  # else each worker would warn
             log.warning(
                 "reading changes what %s or its code holds, in each worker for itself, and no snapshot holds that: %s. "
                 "A resumed run, and each worker, begins without it: where it decides what is read, keep it in an "
@@ -230,7 +233,7 @@ class SampleSeeder:
             )
 
     def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], seeders: Seeders) -> T:
-        """Call until no generator that was taken for unused has moved."""
+        """Call `plain` or `seeded` until no generator that was considered unused changes; return the last result."""
         while True:
             result = seeded() if seeders or any(self._used) else plain()
             after = read_rng()
@@ -248,27 +251,27 @@ class SampleSeeder:
 
 
 class IsolatedReads:
-    """Puts back, after each block, the generators of the process and of the data: a snapshot must not show who reads.
+    """Restores the generators of the process and of the data after each block, so that reading does not change them.
 
     Args:
-        seeds: of what is read in the blocks.
-        isolation: of the process's generators.
-        dataset: that is read.
-        collate: that makes its batches.
+        seeds: seeds the generators in the blocks.
+        isolation: restores the generators of the process.
+        dataset: data set that is read.
+        collate: its collate_fn.
     """
 
     def __init__(self, seeds: SampleSeeder, isolation: RngIsolation, dataset: Any, collate: Any) -> None:
         self._seeds, self._isolation, self._dataset, self._collate = seeds, isolation, dataset, collate
 
     def __enter__(self) -> None:
-        """Note where the generators stand."""
+        """Record the states of the generators."""
         seeds, isolation = self._seeds, self._isolation
         isolation.include(() if seeds.draws_nothing else seeds.generators_of(self._dataset, self._collate))
         isolation.__enter__()
         seeds.last_reading = isolation.before
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Put them back."""
+        """Restore the states."""
         seeds = self._seeds
         after, seeds.last_reading = seeds.last_reading if kind is None else None, None
         self._isolation.restore(after)

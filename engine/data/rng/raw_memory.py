@@ -1,7 +1,7 @@
-"""Where the main generators keep their words in memory, read in 0.2 us and set back.
+"""The memory in which the main generators keep their state, read in 0.2 us and written.
 
-Through their states that takes 4 to 60 us. A layout is believed only after it was tried; where it is another one, the
-generator is asked.
+Their public functions take 4 to 60 us. The memory layout is tested first; if it is not the expected one, the public
+functions are used.
 """
 
 import ctypes
@@ -16,20 +16,20 @@ from midstride.engine.data.torch_internals import generator_address
 
 __all__ = ["MT19937_BYTES", "RawState", "StateAccessor", "memory_view", "random_state", "torch_state"]
 
-#: 624 words and a position
+#: bytes of 624 words and a position
 MT19937_BYTES = 625 * 4
-#: before the words of torch: seed, how many are left, whether it was seeded, position; after them a float and a
-#: double that may wait, each with whether it does
+#: bytes before torch's words (seed, words left, whether it was seeded, position) and after them (a cached float and a
+#: cached double, each with a flag)
 _BEFORE, _AFTER = 20, 4 + 8 + 16
-_STATE_BEFORE = 24  # the same before the words in torch's state, which has 8 bytes for each of 4
+_STATE_BEFORE = 24  # bytes before the words in the result of get_state(), which has 8 bytes for each word of 4
 
 
 class StateAccessor:
-    """A generator that gives its state and takes it back.
+    """The state of a generator as the attribute `raw`, by functions.
 
     Args:
         get: returns the state.
-        put: takes it.
+        put: sets the state.
     """
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
@@ -45,16 +45,16 @@ class StateAccessor:
         self._put(state)
 
 
-RawState = Any  # a piece of memory or a `StateAccessor`: what is read and set as `raw`
+RawState = Any  # a ctypes array or a `StateAccessor`, whose state is its attribute `raw`
 
 
 def memory_view(address: int, size: int) -> RawState:
-    """Return a piece of memory."""
+    """Return `size` bytes of memory at `address` as a ctypes array."""
     return (ctypes.c_char * size).from_address(address)
 
 
 def torch_state(generator: torch.Generator) -> RawState:
-    """Return the words of `generator`, one on the CPU, and the normal numbers that wait in it."""
+    """Return the state of a CPU generator of torch, with cached normal numbers."""
     trial = torch.Generator().manual_seed(1)
     offset = _state_offset(trial)
     if (
@@ -85,7 +85,7 @@ def _torch_window(generator: torch.Generator, offset: int) -> RawState:
 
 
 def _is_restorable(generator: torch.Generator, words: RawState) -> bool:
-    """Draw what moves one part of the state after the other, and put each back."""
+    """Return whether writing `words` restores the generator after draws that change each part of its state."""
     for draw in (torch.rand, torch.randn, torch.randn):
         before, seen = generator.get_state(), words.raw
         draw(1, generator=generator)
@@ -98,9 +98,9 @@ def _is_restorable(generator: torch.Generator, words: RawState) -> bool:
 
 
 def random_state() -> RawState:
-    """Return the words of `random`; a normal number that waits stands elsewhere."""
+    """Return the state of `random` without its cached normal number."""
     inst: Any = random._inst
     words = memory_view(id(inst) + object.__basicsize__, MT19937_BYTES)
-    # The position stands first there, and last in the state.
+    # The position is first in memory, and last in the result of getstate().
     position, *state = np.frombuffer(words.raw, dtype=np.uint32).tolist()
     return words if (*state, position) == random.getstate()[1] else StateAccessor(random.getstate, random.setstate)

@@ -1,4 +1,4 @@
-"""Whether two readings of a sample are the same, as far as can be seen."""
+"""Compares two readings of a sample."""
 
 import copy
 from collections.abc import Callable
@@ -18,12 +18,12 @@ _KNOWN = (Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes,
 
 
 def is_repeatable(a: Any, b: Any, deep: int = 8) -> bool:
-    """Return whether `a` and `b` have the same bits; objects of unknown kinds are compared by their attributes.
+    """Return whether `a` and `b` have the same bits; objects of unknown types are compared by their attributes.
 
     Args:
         a: one reading.
-        b: another.
-        deep: levels to look into; what is nested deeper is taken for the same.
+        b: another reading.
+        deep: number of levels to compare; deeper values are considered equal.
     """
     if type(a).__qualname__ != type(b).__qualname__:
         return False
@@ -38,24 +38,24 @@ def is_repeatable(a: Any, b: Any, deep: int = 8) -> bool:
 
 
 def copied(samples: Any) -> Any:
-    """Return a copy of `samples` that can be collated once more; None if there is none."""
+    """Return a copy of `samples`, to collate them once more; None if they cannot be copied."""
     try:
-        # A tensor is often a view of all the data, and a deep copy of one copies what it is a view of.
+        # A tensor is often a view of all the data, and a deep copy would copy the whole storage.
         return copy.deepcopy(convert(samples, Tensor.clone))
-    except Exception:  # they hold what cannot be copied, and collate may take from them what a second one would miss
+    except Exception:  # the samples themselves cannot be collated twice, since collate_fn may change them
         return None
 
 
 def collate_name(collate: Callable[..., Any]) -> str:
-    """Return what messages call a collate_fn: its name, or of an object that is called its class's."""
+    """Return the name of a collate_fn in messages: that of the function, or of an object's class."""
     return getattr(collate, "__name__", type(collate).__name__)
 
 
 def ensure_same_batch(collate: Callable[..., Any], batch: Any, again: Any, *, way_out: str) -> None:
-    """Look whether `collate` made the same of the same samples and seeds.
+    """Check that `collate` made the same batch twice from the same samples and seeds.
 
     Raises:
-        NotExact: it did not.
+        NotExact: the batches differ.
     """
     if is_repeatable(batch, again):
         return
