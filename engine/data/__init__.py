@@ -1,31 +1,31 @@
 """Data loaders that can start at any batch: orders and random numbers are functions of the position in the epoch.
 
-base_seed         the seed that a DataLoader draws from its generator ahead of a sampler that shares it
-combined          several loaders at once, read side by side or one after the other
-data_owners       objects that hold data, such as data sets: described as nodes, and restored in place
-dataloader_order  makes a user's map-style DataLoader resumable: the order of its samplers on this rank
-in_place_copy     copies values into existing objects, so that references to these stay valid
-items             the items of an epoch in snapshots: as arrays if they are numbers or lists of numbers
-lane_loader       map-style loaders for runs in lanes: one batch for each lane of this rank at once
-lane_order        the order of samples in lanes
-limits            limits on the number of batches: a share of a loader's batches, or a number
-loader            `ResumableLoader`: base class of loaders that a loop can read from any batch of any epoch
-map_style         map-style loaders that can start at any batch of an epoch
-order             the order of samples as a function of seed, epoch and position
-pass_collate      the collate_fn that a pass over the data began with, if training has set another one since
-permutation       permutations of an epoch's samples; large ones are computed at the positions that are read
-quick_look        a fast check that attributes have not changed, in place of a walk over the objects
-read_memory       side effects of reading on data sets, which new workers and snapshots do not have
-resolve           makes the user's training, validation, test and prediction loaders resumable
-sampler_order     orders given by a sampler, torch's or the user's: drawn at an epoch's start, shared by the ranks
-sampler_state     the state of a sampler between epochs: counters, generators, or its own `state_dict`
-seeded_dataset    wraps data set and collate_fn, so that each sample has random numbers of its own
-stateful_loader   `StatefulDataLoader`: a DataLoader with `state_dict`, for training loops other than the Trainer's
-torch_internals   private attributes of `torch.utils.data`, used in this file only
-worker_data       the data of a loader as its workers have them: as of the start of a pass
-workers           starts a loader's workers, ends them with their rank, and reports lost ones
-iterable/         iterable data sets, resumed by their own state or by reading again
-rng/              random numbers in the data, separate from the main process's generators
+attribute_fingerprint  a fast check that attributes have not changed, in place of a walk over the objects
+base_seed              the seed that a DataLoader draws from its generator ahead of a sampler that shares it
+combined               several loaders at once, read side by side or one after the other
+data_owners            objects that hold data, such as data sets: described as nodes, and restored in place
+dataloader_order       makes a user's map-style DataLoader resumable: the order of its samplers on this rank
+in_place_copy          copies values into existing objects, so that references to these stay valid
+items                  the items of an epoch in snapshots: as arrays if they are numbers or lists of numbers
+lane_loader            map-style loaders for runs in lanes: one batch for each lane of this rank at once
+lane_order             the order of samples in lanes
+limits                 limits on the number of batches: a share of a loader's batches, or a number
+loader                 `ResumableLoader`: base class of loaders that a loop can read from any batch of any epoch
+map_style              map-style loaders that can start at any batch of an epoch
+order                  the order of samples as a function of seed, epoch and position
+pass_collate           the collate_fn that a pass over the data began with, if training has set another one since
+permutation            permutations of an epoch's samples; large ones are computed at the positions that are read
+read_side_effects      finds side effects of reading on data sets, which new workers and snapshots do not have
+resolve                makes the user's training, validation, test and prediction loaders resumable
+sampler_order          orders given by a sampler, torch's or the user's: drawn at an epoch's start, shared by the ranks
+sampler_state          the state of a sampler between epochs: counters, generators, or its own `state_dict`
+seeded_dataset         wraps data set and collate_fn, so that each sample has random numbers of its own
+stateful_loader        `StatefulDataLoader`: a DataLoader with `state_dict`, for training loops other than the Trainer's
+torch_internals        private attributes of `torch.utils.data`, used in this file only
+worker_data            the data of a loader as its workers have them: as of the start of a pass
+workers                starts a loader's workers, ends them with their rank, and reports lost ones
+iterable/              iterable data sets, resumed by their own state or by reading again
+rng/                   random numbers in the data, separate from the main process's generators
 """
 
 from typing import TYPE_CHECKING, Any

@@ -21,9 +21,9 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
 from midstride.engine.trees import map_leaves, named_leaves
 
-__all__ = ["CombinedLoader", "CombinedResumableLoader", "Mode", "named_loaders", "own_combined"]
+__all__ = ["CombinedLoader", "CombinedResumableLoader", "Mode", "convert_combined", "named_loaders"]
 
-_NOTHING = object()
+_MISSING = object()
 Mode = Literal["min_size", "max_size_cycle", "max_size", "sequential"]
 
 
@@ -50,7 +50,7 @@ class CombinedLoader:
         self.mode: Mode = mode
 
 
-def own_combined(given: Any) -> Any:
+def convert_combined(given: Any) -> Any:
     """Return `given`, converted if it is a CombinedLoader of Lightning's."""
     kind: Any = type(given)
     if kind.__name__ == "CombinedLoader" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
@@ -105,13 +105,13 @@ class _Stream:
         return self.first + self.lap + (self.position > 0)
 
     def read(self) -> Any:
-        """Return the next batch, of a new pass if one has ended; `_NOTHING` if a pass has no batch."""
+        """Return the next batch, of a new pass if one has ended; `_MISSING` if a pass has no batch."""
         if self._iterator is None:
             self.begun += self.position == 0
             self._iterator = self.loader.batches(self.first + self.lap, self.position)
-        batch = next(self._iterator, _NOTHING)
+        batch = next(self._iterator, _MISSING)
         self.position += 1
-        if self.loader.at_end or batch is _NOTHING:
+        if self.loader.at_end or batch is _MISSING:
             self.lap, self.position, self._iterator = self.lap + 1, 0, None
         return batch
 
@@ -194,27 +194,27 @@ class CombinedResumableLoader(ResumableLoader):
         number = start
         self.at_end = False
         while not self.at_end:
-            begun = self._begun()
-            if (batch := self._row()) is _NOTHING:
+            begun = self._passes_begun()
+            if (batch := self._next_batch()) is _MISSING:
                 return
-            self.begins_pass = self.is_sized and self._begun() > begun
+            self.begins_pass = self.is_sized and self._passes_begun() > begun
             number += 1
             self.at_end = number == most or self._is_over()
             yield batch
 
-    def _row(self) -> Any:
+    def _next_batch(self) -> Any:
         streams = self._streams
         if self.mode == "sequential":
             batches = (stream.read() for stream in streams if not stream.has_ended)
-            return next((batch for batch in batches if batch is not _NOTHING), _NOTHING)
+            return next((batch for batch in batches if batch is not _MISSING), _MISSING)
         over = self.mode == "max_size"
-        row = [_NOTHING if over and stream.has_ended else stream.read() for stream in streams]
-        missing = [batch is _NOTHING for batch in row]
+        row = [_MISSING if over and stream.has_ended else stream.read() for stream in streams]
+        missing = [batch is _MISSING for batch in row]
         if all(missing) or (any(missing) and self.mode == "min_size"):
-            return _NOTHING
-        return self._nest([None if batch is _NOTHING else batch for batch in row])
+            return _MISSING
+        return self._nest([None if batch is _MISSING else batch for batch in row])
 
-    def _begun(self) -> int:
+    def _passes_begun(self) -> int:
         return sum(stream.begun for stream in self._streams)
 
     def _is_over(self) -> bool:

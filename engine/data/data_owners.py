@@ -72,7 +72,7 @@ class DataOwners:
         """Return path -> (owner, shallow copy of its attributes)."""
         return {path: (owner, attributes_of(owner)) for path, owner in self._given.items()}
 
-    def filled(self, path: str, name: str, node: Any, live: Any) -> Any:
+    def restore_target(self, path: str, name: str, node: Any, live: Any) -> Any:
         """Return the object to restore `node` into, by default the `live` value; MISSING to make a new one."""
         return live
 
@@ -80,28 +80,28 @@ class DataOwners:
         """Return the nodes of all attributes and the names of the owners' classes; values are not copied."""
         return self._nodes(self._walk())
 
-    def fill(self, nodes: Nodes) -> dict[str, str]:
+    def restore(self, nodes: Nodes) -> dict[str, str]:
         """Restore `nodes` in place; return path -> text on the old value for values that could not be restored."""
         walk, owners = self._walk(), self.owners()
         self._nodes(walk)
-        filling = GraphRestore(walk, self._anchors(), torch.device("cpu"))
+        restore = GraphRestore(walk, self._anchors(), torch.device("cpu"))
         for path, (owner, own) in owners.items():
             if path not in nodes:
                 continue
             wanted = copy.deepcopy(nodes[path])
             kind = wanted.pop(_CLASS, None)
             if kind is not None and not set_class(owner, kind):
-                filling.give_up(path, kind, owner)
+                restore.give_up(path, kind, owner)
             for name, node in wanted.items():
                 before = own.get(name, MISSING)
-                value = filling.put(node, self.filled(path, name, node, before), f"{path}/{name}")
+                value = restore.put(node, self.restore_target(path, name, node, before), f"{path}/{name}")
                 if isinstance(owner, WholeData) and value is not before:
-                    filling.give_up(f"{path}/{name}", "another object", before)
+                    restore.give_up(f"{path}/{name}", "another object", before)
                 elif value is not MISSING:
                     set_attribute(owner, name, value)
             for name in own.keys() - wanted.keys():
                 delete_attribute(owner, name)
-        return filling.stale
+        return restore.stale
 
     @contextmanager
     def reverted(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ class DataOwners:
                     delete_attribute(owner, name)
                 for name, value in owners[path][1].items():
                     set_attribute(owner, name, value)
-            self.fill(now)
+            self.restore(now)
 
     def _nodes(self, walk: GraphWalk) -> Nodes:
         return {

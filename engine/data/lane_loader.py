@@ -62,7 +62,7 @@ class LaneLoader(MapLoader):
             return
         ends = [order.limited(len(lane)) for lane in order.lanes.values()]
         before = sum(min(start, end) for end in ends)
-        iterator = self._opened(epoch, start, sum(ends) - before, before=before)
+        iterator = self._start_pass(epoch, start, sum(ends) - before, before=before)
         for number in range(start, end):
             read = {lane: self._next(iterator, number) for lane in order.at(number)}
             self.at_end = number == end - 1

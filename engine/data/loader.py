@@ -40,7 +40,7 @@ class ResumableLoader(ABC):
         """Set the number of batches of the rank that has the most, as the ranks have found out."""
         self.max_batches = batches
 
-    def stand_at_end(self, at_end: bool) -> None:
+    def set_at_end(self, at_end: bool) -> None:
         """Set whether the epoch's last batch was returned, such as by an earlier attempt."""
         self.at_end = at_end
 

@@ -8,20 +8,19 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
 from midstride.engine.data.limits import limited
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.order import BatchOrder, BatchRequest, InOrder, StridedOrder
-from midstride.engine.data.read_memory import ReadMemory
+from midstride.engine.data.read_side_effects import ReadSideEffects
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
-from midstride.engine.data.seeded_dataset import Idle, SeededCollate, SeededDataset, WorkerFailure, few
+from midstride.engine.data.seeded_dataset import Idle, SeededCollate, SeededDataset, WorkerFailure, format_indices
 from midstride.engine.data.worker_data import WorkerData
-from midstride.engine.data.workers import RankBoundWorker, end_started, next_batch, start_workers
+from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers
 from midstride.engine.objects.generators import path_to_module
 from midstride.engine.seeds import mix
 
@@ -39,7 +38,7 @@ def _length(dataset: Any) -> int | None:
     return len(dataset) if hasattr(dataset, "__len__") else None
 
 
-def _cut_of(loader: DataLoader[Any]) -> str:
+def _batching_of(loader: DataLoader[Any]) -> str:
     batches: Any = loader.batch_sampler
     return f"batch_size={batches.batch_size}, drop_last={batches.drop_last}" if type(batches) is BatchSampler else ""
 
@@ -101,12 +100,12 @@ class MapLoader(ResumableLoader):
         self._data = WorkerData(loader, copies=not self._in_main)
         self._has_read = False
         #: length of the data set when its order was made, if it has one
-        self._samples, self._is_told = _length(loader.dataset), False
-        self._cut, self._is_cut_told = _cut_of(loader), False
+        self._samples, self._has_warned_of_length = _length(loader.dataset), False
+        self._batching, self._has_warned_of_batching = _batching_of(loader), False
         self._module: nn.Module | None = None  #: the module in training
         #: text that says that workers read the module in training; None if they do not
-        self._acts: str | None = None
-        self._loader = self._rebuilt(loader, key)
+        self._module_warning: str | None = None
+        self._loader = self._build_dataloader(loader, key)
         self.max_batches = len(self)
         self.batch_size = order.batch_size
 
@@ -167,7 +166,7 @@ class MapLoader(ResumableLoader):
         count = len(self) - start
         if count <= 0:
             return
-        iterator = self._opened(epoch, start, count, before=start)
+        iterator = self._start_pass(epoch, start, count, before=start)
         last = start + count - 1
         for number in range(start, last + 1):
             batch, self.last_indices = self._next(iterator, number)
@@ -176,38 +175,40 @@ class MapLoader(ResumableLoader):
                 self._data.end_pass()
             yield batch
 
-    def _opened(self, epoch: int, start: int, count: int, *, before: int) -> Iterator[Any]:
+    def _start_pass(self, epoch: int, start: int, count: int, *, before: int) -> Iterator[Any]:
         """Return an iterator over `count` requests of `epoch`, from batch `start` on; `before` precede them."""
-        self._tell_length()
-        self._tell_cut()
+        self._warn_of_length()
+        self._warn_of_batching()
         self.order.sequence.open(epoch, resumed=start > 0)
         self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
         self._sampler.idle = before % self._loader.num_workers if self._loader.num_workers else 0
-        with self._data.as_begun(goes_on=start > 0):
+        with self._data.data_of_pass(resumed=start > 0):
             collate: Any = self._loader.collate_fn
             collate.set_collate(self.source.collate_fn)
             self._isolated = IsolatedReads(
                 self._seeds, self._rng_isolation, self.source.dataset, self.source.collate_fn
             )
-            memory = self._read_memory()
-            self._seeds.watch_memory(None if self._in_main else memory)
+            side_effects = self._side_effects()
+            self._seeds.watch_side_effects(None if self._in_main else side_effects)
             if self._in_main and not self._loader.pin_memory:
-                return self._read_here(memory)
+                return self._read_in_process(side_effects)
             init: Any = self._loader.worker_init_fn
             init.set_init(self.source.worker_init_fn)
             with self._rng_isolation:
                 return start_workers(self._loader, f"the {self._what} loader")
 
-    def _read_memory(self) -> ReadMemory:
+    def _side_effects(self) -> ReadSideEffects:
         """Return the monitor of side effects; it gets the module only if it is read here, or the data refer to it."""
         data, module = (self.source.dataset, self.source.collate_fn), self._module
         is_held = self._in_main or module is None or any(path_to_module(one, module) is not None for one in data)
-        return ReadMemory(*data, module if is_held else None)
+        return ReadSideEffects(*data, module if is_held else None)
 
-    def _tell_length(self) -> None:
+    def _warn_of_length(self) -> None:
         """Warn once if the length of the data set has changed, which the order ignores."""
-        if self._has_numbers and not self._is_told and (now := _length(self.source.dataset)) != self._samples:
-            self._is_told = True
+        if not self._has_numbers or self._has_warned_of_length:
+            return
+        if (now := _length(self.source.dataset)) != self._samples:
+            self._has_warned_of_length = True
             log.warning(
                 "the %s data set has %s samples now, and had %s at first: the order of samples stays one of %s. Begin "
                 "with all of them, and let a sampler of your own choose",
@@ -217,26 +218,28 @@ class MapLoader(ResumableLoader):
                 self._samples,
             )
 
-    def _tell_cut(self) -> None:
+    def _warn_of_batching(self) -> None:
         """Warn once if the user has changed the batch size, which is ignored."""
-        if not self._is_cut_told and (now := _cut_of(self.source)) != self._cut:
-            self._is_cut_told = True
+        if not self._has_warned_of_batching and (now := _batching_of(self.source)) != self._batching:
+            self._has_warned_of_batching = True
             words = "the batch sampler of the %s loader has %s now, and had %s at first: batches stay as they were. "
             words += "A batch sampler of your own may give batches of any size, as many in each epoch"
-            log.warning(words, self._what, now, self._cut)
+            log.warning(words, self._what, now, self._batching)
 
     def attach(self, module: nn.Module) -> None:
         """Exclude `module`, which is being trained, from the data that workers get at the start of a pass."""
         self._data, self._module = WorkerData(self.source, module, copies=not self._in_main), module
         path = None if self._in_main or self._what != "train" else path_to_module(self.source.dataset, module)
         if path is not None:
-            self._acts = f"the workers of the train loader read the module as it was when they were started ({path})"
+            self._module_warning = (
+                f"the workers of the train loader read the module as it was when they were started ({path})"
+            )
 
     def changed_in_pass(self) -> str | None:
         """Return text that says that workers read the module in training; None if they do not."""
-        return self._acts
+        return self._module_warning
 
-    def _read_here(self, memory: ReadMemory) -> Iterator[Any]:
+    def _read_in_process(self, side_effects: ReadSideEffects) -> Iterator[Any]:
         """Yield what the DataLoader would without workers, in two thirds of its time."""
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
@@ -244,22 +247,22 @@ class MapLoader(ResumableLoader):
             assert not isinstance(request, Idle)
             if request.probe or not self._has_read:
                 self._has_read = True
-                yield self._read_once(request, memory)
+                yield self._read_once(request, side_effects)
             else:
                 yield collate(dataset.__getitems__(request))
 
-    def _read_once(self, request: BatchRequest, memory: ReadMemory) -> Any:
+    def _read_once(self, request: BatchRequest, side_effects: ReadSideEffects) -> Any:
         """Return a batch that may be read several times, with the side effects of one reading.
 
         Side effects on data in this process are state, which repeated readings must not change.
         """
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
-        before = copy.deepcopy(memory.nodes())
+        before = copy.deepcopy(side_effects.nodes())
         batch = collate(dataset.__getitems__(request))
-        if isinstance(batch, WorkerFailure) or memory.changed_since(before) is None:
+        if isinstance(batch, WorkerFailure) or side_effects.changed_since(before) is None:
             return batch
-        memory.fill(before)
+        side_effects.restore(before)
         return collate(dataset.__getitems__(request._replace(probe=0)))
 
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
@@ -296,7 +299,7 @@ class MapLoader(ResumableLoader):
         rank = getattr(self.order, "rank", 0)
         return (
             f"\nin batch {number} of epoch {self._sampler.epoch} of the {self._what} loader on rank {rank}, "
-            f"samples {few(self._sampler.pending[0])}"
+            f"samples {format_indices(self._sampler.pending[0])}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -320,7 +323,7 @@ class MapLoader(ResumableLoader):
 
     def close(self) -> None:
         """End all workers."""
-        end_started(self._loader)
+        end_all_workers(self._loader)
 
     def clone(self) -> "MapLoader":
         """Return a loader that can load a state while this one is read."""
@@ -329,20 +332,8 @@ class MapLoader(ResumableLoader):
         clone._seeds, clone._data = copy.copy(self._seeds), copy.copy(self._data)
         return clone
 
-    def _rebuilt(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:
+    def _build_dataloader(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:
         batches: Any = self._sampler
         collate: Any = SeededCollate(loader.collate_fn, self._seeds, single=loader.batch_sampler is None)
-        return DataLoader(
-            SeededDataset(loader.dataset, self._seeds),
-            batch_sampler=batches,
-            collate_fn=collate,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=RankBoundWorker(loader.worker_init_fn),
-            multiprocessing_context=loader.multiprocessing_context,
-            # iter() draws a seed from this generator, instead of the main one.
-            generator=torch.Generator().manual_seed(key),
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-        )
+        dataset, init = SeededDataset(loader.dataset, self._seeds), loader.worker_init_fn
+        return rebuild_loader(loader, dataset, key=key, init=init, batch_sampler=batches, collate_fn=collate)

@@ -42,7 +42,7 @@ def collate_of(node: Any, known: list[Any], walk: GraphWalk, anchors: dict[str, 
     """
     for number, collate in enumerate(known):
         walk.node(collate, f"{number}")
-    made = _Apart(walk, anchors).put(node, MISSING, _PATH)
+    made = _SeparateRestore(walk, anchors).put(node, MISSING, _PATH)
     if made is not MISSING:
         return made
     kind = node.kind if isinstance(node, Instance) else None
@@ -54,7 +54,7 @@ def _name(function: Any) -> str:
     return kind_name(type(function)) if name is None else kind_text(function.__module__, name)
 
 
-class _Apart(GraphRestore):
+class _SeparateRestore(GraphRestore):
     """Builds new objects from nodes, and does not change existing ones.
 
     Args:
@@ -85,14 +85,14 @@ class _Apart(GraphRestore):
         alike = (one for one in self._functions if _name(one) == kind and (code is None or code_digest(one) == code))
         found = next(alike, None) or function_called(kind)
         if found is None or not (found.__closure__ or vars(found)):
-            return found if found is None else self._noted(found)
+            return found if found is None else self._register(found)
         cells = tuple(types.CellType(cell.cell_contents) for cell in found.__closure__ or ())
         made = types.FunctionType(found.__code__, found.__globals__, found.__name__, found.__defaults__, cells)
         made.__qualname__, made.__module__ = found.__qualname__, found.__module__
         made.__kwdefaults__ = found.__kwdefaults__
         vars(made).update(vars(found))
-        return self._noted(made)
+        return self._register(made)
 
-    def _noted(self, function: types.FunctionType) -> types.FunctionType:
+    def _register(self, function: types.FunctionType) -> types.FunctionType:
         self._copies[id(function)] = function
         return function

@@ -9,7 +9,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.data.combined import CombinedLoader, CombinedResumableLoader, Mode, named_loaders, own_combined
+from midstride.engine.data.combined import (
+    CombinedLoader,
+    CombinedResumableLoader,
+    Mode,
+    convert_combined,
+    named_loaders,
+)
 from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.lane_loader import LaneLoader, check_lanes, nest_in_lanes
@@ -84,7 +90,7 @@ class LoaderResolver:
     ) -> None:
         self._settings, self._options, self._ranks = settings, settings.options, ranks
         self._module = module
-        train, evaluate = own_combined(train), own_combined(evaluate)
+        train, evaluate = convert_combined(train), convert_combined(evaluate)
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
         #: object that the training loader comes from
         self.source = module if train is None else train
@@ -254,7 +260,9 @@ class LoaderResolver:
                 f"the data are the class {self._owner.__name__}: give an instance, {self._owner.__name__}()"
             )
         method = getattr(self._owner, name, None)
-        return None if method is None else own_combined(call_user_code(f"{type(self._owner).__name__}.{name}", method))
+        return (
+            None if method is None else convert_combined(call_user_code(f"{type(self._owner).__name__}.{name}", method))
+        )
 
 
 def _is_loader(source: Any) -> bool:

@@ -53,30 +53,30 @@ class SamplerOrder(SampleOrder):
         self._sampler, self._dataset, self._key = sampler, loader.dataset, key
         self._what = f"the {what} loader's {type(sampler).__name__}"
         samples: Any = self._dataset
-        self._most = _ENDLESS * (len(samples) if hasattr(samples, "__len__") else 1_000_000) + 1_000_000
+        self._max_items = _ENDLESS * (len(samples) if hasattr(samples, "__len__") else 1_000_000) + 1_000_000
         self._state, self._base_seed = SamplerState(sampler, self._dataset), BaseSeed(loader, sampler)
         self._items: Items = []
-        self._begin: dict[str, Any] = {}
-        self._after: dict[str, Any] | None = None
+        self._state_at_start: dict[str, Any] = {}
+        self._state_after_run: dict[str, Any] | None = None
         #: digest of the epoch's items, if the snapshot could not hold them and the sampler has to run again
-        self._due: str | None = None
+        self._expected: str | None = None
         #: whether no warning of changes within an epoch is due; torch's samplers draw all items at once, too
-        self._told = not _draws_late(sampler)
+        self._has_warned = not _is_lazy(sampler)
         digest = self._dry_run()
-        self._named = type(sampler).__name__ + (f", order {digest}" if shared else "")
+        self._name = type(sampler).__name__ + (f", order {digest}" if shared else "")
 
     @property
     def identity(self) -> dict[str, Any]:
         """The sampler's type, and a digest of its first epoch if all ranks share it."""
-        return {"sampler": self._named}
+        return {"sampler": self._name}
 
     def _dry_run(self) -> str:
         """Run copies of the sampler for two epochs, also from restored states; return a digest of the first epoch."""
         built = self._state.full()
-        one, other, resumed = (_copied(self._sampler, self._dataset) for _ in range(3))
+        one, other, resumed = (_copy_of(self._sampler, self._dataset) for _ in range(3))
         epochs = [self._run(one, 0)]
         ended = SamplerState(one, self._dataset)
-        between, beside = ended.full(), ended.beside()
+        between, graph = ended.full(), ended.graph_state()
         epochs.append(self._run(one, 1))
         # Copies may share generators, and objects that cannot be copied.
         SamplerState(other, self._dataset).restore_full(built)
@@ -84,7 +84,7 @@ class SamplerOrder(SampleOrder):
         try:
             begun = SamplerState(resumed, self._dataset)
             begun.restore_full(between)
-            begun.restore_beside(beside)
+            begun.restore_graph_state(graph)
         except NotExact as error:
             raise NotExact(f"{self._what} cannot be given its state back: {error}. {_WAY_OUT}") from error
         except Exception as error:
@@ -117,11 +117,11 @@ class SamplerOrder(SampleOrder):
         if resumed:
             self._run_again(epoch)
             return
-        if not self._told and self._after is not None:
-            self._tell_changed(self._after)
-        self._begin, self._due = self._state.changes(), None
+        if not self._has_warned and self._state_after_run is not None:
+            self._warn_of_change(self._state_after_run)
+        self._state_at_start, self._expected = self._state.changes(), None
         self._items = self._run(self._sampler, epoch)
-        self._after = None if self._told else self._state.changes()
+        self._state_after_run = None if self._has_warned else self._state.changes()
         if len(self._items) != self._length:
             raise UserError(
                 f"{self._what} gives {len(self._items)} items in epoch {epoch}, {self._length} in the first; "
@@ -130,23 +130,23 @@ class SamplerOrder(SampleOrder):
 
     def _run_again(self, epoch: int) -> None:
         """Run the sampler from its state at the start of the epoch, if its items could not be written."""
-        if self._due is None:
+        if self._expected is None:
             return
         now = self._state.changes()
-        self._state.restore(self._begin)
+        self._state.restore(self._state_at_start)
         self._items = self._run(self._sampler, epoch)
         self._state.restore(now)
-        if (digest := digest_of_items(self._items)) != self._due:
+        if (digest := digest_of_items(self._items)) != self._expected:
             raise NotExact(
-                f"{self._what} gives another order in epoch {epoch} than before the run died (digest {self._due}, now "
-                f"{digest}): it reads what training changes, and its items cannot be written. Let it give plain "
+                f"{self._what} gives another order in epoch {epoch} than before the run died (digest {self._expected}, "
+                f"now {digest}): it reads what training changes, and its items cannot be written. Let it give plain "
                 "numbers or text, lists or tuples of them, or start over under another run name."
             )
 
-    def _tell_changed(self, after: dict[str, Any]) -> None:
+    def _warn_of_change(self, after: dict[str, Any]) -> None:
         """Warn once if training changes a sampler within an epoch; in plain PyTorch it would draw during the epoch."""
         if differences(after, self._state.changes()):
-            self._told = True
+            self._has_warned = True
             log.warning(
                 "training changes %s while its epoch is under way. Here it is run whole at the start of each epoch: "
                 "what changes takes effect with the next one.",
@@ -171,7 +171,7 @@ class SamplerOrder(SampleOrder):
         """Return the sampler's state, and the items of the current epoch."""
         packed = pack_items(self._items)
         if packed is None:
-            packed = {"begin": self._begin, "digest": digest_of_items(self._items)}
+            packed = {"begin": self._state_at_start, "digest": digest_of_items(self._items)}
         return {"now": self._state.changes(), "items": packed}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -187,7 +187,7 @@ class SamplerOrder(SampleOrder):
             )
         packed = state_dict["items"]
         if "digest" in packed:
-            self._begin, self._due = packed["begin"], packed["digest"]
+            self._state_at_start, self._expected = packed["begin"], packed["digest"]
         else:
             self._items = unpack_items(packed)
         self._state.restore(state_dict["now"])
@@ -195,8 +195,8 @@ class SamplerOrder(SampleOrder):
     def clone(self) -> "SamplerOrder":
         """Return this order with a copy of its sampler, in the state in which it was built."""
         clone = copy.copy(self)
-        clone._sampler = _copied(self._sampler, self._dataset)
-        clone._state = self._state.of_copy(clone._sampler)
+        clone._sampler = _copy_of(self._sampler, self._dataset)
+        clone._state = self._state.for_copy(clone._sampler)
         return clone
 
     def _run(self, sampler: Any, epoch: int) -> Items:
@@ -205,24 +205,24 @@ class SamplerOrder(SampleOrder):
                 for one in samplers_in(sampler):
                     if callable(set_epoch := getattr(one, "set_epoch", None)):
                         set_epoch(epoch)
-                given = islice(self._base_seed.iterate(sampler, epoch), self._most)
+                given = islice(self._base_seed.iterate(sampler, epoch), self._max_items)
                 items = [copy.copy(item) if type(item) is list else item for item in given]
         except Exception as error:
             if is_retryable(error):
                 raise
             raise UserCodeError.of(f"{self._what}, epoch {epoch}", error) from error
-        if len(items) == self._most:
+        if len(items) == self._max_items:
             raise NotExact(f"{self._what} does not end: let it end after an epoch's worth of items.")
         return as_items(items)
 
 
-def _draws_late(sampler: Any) -> bool:
+def _is_lazy(sampler: Any) -> bool:
     """Return whether `sampler` may draw items one by one, as they are read."""
     iterate = type(sampler).__iter__
     return isgeneratorfunction(iterate) and iterate.__module__.partition(".")[0] != "torch"
 
 
-def _copied(sampler: Any, dataset: Any) -> Any:
+def _copy_of(sampler: Any, dataset: Any) -> Any:
     """Return a copy of `sampler` over the same data; itself if it cannot be copied."""
     try:
         return copy.deepcopy(sampler, {id(dataset): dataset})

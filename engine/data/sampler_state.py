@@ -30,7 +30,7 @@ from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.state.codec import walk
 from midstride.engine.state.differences import differences, same_key_order
 
-__all__ = ["SamplerState", "samplers_in", "values_beside"]
+__all__ = ["SamplerState", "graph_attributes", "samplers_in"]
 
 #: length above which lists are compared and copied without their items' details
 _LONG = 10_000
@@ -38,11 +38,11 @@ _GENERATORS = "generators/"
 #: path of the items of a list that is a sampler itself
 _ITEMS = "items"
 #: types of attributes that are not part of a sampler's state
-_OTHERS = (nn.Module, Dataset, DataLoader, Generator)
+_NOT_STATE = (nn.Module, Dataset, DataLoader, Generator)
 _CONTAINERS = (list, tuple, deque, dict)
 _SCALARS = frozenset({type(None), bool, int, float, str})
 #: base classes of values
-_VALUES = (Enum, int, float, complex, str, bytes, *_CONTAINERS, set, frozenset)
+_VALUE_TYPES = (Enum, int, float, complex, str, bytes, *_CONTAINERS, set, frozenset)
 #: name of the data set in nodes
 _DATA = "data set"
 State = dict[str, Any]
@@ -62,9 +62,9 @@ class SamplerState:
     def __init__(self, sampler: Any, dataset: object) -> None:
         self._sampler, self._dataset = sampler, dataset
         self._built = self.full()
-        self._packed: dict[str, bytes] = {}  # path -> pickle of a value that is known to equal the one at construction
+        self._pickles: dict[str, bytes] = {}  # path -> pickle of a value that is known to equal the one at construction
 
-    def of_copy(self, sampler: Any) -> "SamplerState":
+    def for_copy(self, sampler: Any) -> "SamplerState":
         """Return the state of `sampler`, a copy of this one's, after setting it to the state at construction."""
         state = SamplerState(sampler, self._dataset)
         state._built = self._built
@@ -73,19 +73,19 @@ class SamplerState:
 
     def changes(self) -> State:
         """Return copies of the values that have changed since the sampler was built."""
-        return {path: _copied(value) for path, value in self._live().items() if not self._is_as_built(path, value)}
+        return {path: _copy_of(value) for path, value in self._values().items() if not self._is_as_built(path, value)}
 
     def _is_as_built(self, path: str, value: Any) -> bool:
         """Return whether `value` equals the one at `path` when the sampler was built; called at every snapshot."""
         if path not in self._built:
             return False
-        packed = _packed(value)
-        if packed is not None and packed == self._packed.get(path):
+        packed = _pickled(value)
+        if packed is not None and packed == self._pickles.get(path):
             return True
         if _differ(self._built[path], value):
             return False
         if packed is not None:
-            self._packed[path] = packed
+            self._pickles[path] = packed
         return True
 
     def restore(self, state: State) -> None:
@@ -98,26 +98,26 @@ class SamplerState:
 
     def full(self) -> State:
         """Return copies of all values."""
-        return {path: _copied(value) for path, value in self._live().items()}
+        return {path: _copy_of(value) for path, value in self._values().items()}
 
-    def beside(self) -> Nodes:
+    def graph_state(self) -> Nodes:
         """Return path of an owner -> nodes of those attributes that only the object graph can describe."""
-        found = list(values_beside(self._sampler, self._dataset))
+        found = list(graph_attributes(self._sampler, self._dataset))
         names = {id(self._dataset): _DATA, **{id(owner): path for path, owner, _ in found}}
         walk = GraphWalk(names, {})
         return copy.deepcopy({path: walk.root_attributes(own, path, is_small=True) for path, _, own in found})
 
-    def restore_beside(self, nodes: Nodes) -> None:
-        """Restore the result of `beside` of another sampler of the same class."""
-        owners = {path: owner for path, owner, _ in values_beside(self._sampler, self._dataset)}
-        filling = GraphRestore(GraphWalk({}, {}), {_DATA: self._dataset, **owners}, torch.device("cpu"))
+    def restore_graph_state(self, nodes: Nodes) -> None:
+        """Restore the result of `graph_state` of another sampler of the same class."""
+        owners = {path: owner for path, owner, _ in graph_attributes(self._sampler, self._dataset)}
+        restore = GraphRestore(GraphWalk({}, {}), {_DATA: self._dataset, **owners}, torch.device("cpu"))
         for path in (path for path in nodes if path in owners):
             own = attributes_of(owners[path])
             for name, node in nodes[path].items():
-                if (value := filling.put(node, own.get(name, MISSING), f"{path}/{name}")) is not MISSING:
+                if (value := restore.put(node, own.get(name, MISSING), f"{path}/{name}")) is not MISSING:
                     set_attribute(owners[path], name, value)
 
-    def _live(self) -> State:
+    def _values(self) -> State:
         """Return all values, not copied."""
         state: State = (
             {_ITEMS: self._sampler} if type(self._sampler) in _CONTAINERS and _is_plain(self._sampler) else {}
@@ -144,22 +144,22 @@ class SamplerState:
             if path == _ITEMS:
                 copy_into(self._sampler, value)
             elif path.startswith(_GENERATORS):
-                set_state(_existing(generators, path.removeprefix(_GENERATORS)), value)
+                set_state(_find(generators, path.removeprefix(_GENERATORS)), value)
             elif name == "":
-                _existing(owners, owner).load_state_dict(copy.deepcopy(value))
+                _find(owners, owner).load_state_dict(copy.deepcopy(value))
             elif path not in now or _differ(now[path], value):
-                there = _existing(owners, owner)
+                there = _find(owners, owner)
                 setattr(there, name, copy_into(getattr(there, name, None), value))
 
 
-def values_beside(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def graph_attributes(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Yield path, object and attributes of each object in `sampler`, for attributes that `SamplerState` leaves out.
 
     Only the object graph can describe these, such as a `Fraction` or an object of a class derived from dict.
     """
     for path, owner in _owners(sampler, dataset).items():
         if not _has_state_dict(owner):
-            own = {name: v for name, v in attributes_of(owner).items() if v is not dataset and _is_beside(v)}
+            own = {name: v for name, v in attributes_of(owner).items() if v is not dataset and _needs_graph(v)}
             yield path.removeprefix("sampler").strip("."), owner, own
 
 
@@ -169,7 +169,7 @@ def _owners(sampler: Any, dataset: object) -> dict[str, Any]:
     seen, queue = {id(dataset)}, deque([("sampler", sampler)])
     while queue:
         path, value = queue.popleft()
-        if id(value) in seen or isinstance(value, (*_OTHERS, type)) or value is None:
+        if id(value) in seen or isinstance(value, (*_NOT_STATE, type)) or value is None:
             continue
         seen.add(id(value))
         if type(value) in _CONTAINERS and len(value) <= _LONG and not _is_plain(value):
@@ -180,18 +180,18 @@ def _owners(sampler: Any, dataset: object) -> dict[str, Any]:
     return owners
 
 
-def _is_beside(value: Any) -> bool:
+def _needs_graph(value: Any) -> bool:
     """Return whether `value`, or something in it, is neither plain nor an object in `_owners`."""
     if isinstance(value, random.Random):
         return type(value) not in (random.Random, random.SystemRandom)
-    if isinstance(value, _OTHERS) or _has_state_dict(value) or _is_object(value) or _is_plain(value):
+    if isinstance(value, _NOT_STATE) or _has_state_dict(value) or _is_object(value) or _is_plain(value):
         return False
     if type(value) is dict and not all(map(_is_plain, value)):  # keys that only the graph can describe
         return True
-    return type(value) not in _CONTAINERS or any(_is_beside(item) for _, item in members_of(value))
+    return type(value) not in _CONTAINERS or any(_needs_graph(item) for _, item in members_of(value))
 
 
-def _existing(found: dict[str, Any], name: str) -> Any:
+def _find(found: dict[str, Any], name: str) -> Any:
     if name not in found:
         raise NotExact(f"there is no {name} yet when it is built")
     return found[name]
@@ -221,7 +221,7 @@ def _is_object(value: Any) -> bool:
     if isinstance(value, Sampler) or library in sys.stdlib_module_names or library in ("torch", "numpy"):
         return isinstance(value, Sampler)
     is_frozen = is_dataclass(kind) and vars(kind)["__dataclass_params__"].frozen
-    return not (is_frozen or isinstance(value, _VALUES))
+    return not (is_frozen or isinstance(value, _VALUE_TYPES))
 
 
 def _is_plain(value: Any, deep: int = 8) -> bool:
@@ -252,7 +252,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _packed(value: Any) -> bytes | None:
+def _pickled(value: Any) -> bytes | None:
     """Return bytes that are equal only for values with the same bits; None if a comparison is faster."""
     if isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and len(value) > _LONG):
         return None
@@ -277,7 +277,7 @@ def _differ(a: Any, b: Any) -> bool:
     return bool(differences(a, b)) or not same_key_order(a, b)
 
 
-def _copied(value: Any) -> Any:
+def _copy_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, (list, tuple)) and len(value) > _LONG:

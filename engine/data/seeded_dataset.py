@@ -10,7 +10,7 @@ from midstride.engine.data.rng.per_sample import SampleSeeder
 from midstride.engine.data.rng.repeatability import collate_name
 from midstride.engine.errors import EngineError, NotExact, UserCodeError, UserError
 
-__all__ = ["Idle", "SeededCollate", "SeededDataset", "WorkerFailure", "few"]
+__all__ = ["Idle", "SeededCollate", "SeededDataset", "WorkerFailure", "format_indices"]
 
 _OWN = frozenset({"dataset", "seeds", "failure"})
 
@@ -52,7 +52,7 @@ class SeededDataset(Dataset[Any]):
         else:
             setattr(self.dataset, name, value)
 
-    def fail_with(self, failure: WorkerFailure) -> None:
+    def set_failure(self, failure: WorkerFailure) -> None:
         """Answer every request with `failure`, since the start of the worker failed."""
         self.failure = failure
 
@@ -64,15 +64,16 @@ class SeededDataset(Dataset[Any]):
             return fetch
         if self.failure is not None:
             return self.failure
-        if self.seeds.memory is not None:
-            self.seeds.memory.begin()
+        if self.seeds.side_effects is not None:
+            self.seeds.side_effects.begin()
         try:
             return self.seeds.samples(fetch, self.dataset), fetch
         except UserError as error:
             return WorkerFailure(type(error), str(error))
         except Exception as error:
             name = type(self.dataset).__name__
-            where = f"{name}, reading samples {few(fetch.indices)}{_worker()}{self._out_of_range(error, fetch)}"
+            where = f"{name}, reading samples {format_indices(fetch.indices)}{_worker_text()}"
+            where += self._out_of_range(error, fetch)
             return WorkerFailure(UserCodeError, str(UserCodeError.of(where, error)))
 
     def _out_of_range(self, error: Exception, fetch: BatchRequest) -> str:
@@ -80,7 +81,7 @@ class SeededDataset(Dataset[Any]):
         beyond = [index for index in fetch.indices if type(index) is int and length is not None and index >= length]
         if not beyond or not isinstance(error, (IndexError, KeyError)):
             return ""
-        return f"; the sampler gave {few(beyond)}, the data set has {length} samples"
+        return f"; the sampler gave {format_indices(beyond)}, the data set has {length} samples"
 
 
 class SeededCollate:
@@ -106,20 +107,20 @@ class SeededCollate:
         samples, fetch = fetched
         try:
             batch = self.seeds.collate(fetch, samples[0] if self.single else samples, self.collate)
-            self.seeds.check_memory(fetch, batch, self.collate, single=self.single)
+            self.seeds.check_side_effects(fetch, batch, self.collate, single=self.single)
             return batch
         except NotExact as error:
             return WorkerFailure(NotExact, str(error))
         except Exception as error:
-            where = f"{collate_name(self.collate)}, collating samples {few(fetch.indices)}{_worker()}"
+            where = f"{collate_name(self.collate)}, collating samples {format_indices(fetch.indices)}{_worker_text()}"
             return WorkerFailure(UserCodeError, str(UserCodeError.of(where, error)))
 
 
-def few(indices: list[Any]) -> str:
+def format_indices(indices: list[Any]) -> str:
     """Return `indices` as text, with at most 3 of them."""
     return str(indices) if len(indices) <= 4 else f"[{indices[0]}, {indices[1]}, ..., {indices[-1]}]"
 
 
-def _worker() -> str:
+def _worker_text() -> str:
     info = get_worker_info()
     return f", in worker {info.id}" if info else ""

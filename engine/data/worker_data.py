@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from midstride.engine.data.attribute_fingerprint import AttributeFingerprint
 from midstride.engine.data.data_owners import DataOwners, Nodes, WholeData, data_owners
 from midstride.engine.data.pass_collate import collate_node, collate_of
-from midstride.engine.data.quick_look import QuickLook
-from midstride.engine.data.read_memory import ReadMemory
+from midstride.engine.data.read_side_effects import ReadSideEffects
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.containers import MISSING
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 
 _LOADER = "loader"
 #: attributes that torch sets on every loader, other than functions that users may replace
-_OF_LOADERS = frozenset(vars(DataLoader(TensorDataset(torch.empty(1))))) - {"collate_fn", "worker_init_fn"}
+_LOADER_ATTRIBUTES = frozenset(vars(DataLoader(TensorDataset(torch.empty(1))))) - {"collate_fn", "worker_init_fn"}
 
 
 def loader_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the attributes of a loader that users have set, or may replace."""
-    return {name: value for name, value in attributes_of(loader).items() if name not in _OF_LOADERS}
+    return {name: value for name, value in attributes_of(loader).items() if name not in _LOADER_ATTRIBUTES}
 
 
 class WorkerData(DataOwners):
@@ -65,14 +65,14 @@ class WorkerData(DataOwners):
         #: functions at construction: they may be replaced in training, and those of libraries are not found by name
         self._built = {name: vars(loader)[name] for name in ("collate_fn", "worker_init_fn")}
         #: nodes at the start of a pass, and a fast check for changes since
-        self._last: tuple[Nodes, QuickLook] | None = None
+        self._last: tuple[Nodes, AttributeFingerprint] | None = None
         #: path -> object that workers of the current pass share with this process, and its digests at the start
         self._shared: dict[str, object] = {}
         self._shared_lines: dict[str, str] = {}
-        self._is_told = False
+        self._has_warned = False
 
-    def leave_data(self) -> None:
-        """Stop copying and restoring data, also at the end of a block of `as_begun`, since they cannot be copied."""
+    def stop_copying(self) -> None:
+        """Stop copying and restoring data, also at the end of `data_of_pass`, since they cannot be copied."""
         self._given, self._copies = {}, False
 
     def state_dict(self, collate: Any) -> dict[str, Any]:
@@ -81,19 +81,19 @@ class WorkerData(DataOwners):
         Args:
             collate: collate_fn of the pass.
         """
-        self._tell_shared()
+        self._warn_of_shared()
         start = self._start
         if not self._is_loaded and start is not None:
-            start = self._of_pass(start, collate)
+            start = self._pass_start(start, collate)
         return {**({"begun": True} if self._has_begun else {}), **({} if start is None else {"start": start})}
 
-    def _of_pass(self, start: Nodes, collate: Any) -> Nodes | None:
+    def _pass_start(self, start: Nodes, collate: Any) -> Nodes | None:
         """Return the nodes that a resumed pass needs; None if they equal the present ones."""
         if self._copies:
             return start if self._has_changed(start) else None
         if collate is self._loader.collate_fn:  # its attributes are saved elsewhere
             return None
-        return {_LOADER: {"collate_fn": collate_node(collate, self._around_collate())}}
+        return {_LOADER: {"collate_fn": collate_node(collate, self._collate_walk())}}
 
     def _has_changed(self, start: Nodes) -> bool:
         """Return whether the present data differ from `start`."""
@@ -115,30 +115,30 @@ class WorkerData(DataOwners):
             self._start = copy.deepcopy(self.nodes())
 
     @contextmanager
-    def as_begun(self, *, goes_on: bool) -> Iterator[None]:
+    def data_of_pass(self, *, resumed: bool) -> Iterator[None]:
         """Restore the data at the start of the pass in place, for the duration of the block.
 
         Args:
-            goes_on: whether the pass is resumed; if not, it starts with the present data, except persistent workers.
+            resumed: whether the pass is resumed; if not, it starts with the present data, except persistent workers.
         """
-        start, self._is_loaded = self._start if goes_on or self._loader.persistent_workers else None, False
+        start, self._is_loaded = self._start if resumed or self._loader.persistent_workers else None, False
         self._has_begun = True
-        with self._data_as(start) if self._copies else self._collate_as(start or {}):
+        with self._restored_data(start) if self._copies else self._restored_collate(start or {}):
             yield
-        self._note_shared()
+        self._record_shared()
 
     @contextmanager
-    def _data_as(self, start: Nodes | None) -> Iterator[None]:
+    def _restored_data(self, start: Nodes | None) -> Iterator[None]:
         """Restore `start`, if it is not None, for the duration of the block."""
         now = copy.deepcopy(self.nodes())
-        wanted = now if start is None else _completed(now, start)
+        wanted = now if start is None else _merged(now, start)
         if start is None or not self._has_changed(wanted):
-            self._start, self._last = wanted, (wanted, QuickLook(self.owners()))
+            self._start, self._last = wanted, (wanted, AttributeFingerprint(self.owners()))
             yield
             return
         with self.reverted():
             try:
-                lost = self.fill(wanted)
+                lost = self.restore(wanted)
             except Exception as error:
                 raise NotExact(
                     "the snapshot says what the workers of a loader began with, and the data cannot take it: "
@@ -151,15 +151,15 @@ class WorkerData(DataOwners):
                     ", ".join(f"{path} (was {what})" for path, what in lost.items()),
                 )
             self._start = wanted
-            with self._collate_as(wanted) if not self._loader.num_workers else nullcontext():
+            with self._restored_collate(wanted) if not self._loader.num_workers else nullcontext():
                 yield
 
     @contextmanager
-    def _collate_as(self, start: Nodes) -> Iterator[None]:
+    def _restored_collate(self, start: Nodes) -> Iterator[None]:
         """Set the collate_fn that `start` describes, if any, as an object of its own for the duration of the block."""
         node, before = start.get(_LOADER, {}).get("collate_fn", MISSING), self._loader.collate_fn
         known = [self._built["collate_fn"], before]
-        made = MISSING if node is MISSING else collate_of(node, known, self._around_collate(), self._anchors())
+        made = MISSING if node is MISSING else collate_of(node, known, self._collate_walk(), self._anchors())
         if made is not MISSING:
             vars(self._loader)["collate_fn"] = made
         try:
@@ -168,7 +168,7 @@ class WorkerData(DataOwners):
             self._start = start
             vars(self._loader)["collate_fn"] = before
 
-    def _around_collate(self) -> GraphWalk:
+    def _collate_walk(self) -> GraphWalk:
         """Return a walk over objects that a pass's collate_fn may share: module, loader, data, next collate_fn."""
         walk = self._walk()
         for root in () if self._module is None else module_roots(self._module):
@@ -184,10 +184,10 @@ class WorkerData(DataOwners):
 
     def end_pass(self) -> None:
         """Note the end of the pass: later changes affect the next pass only."""
-        self._tell_shared()
+        self._warn_of_shared()
         self._shared = {}
 
-    def _note_shared(self) -> None:
+    def _record_shared(self) -> None:
         """Record small objects that workers, just started, share with this process."""
         if not self._loader.num_workers:
             return
@@ -198,15 +198,15 @@ class WorkerData(DataOwners):
         if self._shared and self._last is not None and self._last[0] is self._start:
             # Pickling for workers has moved tensors to shared memory, which changes their nodes.
             self._start = copy.deepcopy(self._nodes(self._walk()))
-            self._last = (self._start, QuickLook(self.owners()))
+            self._last = (self._start, AttributeFingerprint(self.owners()))
 
-    def _tell_shared(self) -> None:
+    def _warn_of_shared(self) -> None:
         """Warn once of shared objects that have changed while workers read ahead."""
-        if not self._shared or self._is_told:
+        if not self._shared or self._has_warned:
             return
         now = _lines_of(self._shared)
         changed = [path for path, line in now.items() if line != self._shared_lines.get(path)]
-        self._is_told = bool(changed)
+        self._has_warned = bool(changed)
         if changed:
             log.warning(
                 "%s has changed in memory that the workers of a loader share, while they read ahead: how fast they are "
@@ -215,23 +215,23 @@ class WorkerData(DataOwners):
                 changed[0].replace("/", "."),
             )
 
-    def left_out(self) -> dict[str, object]:
-        """Return path -> value of the data that `as_begun` does not restore: large values, and unsupported ones."""
+    def unrestored(self) -> dict[str, object]:
+        """Return path -> value of the data that `data_of_pass` does not restore: large values, and unsupported ones."""
         walk = self._walk()
         self._nodes(walk)
         return walk.large | walk.deep | walk.opaque
 
-    def collate_memory(self) -> ReadMemory:
+    def collate_side_effects(self) -> ReadSideEffects:
         """Return a monitor of changes of the collate_fn from now on."""
-        memory = ReadMemory((), self._loader.collate_fn, self._module)
-        memory.begin()
-        return memory
+        side_effects = ReadSideEffects((), self._loader.collate_fn, self._module)
+        side_effects.begin()
+        return side_effects
 
     def owners(self) -> dict[str, tuple[Any, dict[str, Any]]]:
         """Return path -> (owner, attributes) for all objects whose attributes are copied."""
         return {_LOADER: (self._loader, loader_attributes(self._loader)), **super().owners()}
 
-    def filled(self, path: str, name: str, node: Any, live: Any) -> Any:
+    def restore_target(self, path: str, name: str, node: Any, live: Any) -> Any:
         """Return the loader's function at construction if `node` describes it, else the `live` value."""
         is_built = path == _LOADER and name in self._built and _is_of_kind(self._built[name], node)
         return self._built[name] if is_built else live
@@ -249,7 +249,7 @@ def _lines_of(values: Mapping[str, object]) -> dict[str, str]:
     return {where: line for path, value in values.items() for where, line in digest_lines(path, value).items()}
 
 
-def _completed(now: Nodes, start: Nodes) -> Nodes:
+def _merged(now: Nodes, start: Nodes) -> Nodes:
     """Return `start`, with missing entries from `now`: in a pass without workers it has only a collate_fn."""
     is_whole = "worker_init_fn" in start.get(_LOADER, {})
     return start if is_whole else {**now, **start, _LOADER: {**now[_LOADER], **start.get(_LOADER, {})}}

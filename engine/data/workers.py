@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch.utils.data import DataLoader
 
 from midstride.engine.data.seeded_dataset import WorkerFailure
@@ -14,14 +15,15 @@ from midstride.engine.processes.lifetime import die_with_parent, exit_with
 
 __all__ = [
     "RankBoundWorker",
-    "end_started",
+    "end_all_workers",
     "lost_workers",
     "next_batch",
+    "rebuild_loader",
     "start_workers",
 ]
 
 #: loader -> its iterators that are still referenced
-_STARTED: WeakKeyDictionary[DataLoader[Any], WeakSet[Any]] = WeakKeyDictionary()
+_ITERATORS: WeakKeyDictionary[DataLoader[Any], WeakSet[Any]] = WeakKeyDictionary()
 
 
 class RankBoundWorker:
@@ -48,7 +50,33 @@ class RankBoundWorker:
         except Exception as error:
             text = str(UserCodeError.of(f"worker_init_fn of worker {worker}", error))
             dataset: Any = worker_info().dataset
-            dataset.fail_with(WorkerFailure(UserCodeError, text))
+            dataset.set_failure(WorkerFailure(UserCodeError, text))
+
+
+def rebuild_loader(
+    loader: DataLoader[Any], dataset: Any, *, key: int, init: Callable[[int], None] | None, **arguments: Any
+) -> DataLoader[Any]:
+    """Return a DataLoader of `dataset` with the worker settings of `loader`.
+
+    Args:
+        loader: the user's loader.
+        dataset: the data set to read.
+        key: seed of its generator, from which `iter()` draws a seed instead of from the main one.
+        init: `worker_init_fn` to call in workers, or None.
+        arguments: further arguments of DataLoader.
+    """
+    return DataLoader(
+        dataset,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=RankBoundWorker(init),
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator().manual_seed(key),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        **arguments,
+    )
 
 
 def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
@@ -69,16 +97,16 @@ def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
     # `next_batch` detects lost workers. torch would raise from a signal handler at any point of the main process, such
     # as in the user's training step or in a snapshot, also for workers that were ended on purpose.
     forget_workers(iterator)
-    _STARTED.setdefault(loader, WeakSet()).add(iterator)
+    _ITERATORS.setdefault(loader, WeakSet()).add(iterator)
     return iterator
 
 
-def end_started(loader: DataLoader[Any]) -> None:
+def end_all_workers(loader: DataLoader[Any]) -> None:
     """End all workers of `loader`: persistent ones, and those of a pass that an error ended.
 
     The traceback of an error refers to the pass, and notebooks keep the error.
     """
-    for iterator in _STARTED.pop(loader, ()):
+    for iterator in _ITERATORS.pop(loader, ()):
         end_workers(iterator)
 
 

@@ -45,7 +45,7 @@ class FitLoop:
         self._on_batch_start = context.hooks.bound("on_train_batch_start")
         self._on_batch_end = context.hooks.bound("on_train_batch_end")
         loader = self.loader
-        loader.stand_at_end(self.progress.at_end)
+        loader.set_at_end(self.progress.at_end)
         self.batches = loader.estimated_batches
         self.optimizer_step = OptimizerStep(context)
         self.boundary = StepBoundary(context, checkpointer)
@@ -189,7 +189,7 @@ class FitLoop:
             self._judge_epoch(context.metric_logger.close_epoch())
         self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
         progress.next_epoch()
-        self.loader.stand_at_end(False)
+        self.loader.set_at_end(False)
 
     def _judge_epoch(self, reduced: Mapping[str, float]) -> None:
         """Let monitors judge an epoch without validation by `reduced`, and on one rank by values of its last step."""

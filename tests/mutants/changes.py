@@ -137,14 +137,14 @@ CHANGES = [
     Mutant(
         "an attempt that goes on behind an epoch's last batch says that it was not the last",
         "engine/training/fit_loop.py",
-        "loader.stand_at_end(self.progress.at_end)",
-        "loader.stand_at_end(False)",
+        "loader.set_at_end(self.progress.at_end)",
+        "loader.set_at_end(False)",
         f"{KEPT}[AsksForLast]",
     ),
     Mutant(
         "when an epoch has ended, its last batch is still in hand",
         "engine/training/fit_loop.py",
-        "        self.loader.stand_at_end(False)\n",
+        "        self.loader.set_at_end(False)\n",
         "",
         f"{KEPT}[AsksForLast]",
     ),

@@ -8,8 +8,8 @@ COPIES = [
     Mutant(
         "a stream that goes on has what training made of it since",
         "engine/data/iterable/loader.py",
-        "self._data.as_begun(goes_on=goes_on)",
-        "self._data.as_begun(goes_on=False)",
+        "self._data.data_of_pass(resumed=resumed)",
+        "self._data.data_of_pass(resumed=False)",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[TellsStream]",
     ),
     Mutant(
@@ -50,20 +50,20 @@ COPIES = [
     Mutant(
         "a stream that is read itself is put back when its pass begins",
         "engine/data/iterable/loader.py",
-        "                self._data.leave_data()\n",
+        "                self._data.stop_copying()\n",
         "                pass\n",
         "unit/data/test_worker_data.py::test_a_stream_that_cannot_be_copied_says_nothing_of_how_it_began",
     ),
     Mutant(
         "what a worker remembers of its reading is not looked at",
         "engine/data/seeded_dataset.py",
-        "            self.seeds.check_memory(fetch, batch, self.collate, single=self.single)\n",
+        "            self.seeds.check_side_effects(fetch, batch, self.collate, single=self.single)\n",
         "",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[data that remember, in a worker]",
     ),
     Mutant(
         "what a worker counts is not named",
-        "engine/data/read_memory.py",
+        "engine/data/read_side_effects.py",
         "        return lines[0] if lines else None",
         "        return None",
         "unit/data/test_worker_data.py::test_data_that_count_their_readings_in_workers_are_named_once",
@@ -71,7 +71,7 @@ COPIES = [
     Mutant(
         "what is read twice here is counted twice",
         "engine/data/map_style.py",
-        "        memory.fill(before)\n        return collate(dataset.__getitems__(request._replace(probe=0)))",
+        "        side_effects.restore(before)\n        return collate(dataset.__getitems__(request._replace(probe=0)))",
         "        return batch",
         "unit/data/test_worker_data.py::test_what_is_read_twice_in_the_main_process_is_counted_once",
     ),
@@ -148,20 +148,20 @@ COPIES = [
     Mutant(
         "shared memory that changes between epochs is named",
         "engine/data/worker_data.py",
-        "        self._tell_shared()\n        self._shared = {}\n",
-        "        self._tell_shared()\n",
+        "        self._warn_of_shared()\n        self._shared = {}\n",
+        "        self._warn_of_shared()\n",
         "unit/data/test_changed_data.py::test_shared_memory_that_changes_while_workers_read_is_named_once",
     ),
     Mutant(
         "a look does not compare objects",
-        "engine/data/quick_look.py",
+        "engine/data/attribute_fingerprint.py",
         "and all(map(is_, objects, objects_now))",
         "",
         "unit/data/test_changed_data.py::test_what_data_of_torch_began_with_is_in_a_state_when_they_change",
     ),
     Mutant(
         "a look does not compare what stands in tensors",
-        "engine/data/quick_look.py",
+        "engine/data/attribute_fingerprint.py",
         "return objects, equal + arrays",
         "return objects, equal",
         "unit/data/test_changed_data.py::test_what_data_of_torch_began_with_is_in_a_state_when_they_change",
@@ -169,7 +169,7 @@ COPIES = [
     Mutant(
         "workers of a pass that began without any have no worker_init_fn",
         "engine/data/worker_data.py",
-        "wanted = now if start is None else _completed(now, start)",
+        "wanted = now if start is None else _merged(now, start)",
         "wanted = now if start is None else start",
         "unit/data/test_changed_data.py::test_a_pass_without_workers_is_gone_on_with_in_workers",
     ),
@@ -183,7 +183,7 @@ COPIES = [
     Mutant(
         "data that get longer are not named",
         "engine/data/map_style.py",
-        "        self._tell_length()\n",
+        "        self._warn_of_length()\n",
         "",
         "unit/data/test_changed_data.py::test_data_that_get_longer_are_named_once_since_their_order_does_not_follow",
     ),
@@ -316,7 +316,7 @@ COPIES = [
     Mutant(
         "a collate_fn that counts is not tried in the workers of a stream",
         "engine/data/iterable/collation.py",
-        "        if not self._is_tried:\n            self._is_tried = True\n",
+        "        if not self._is_checked:\n            self._is_checked = True\n",
         "        if False:\n",
         "unit/data/test_stream_trial.py::test_a_collate_fn_that_counts_its_calls_in_a_worker_is_refused",
     ),

@@ -25,7 +25,7 @@ DATA = [
     ),
     Mutant(
         "workers are seeded by the main generator",
-        "engine/data/map_style.py",
+        "engine/data/workers.py",
         "generator=torch.Generator().manual_seed(key),",
         "generator=None,",
         "unit/data/test_per_sample.py::test_workers_start_alike_wherever_the_main_generators_stand",
@@ -131,7 +131,7 @@ DATA = [
     Mutant(
         "a state is trusted that was not tried",
         "engine/data/iterable/trial.py",
-        "_refusal(open_, saved, walk.digests)) is not None:",
+        "_refusal(open_, saved, first.digests)) is not None:",
         "_refusal(open_, saved, walk.digests[:0])) is not None:",
         "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
     ),
@@ -152,7 +152,7 @@ DATA = [
     Mutant(
         "a state after which nothing was read passes",
         "engine/data/iterable/trial.py",
-        "if saved.batch < len(walk.digests)]",
+        "if saved.batch < len(first.digests)]",
         "if saved.batch <= len(walk.digests)]",
         "unit/data/test_stream_trial.py::test_a_state_after_which_nothing_was_read_has_not_passed",
     ),
@@ -229,7 +229,7 @@ DATA = [
     Mutant(
         "items that are found again are not compared",
         "engine/data/sampler_order.py",
-        "if (digest := digest_of_items(self._items)) != self._due:",
+        "if (digest := digest_of_items(self._items)) != self._expected:",
         "if (digest := digest_of_items(self._items)) is None:",
         f"{SAMPLERS}::test_items_that_cannot_be_written_are_found_again_or_refused",
     ),
@@ -284,7 +284,7 @@ DATA = [
     ),
     Mutant(
         "what a hook seeds is taken for a memory",
-        "engine/data/read_memory.py",
+        "engine/data/read_side_effects.py",
         "            set_state(hook, state)\n",
         "            pass\n",
         "laws/test_loaders.py::test_what_a_hook_seeds_is_no_memory_of_the_data[2]",
@@ -306,8 +306,8 @@ DATA = [
     Mutant(
         "workers of a pass that goes on have what data hold now",
         "engine/data/map_style.py",
-        "self._data.as_begun(goes_on=start > 0)",
-        "self._data.as_begun(goes_on=False)",
+        "self._data.data_of_pass(resumed=start > 0)",
+        "self._data.data_of_pass(resumed=False)",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Forked]",
     ),
     Mutant(

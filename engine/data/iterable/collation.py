@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import default_collate, default_convert
 
-from midstride.engine.data.read_memory import ReadMemory
+from midstride.engine.data.read_side_effects import ReadSideEffects
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.data.rng.owned_generators import OwnedGenerators
 from midstride.engine.data.rng.repeatability import collate_name, copied, ensure_same_batch, is_repeatable
@@ -15,7 +15,7 @@ from midstride.engine.seeds import mix
 __all__ = ["Collation"]
 
 _IN_ITER = "Do that in __iter__ of the data set."
-_REMEMBERS = (
+_KEEPS_STATE = (
     "{name} gave another batch than where it was given nothing before: it remembers what it was given ({what}), in "
     "each worker for itself, and no snapshot holds that. A resumed run, and each worker, would begin without it. "
 ) + _IN_ITER
@@ -33,8 +33,8 @@ class Collation:
         # torch's functions draw no random numbers, and seeding costs as much as they do for small batches.
         self._draws = function not in (default_collate, default_convert)
         self._generators = OwnedGenerators()
-        self._memory: ReadMemory | None = None  #: in a worker, finds changes of the function's attributes
-        self._is_tried = False
+        self._side_effects: ReadSideEffects | None = None  #: in a worker, finds changes of the function's attributes
+        self._is_checked = False
 
     def generators(self) -> list[Any]:
         """Return the generators that the function refers to, if their states can be restored."""
@@ -57,24 +57,24 @@ class Collation:
         """Return whether to check the next batch: batches 1, 2, 4, 8 and so on."""
         if not self._draws:
             return False
-        if self._memory is None:
-            self._memory = ReadMemory((), self.function)
-            self._memory.begin()
-        return self._memory.is_due() or not self._is_tried
+        if self._side_effects is None:
+            self._side_effects = ReadSideEffects((), self.function)
+            self._side_effects.begin()
+        return self._side_effects.is_due() or not self._is_checked
 
     def _check(self, batch: Any, samples: Any, seed: int) -> None:
         """Check that the function makes the same batch of `samples` again, and without the batches before."""
-        if not self._is_tried:
-            self._is_tried = True
+        if not self._is_checked:
+            self._is_checked = True
             self._seed(seed)
             ensure_same_batch(self.function, batch, self.function(samples), way_out=_IN_ITER)
-        elif self._memory is not None and (what := self._memory.changed()) is not None:
-            with self._memory.reverted():
-                self._memory.forget()
+        elif self._side_effects is not None and (what := self._side_effects.changed()) is not None:
+            with self._side_effects.reverted():
+                self._side_effects.reset()
                 self._seed(seed)
                 again = self.function(samples)
             if not is_repeatable(batch, again):
-                raise NotExact(_REMEMBERS.format(name=collate_name(self.function), what=what))
+                raise NotExact(_KEEPS_STATE.format(name=collate_name(self.function), what=what))
 
     def _seed(self, seed: int) -> None:
         if not self._draws:

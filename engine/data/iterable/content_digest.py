@@ -18,13 +18,13 @@ __all__ = ["FORM", "content_digest", "stack_of"]
 #: version of the digests; digests of other versions are not compared
 FORM = 2
 #: levels of nested containers and objects that are digested
-_DEEP = 16
+_MAX_DEPTH = 16
 #: number of items from which on they are digested together
-_MANY = 4
+_MIN_ITEMS = 4
 #: largest number of parts of a sample that is digested by columns
-_WIDE = 64
+_MAX_COLUMNS = 64
 #: largest number of elements of a tensor that is stacked with others for its digest
-_SMALL = 4096
+_MAX_NUMEL = 4096
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 #: marshal version without references and interned strings, which differ between processes
 _VERSION = 0
@@ -39,17 +39,17 @@ def content_digest(samples: Any, stack: Tensor | None = None) -> int:
         stack: the result of `stack_of(samples)`, if it is known.
     """
     if stack is not None:
-        return xxh3_64_intdigest(marshal.dumps(_of_stack(stack), _VERSION))
+        return xxh3_64_intdigest(marshal.dumps(_stack_content(stack), _VERSION))
     try:
         plain = marshal.dumps(samples, _VERSION)  # ten times faster, but for plain values only
     except ValueError:
-        plain = marshal.dumps(_plain(samples, _DEEP), _VERSION)
+        plain = marshal.dumps(_plain(samples, _MAX_DEPTH), _VERSION)
     return xxh3_64_intdigest(plain)
 
 
 def stack_of(samples: Any) -> Tensor | None:
     """Return the stack of small tensors of the same shape and dtype, as `default_collate` makes it; None for others."""
-    if not _are_tensors(samples) or not 0 < samples[0].numel() <= _SMALL:
+    if not _are_tensors(samples) or not 0 < samples[0].numel() <= _MAX_NUMEL:
         return None
     if samples[0].shape != samples[-1].shape:  # such as sequences; faster than an error of torch.stack
         return None
@@ -66,26 +66,26 @@ def _plain(value: Any, deep: int) -> Any:
     if kind in _PLAIN:
         return value
     if isinstance(value, Tensor):
-        return _of_tensor(value)
+        return _tensor_content(value)
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
         return value.dtype.str, value.shape, xxh3_64_intdigest(value.tobytes())
     if deep == 0:
         return kind.__qualname__
     if isinstance(value, (list, tuple)):
-        return _of_items(value, deep)
+        return _items_content(value, deep)
     if isinstance(value, (set, frozenset)):  # their order differs between processes
         return sorted(content_digest(item) for item in value)
     if isinstance(value, Mapping):
         return [(_plain(key, deep - 1), _plain(item, deep - 1)) for key, item in value.items()]
-    return kind.__qualname__, _of_object(value, deep)
+    return kind.__qualname__, _object_content(value, deep)
 
 
-def _of_items(items: Sequence[Any], deep: int) -> Any:
+def _items_content(items: Sequence[Any], deep: int) -> Any:
     """Return plain values that represent `items`, digested together if they are alike, in a third of the time."""
     if (stack := stack_of(items)) is not None:
-        return _of_stack(stack)
+        return _stack_content(stack)
     if _are_tensors(items) and {(item.shape, item.layout) for item in items} == {(items[0].shape, torch.strided)}:
-        return _of_tensors(items)
+        return _tensors_content(items)
     if not _are_rows(items):
         return [_plain(item, deep - 1) for item in items]
     kind, first = type(items[0]), items[0]
@@ -95,8 +95,8 @@ def _of_items(items: Sequence[Any], deep: int) -> Any:
 
 def _are_rows(items: Sequence[Any]) -> bool:
     """Return whether `items` are containers of one type with the same few keys or the same length."""
-    kind = type(items[0]) if len(items) >= _MANY else None
-    if kind not in (list, tuple, dict) or len(items[0]) > _WIDE or {*map(type, items)} != {kind}:
+    kind = type(items[0]) if len(items) >= _MIN_ITEMS else None
+    if kind not in (list, tuple, dict) or len(items[0]) > _MAX_COLUMNS or {*map(type, items)} != {kind}:
         return False
     if kind is dict:
         return all(item.keys() == items[0].keys() for item in items)
@@ -104,32 +104,32 @@ def _are_rows(items: Sequence[Any]) -> bool:
 
 
 def _are_tensors(items: Any) -> bool:
-    """Return whether `items` are at least `_MANY` tensors of one dtype."""
-    if not isinstance(items, (list, tuple)) or len(items) < _MANY or {*map(type, items)} != {Tensor}:
+    """Return whether `items` are at least `_MIN_ITEMS` tensors of one dtype."""
+    if not isinstance(items, (list, tuple)) or len(items) < _MIN_ITEMS or {*map(type, items)} != {Tensor}:
         return False
     return len({*map(_dtype, items)}) == 1
 
 
-def _of_stack(stack: Tensor) -> Any:
-    return "stack", *_of_tensor(stack)
+def _stack_content(stack: Tensor) -> Any:
+    return "stack", *_tensor_content(stack)
 
 
-def _of_tensors(items: Sequence[Tensor]) -> Any:
-    """Return the same as `_of_stack` of the stacked `items`, without stacking them."""
+def _tensors_content(items: Sequence[Tensor]) -> Any:
+    """Return the same as `_stack_content` of the stacked `items`, without stacking them."""
     words = xxh3_64()
     for item in items:
-        words.update(_words(item))
+        words.update(_bytes(item))
     return "stack", str(items[0].dtype), (len(items), *items[0].shape), words.intdigest()
 
 
-def _of_tensor(tensor: Tensor) -> Any:
+def _tensor_content(tensor: Tensor) -> Any:
     shape = tuple(tensor.shape)
     if tensor.layout != torch.strided:
-        return shape, [_of_tensor(tensor.coalesce().indices()), _of_tensor(tensor.coalesce().values())]
-    return str(tensor.dtype), shape, xxh3_64_intdigest(_words(tensor))
+        return shape, [_tensor_content(tensor.coalesce().indices()), _tensor_content(tensor.coalesce().values())]
+    return str(tensor.dtype), shape, xxh3_64_intdigest(_bytes(tensor))
 
 
-def _words(tensor: Tensor) -> Any:
+def _bytes(tensor: Tensor) -> Any:
     """Return the bytes of a tensor, without a copy if it is contiguous and on the CPU."""
     try:
         array = tensor.numpy()
@@ -138,7 +138,7 @@ def _words(tensor: Tensor) -> Any:
     return np.ascontiguousarray(array).data
 
 
-def _of_object(value: Any, deep: int) -> Any:
+def _object_content(value: Any, deep: int) -> Any:
     if attributes := attributes_of(value):
         return _plain(attributes, deep - 1)
     try:

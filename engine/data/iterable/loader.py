@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterDataPipe
 
@@ -17,10 +16,10 @@ from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardStat
 from midstride.engine.data.iterable.shards import ShardReader
 from midstride.engine.data.limits import stream_limits
 from midstride.engine.data.loader import ResumableLoader
-from midstride.engine.data.read_memory import ReadMemory
+from midstride.engine.data.read_side_effects import ReadSideEffects
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.worker_data import WorkerData
-from midstride.engine.data.workers import RankBoundWorker, end_started, next_batch, start_workers
+from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
 from midstride.engine.objects.generators import path_to_module, shared_generators
@@ -74,21 +73,21 @@ class IterableLoader(ResumableLoader):
         self._drop_last, self._agree = loader.drop_last, agree
         #: number of shards, the same in all attempts of a run; 0 if `get_worker_info()` returns None to the data set
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
-        self._whole = _length(loader)
-        self._expected, self._limit = stream_limits(self.name, self._whole, limit)
+        self._unlimited_batches = _length(loader)
+        self._expected, self._limit = stream_limits(self.name, self._unlimited_batches, limit)
         self._workers, self._persistent = loader.num_workers, loader.persistent_workers
         self._rng_isolation = RngIsolation()
         self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
         self._data = WorkerData(loader, copies=True)
         #: text that says that the data set uses the module in training; None if it does not
-        self._acts: str | None = None
+        self._module_warning: str | None = None
         self._requests = ShardRequestSampler()
-        self._loader = _rebuilt(loader, self._reader, self._requests, key)
+        self._loader = _build_dataloader(loader, self._reader, self._requests, key)
         self._position = PassPosition.start(max(1, self.shards))
         self._passes, self._has_warned = 0, False
         #: digests, at the start of the pass, of data that `_data` does not restore
-        self._began_with: dict[str, str] = {}
-        self._collate_memory: ReadMemory | None = None  #: finds changes of the collate_fn, without workers
+        self._initial_digests: dict[str, str] = {}
+        self._collate_side_effects: ReadSideEffects | None = None  #: finds changes of the collate_fn, without workers
 
     def attach(self, module: nn.Module) -> None:
         """Read the data set itself instead of copies, if it refers to `module`, which is trained on it."""
@@ -96,10 +95,10 @@ class IterableLoader(ResumableLoader):
         is_live = path is not None and not self.shards
         self._data = WorkerData(self.source, module, copies=not is_live)
         if is_live:
-            self._acts = f"{self.name} acts on the module in training ({path})"
+            self._module_warning = f"{self.name} acts on the module in training ({path})"
             self._reader.read_live()
         elif path is not None:
-            self._acts = f"{self.name} reads the module as it was when the epoch began ({path})"
+            self._module_warning = f"{self.name} reads the module as it was when the epoch began ({path})"
 
     def __len__(self) -> int:
         raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
@@ -112,7 +111,7 @@ class IterableLoader(ResumableLoader):
     @property
     def unlimited_batches(self) -> int | None:
         """Number of batches in an epoch before the limit according to the data set; None if unknown."""
-        return self._whole
+        return self._unlimited_batches
 
     def order_identity(self) -> dict[str, Any]:
         """Return batch size and `drop_last`; the order of samples itself is up to the data set."""
@@ -124,13 +123,13 @@ class IterableLoader(ResumableLoader):
         number, most = start, self._limit
         if most is not None and number >= most:
             return
-        reading = self._read(epoch, position, goes_on=start > 0)
+        reading = self._read(epoch, position, resumed=start > 0)
         ahead = next(reading, None)
         self._check_first(number, ahead)
         while ahead is not None:
             current, number = ahead, number + 1
             ahead = next(reading, None) if most is None or number < most else None
-            self.at_end = not self._every_rank(ahead is not None)
+            self.at_end = not self._all_agree(ahead is not None)
             if self.at_end and ahead is not None:
                 self._warn_of_rest()
             if self.at_end:
@@ -176,16 +175,16 @@ class IterableLoader(ResumableLoader):
         if (changed := self._changed_in_collate()) is None:
             if self._position.had_states:
                 return None
-            if self._acts is not None:
-                return self._acts
-            now, before = self._content(), self._began_with
+            if self._module_warning is not None:
+                return self._module_warning
+            now, before = self._content(), self._initial_digests
             changed = next((name for name in now | before if now.get(name) != before.get(name)), None)
         if changed is None:
             return None
         return f"{self.name}: {changed} has changed since the epoch began, which reads the data as they were then"
 
     def _changed_in_collate(self) -> str | None:
-        what = None if self._collate_memory is None else self._collate_memory.changed()
+        what = None if self._collate_side_effects is None else self._collate_side_effects.changed()
         return None if what is None else what.partition(" (")[0].replace("/", ".")
 
     def _content(self) -> dict[str, str]:
@@ -193,7 +192,7 @@ class IterableLoader(ResumableLoader):
         if self._reader.is_shared:
             return users_lines(type(self._reader.dataset).__name__, self._reader.dataset)
         lines: dict[str, str] = {}
-        for path, value in self._data.left_out().items():
+        for path, value in self._data.unrestored().items():
             lines |= users_lines(path.replace("/", "."), value)
         return lines
 
@@ -229,7 +228,7 @@ class IterableLoader(ResumableLoader):
 
     def close(self) -> None:
         """End all workers."""
-        end_started(self._loader)
+        end_all_workers(self._loader)
 
     def clone(self) -> "IterableLoader":
         """Return a loader that can load a state while this one is read."""
@@ -237,19 +236,19 @@ class IterableLoader(ResumableLoader):
         clone._data = copy.copy(self._data)
         return clone
 
-    def _read(self, epoch: int, position: PassPosition, *, goes_on: bool) -> Iterator[ShardBatch]:
-        """Yield the batches after `position`; `goes_on` if the pass is resumed. Workers read ahead."""
+    def _read(self, epoch: int, position: PassPosition, *, resumed: bool) -> Iterator[ShardBatch]:
+        """Yield the batches after `position`; `resumed` if the pass is resumed. Workers read ahead."""
         self._passes += 1
         self._log_replay(position.batches_to_replay())
-        ended, news = list(position.ended), []
+        ended, newly_ended = list(position.ended), []
         if all(ended):
             return
         turns = shard_rotation(position, self._workers)
-        with self._data.as_begun(goes_on=goes_on):
-            iterator = self._opened(epoch, position)
+        with self._data.data_of_pass(resumed=resumed):
+            iterator = self._start_pass(epoch, position)
             if self._reader.is_shared:
-                self._data.leave_data()
-            self._note_begun()
+                self._data.stop_copying()
+            self._record_start()
         while not all(ended):
             if self._workers:
                 answer = next_batch(iterator, self._where, epoch)
@@ -261,17 +260,17 @@ class IterableLoader(ResumableLoader):
                 continue
             if isinstance(answer, ShardExhausted):
                 ended[shard] = True
-                news.append(shard)
+                newly_ended.append(shard)
                 continue
-            yield ShardBatch(answer, shard, tuple(news))
-            news.clear()
+            yield ShardBatch(answer, shard, tuple(newly_ended))
+            newly_ended.clear()
 
-    def _note_begun(self) -> None:
+    def _record_start(self) -> None:
         if self._passes == 1 or not self._persistent:
-            self._began_with = self._content()
-        self._collate_memory = None if self._workers else self._data.collate_memory()
+            self._initial_digests = self._content()
+        self._collate_side_effects = None if self._workers else self._data.collate_side_effects()
 
-    def _opened(self, epoch: int, position: PassPosition) -> Iterator[Any]:
+    def _start_pass(self, epoch: int, position: PassPosition) -> Iterator[Any]:
         """Return an iterator over the answers to the requests of a pass, from copies of the data that are made now."""
         reader, requests, workers = self._reader, self._requests, self._workers
         own_process = workers and not self._persistent and len(position.read) <= workers
@@ -291,7 +290,7 @@ class IterableLoader(ResumableLoader):
     def _where(self, epoch: int) -> str:
         return f"\nin epoch {epoch} of {self.name}, after {sum(self._position.read)} batches of this rank"
 
-    def _every_rank(self, value: bool) -> bool:
+    def _all_agree(self, value: bool) -> bool:
         return value if self._agree is None else self._agree(value)
 
     def _check_first(self, number: int, first: ShardBatch | None) -> None:
@@ -322,21 +321,10 @@ def _length(loader: DataLoader[Any]) -> int | None:
         return None
 
 
-def _rebuilt(loader: DataLoader[Any], reader: ShardReader, requests: ShardRequestSampler, key: int) -> DataLoader[Any]:
-    return DataLoader(
-        reader,
-        batch_size=None,
-        sampler=requests,
-        collate_fn=_as_it_is,
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=RankBoundWorker(None),
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=torch.Generator().manual_seed(key),
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+def _build_dataloader(
+    loader: DataLoader[Any], reader: ShardReader, requests: ShardRequestSampler, key: int
+) -> DataLoader[Any]:
+    return rebuild_loader(loader, reader, key=key, init=None, batch_size=None, sampler=requests, collate_fn=_identity)
 
 
 def _digests(saved: ShardState) -> dict[str, Any]:
@@ -344,5 +332,5 @@ def _digests(saved: ShardState) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value is not None}
 
 
-def _as_it_is(answer: Any) -> Any:
+def _identity(answer: Any) -> Any:
     return answer

@@ -42,7 +42,7 @@ class Reader(Protocol):
     where: str
     shards: int
 
-    def fresh(self, *, copied: bool = False) -> Any:
+    def dataset_for_pass(self, *, copied: bool = False) -> Any:
         """Return the data set for one shard in one pass."""
         ...
 
@@ -81,7 +81,7 @@ class Shard:
         #: digest of all samples read, and sum of the marks of their batches; None after a state that lacks them
         self.digest, self.total = (saved.digest, saved.total) if saved else (0, 0)
         self.over = False
-        dataset = reader.fresh(copied=copied or saved is not None)
+        dataset = reader.dataset_for_pass(copied=copied or saved is not None)
         seed = mix(self.key, _OPENING)
         self.info: Any = None
         if reader.shards:

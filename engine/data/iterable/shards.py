@@ -118,7 +118,7 @@ class ShardReader(Dataset[Any]):
     def _try_stream(self, request: ShardRequest) -> Trial:
         """Return the result of `try_stream` on copies; warn if states cannot be used."""
         begin = request._replace(batch=0, state=None, digest=None)
-        self.fresh(copied=True)
+        self.dataset_for_pass(copied=True)
         if self._uncopied:
             return Trial("it cannot be copied, so its state cannot be tried")
 
@@ -148,7 +148,7 @@ class ShardReader(Dataset[Any]):
             )
         return trial
 
-    def fresh(self, *, copied: bool = False) -> Any:
+    def dataset_for_pass(self, *, copied: bool = False) -> Any:
         """Return a copy of the data set, if it can be copied, so that changes in one pass do not affect another."""
         if not (self.copies or copied) or self._uncopied or self._is_live:
             return self.dataset

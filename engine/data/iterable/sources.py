@@ -70,7 +70,7 @@ def _is_own_iterator(dataset: Any) -> bool:
     return hasattr(type(dataset), "__next__")
 
 
-def _check(stateful: Any) -> None:
+def _check_encoding(stateful: Any) -> None:
     """Raise the errors that writing the state to a snapshot would raise."""
     try:
         state = stateful.state_dict()
@@ -95,7 +95,7 @@ class _StatefulIterator:
     def __init__(self, iterator: Any, state: Any) -> None:
         self.iterator = iterator
         if state is None:
-            _check(iterator)
+            _check_encoding(iterator)
         else:
             iterator.load_state_dict(state)
 
@@ -113,7 +113,7 @@ class _StatefulDataset:
             dataset.load_state_dict(state)
         self.iterator = iter(dataset)
         if state is None:
-            _check(dataset)
+            _check_encoding(dataset)
 
     def state(self, samples: int) -> Any:
         return self._dataset.state_dict()

@@ -57,7 +57,7 @@ class Trial:
 
 
 @dataclass
-class _Walk:
+class _FirstReading:
     """The result of the first reading: digests after each batch, and states."""
 
     digests: list[int | None] = field(default_factory=list)
@@ -81,16 +81,16 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
     """
     began = time.monotonic()
     try:
-        walk = _walk(open_(None, True), batch_size)
+        first = _read_first(open_(None, True), batch_size)
     except UnsupportedState:
         raise
     except EngineError as error:
         return Trial(_last_line(error))
     seconds = time.monotonic() - began
-    if not walk.is_over and len(walk.digests) < FEW_BATCHES:
-        return Trial(None, 0, len(walk.digests), seconds, is_tried=False)
+    if not first.is_over and len(first.digests) < FEW_BATCHES:
+        return Trial(None, 0, len(first.digests), seconds, is_tried=False)
     again = open_(None, False)
-    for number, digest in enumerate(walk.digests[: max(2, REPEATS // batch_size)]):
+    for number, digest in enumerate(first.digests[: max(2, REPEATS // batch_size)]):
         if again.next_digest() != digest:
             raise NotExact(
                 f"{where} gives other samples when it is read again from its start (in batch {number}): it draws from "
@@ -98,39 +98,39 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
                 "passes. Draw from torch, numpy.random, random or a generator that is an attribute of the data set, "
                 "seeded with a number, and give it set_epoch(epoch), which is called before each pass."
             )
-    trial = Trial(walk.failed, 0, len(walk.digests), seconds)
-    for saved in walk.states:
-        if (refused := _refusal(open_, saved, walk.digests)) is not None:
+    trial = Trial(first.failed, 0, len(first.digests), seconds)
+    for saved in first.states:
+        if (refused := _refusal(open_, saved, first.digests)) is not None:
             trial.refused = refused
             break
         trial.passed = saved.batch
     return trial
 
 
-def _walk(reading: ShardReading, batch_size: int) -> _Walk:
-    walk, began = _Walk(), time.monotonic()
-    while _goes_on(len(walk.digests), batch_size, time.monotonic() - began):
+def _read_first(reading: ShardReading, batch_size: int) -> _FirstReading:
+    first, began = _FirstReading(), time.monotonic()
+    while _reads_more(len(first.digests), batch_size, time.monotonic() - began):
         try:
-            walk.digests.append(reading.next_digest())
+            first.digests.append(reading.next_digest())
         except UserCodeError:  # training will raise it at this batch
-            walk.is_over = True
-            return walk
-        if walk.digests[-1] is None:
-            walk.is_over = True
+            first.is_over = True
+            return first
+        if first.digests[-1] is None:
+            first.is_over = True
             break
-        if len(walk.digests) in CUTS and walk.failed is None:
+        if len(first.digests) in CUTS and first.failed is None:
             try:
                 saved = reading.state()
             except EngineError as error:
-                walk.failed = _last_line(error)
+                first.failed = _last_line(error)
             else:
-                walk.states += [] if saved is None else [saved]
+                first.states += [] if saved is None else [saved]
     # A state without a batch after it cannot be checked.
-    walk.states = [saved for saved in walk.states if saved.batch < len(walk.digests)]
-    return walk
+    first.states = [saved for saved in first.states if saved.batch < len(first.digests)]
+    return first
 
 
-def _goes_on(batches: int, batch_size: int, seconds: float) -> bool:
+def _reads_more(batches: int, batch_size: int, seconds: float) -> bool:
     """Return whether to read another batch: up to `SECONDS`, or longer until there is enough to compare."""
     if batches < FEW_BATCHES or batches * batch_size < FEW_SAMPLES:
         return seconds < MOST_SECONDS

@@ -34,7 +34,7 @@ class OwnedGenerators:
             self._restorable = restorable(self._found)
         return self._restorable
 
-    def grew(self, owner: object) -> bool:
+    def has_grown(self, owner: object) -> bool:
         """Search again after the first reading, once; return whether there are more generators."""
         if self._settled:
             return False

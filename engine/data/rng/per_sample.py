@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from midstride.engine.data.order import BatchRequest
-from midstride.engine.data.read_memory import ReadMemory
+from midstride.engine.data.read_side_effects import ReadSideEffects
 from midstride.engine.data.rng.fast_state import SEED, RngReading, read_rng, rng_changed
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.owned_generators import OwnedGenerators, Seeders
@@ -43,12 +43,12 @@ _NOT_REPEATABLE = (
 )
 
 
-_KEEPS = (
+_CACHES_DRAWS = (
     "{dataset} draws random numbers when it is first read and none when it is read again: it keeps what it drew, and a "
     "resumed run, or another worker, would draw it anew. Draw what is kept in __init__, with a seed."
 )
 _COLLATED_ONCE = "Keep what it counts in the module; or say rng='batch', which collates every batch only once."
-_REMEMBERS = (
+_KEEPS_STATE = (
     "{collate} of {dataset} gave another batch than where nothing was read before it: reading changes what they hold "
     "({what}), in each worker for itself, and no snapshot holds that. A resumed run, and each worker, would begin "
     "without it. Make it in __init__, keep it in the module, or read with num_workers=0, where it is kept."
@@ -74,7 +74,7 @@ class SampleSeeder:
         self.draws_nothing = False
         self._unseen: tuple[RngReading, Any] | None = None
         #: in a worker, finds side effects of reading
-        self.memory: ReadMemory | None = None
+        self.side_effects: ReadSideEffects | None = None
         self._collate_drew = torch.zeros(1, dtype=torch.bool)
         if shared:
             self._collate_drew.share_memory_()
@@ -88,9 +88,9 @@ class SampleSeeder:
         """Set `collate_drew`, for all workers."""
         self._collate_drew.fill_(drew)
 
-    def watch_memory(self, memory: ReadMemory | None) -> None:
+    def watch_side_effects(self, side_effects: ReadSideEffects | None) -> None:
         """Set the monitor of side effects for workers that are started next; None for no checks."""
-        self.memory = memory
+        self.side_effects = side_effects
 
     def generators_of(self, dataset: Any, collate: Any) -> list[Any]:
         """Return the generators that data set and collate_fn hold."""
@@ -122,9 +122,9 @@ class SampleSeeder:
 
         before, self.last_reading = self.last_reading or read_rng(), None
         known = list(self._used)
-        samples = self._settle(before, plain, seeded, seeders)
+        samples = self._read_until_settled(before, plain, seeded, seeders)
         self._check_draws(known, one, fetch, seeders, dataset)
-        if self._dataset_generators.grew(dataset):  # generators that the first reading has created
+        if self._dataset_generators.has_grown(dataset):  # generators that the first reading has created
             seeders = self._dataset_generators.of(dataset)
             samples, self.last_reading = seeded(), None
         for number in range(fetch.probe):
@@ -157,7 +157,7 @@ class SampleSeeder:
             self._seed(mix(fetch.key, fetch.first + number * fetch.stride), seeders)
             if any(rng_changed(read_rng(), after)):
                 return
-        raise NotExact(_KEEPS.format(dataset=type(dataset).__name__))
+        raise NotExact(_CACHES_DRAWS.format(dataset=type(dataset).__name__))
 
     def _compare(self, sample: Any, again: Any, dataset: Any, index: Any) -> None:
         self.last_reading = None
@@ -198,7 +198,7 @@ class SampleSeeder:
         given = copied(samples) if fetch.probe else None
         # Nothing runs between reading and collating, so the last reading is still valid.
         before, self.last_reading = self.last_reading or read_rng(), None
-        batch = self._settle(before, lambda: collate(samples), seeded, seeders)
+        batch = self._read_until_settled(before, lambda: collate(samples), seeded, seeders)
         self.draws_nothing = not (seeders or self._dataset_generators.seeders or any(self._used))
         if given is not None:
             self.last_reading = None
@@ -206,33 +206,39 @@ class SampleSeeder:
             ensure_same_batch(collate, batch, collate(given), way_out=_COLLATED_ONCE)
         return batch
 
-    def check_memory(self, fetch: BatchRequest, batch: Any, collate: Callable[[Any], Any], *, single: bool) -> None:
+    def check_side_effects(
+        self, fetch: BatchRequest, batch: Any, collate: Callable[[Any], Any], *, single: bool
+    ) -> None:
         """Check that a batch in a worker does not depend on side effects of earlier readings.
 
         Raises:
             NotExact: it does; the changed value is named.
         """
-        memory = self.memory
-        if memory is None or not memory.is_due():
+        side_effects = self.side_effects
+        if side_effects is None or not side_effects.is_due():
             return
-        if (what := memory.changed()) is not None and (given := copied(batch)) is not None:
-            with memory.reverted():
-                memory.forget()
-                samples = self.samples(fetch._replace(probe=0), memory.dataset)
+        if (what := side_effects.changed()) is not None and (given := copied(batch)) is not None:
+            with side_effects.reverted():
+                side_effects.reset()
+                samples = self.samples(fetch._replace(probe=0), side_effects.dataset)
                 again = self.collate(fetch._replace(probe=0), samples[0] if single else samples, collate)
             if not is_repeatable(given, again):
-                names = {"collate": collate_name(collate), "dataset": type(memory.dataset).__name__}
-                raise NotExact(_REMEMBERS.format(**names, what=what))
-        if worker_info().id == 0 and (counted := memory.counted()) is not None:  # else each worker would warn
+                names = {"collate": collate_name(collate), "dataset": type(side_effects.dataset).__name__}
+                raise NotExact(_KEEPS_STATE.format(**names, what=what))
+        if (
+            worker_info().id == 0 and (changing := side_effects.changing_value()) is not None
+        ):  # else each worker would warn
             log.warning(
                 "reading changes what %s or its code holds, in each worker for itself, and no snapshot holds that: %s. "
                 "A resumed run, and each worker, begins without it: where it decides what is read, keep it in an "
                 "attribute of the data set, and read with num_workers=0",
-                type(memory.dataset).__name__,
-                counted,
+                type(side_effects.dataset).__name__,
+                changing,
             )
 
-    def _settle(self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], seeders: Seeders) -> T:
+    def _read_until_settled(
+        self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], seeders: Seeders
+    ) -> T:
         """Call `plain` or `seeded` until no generator that was considered unused changes; return the last result."""
         while True:
             result = seeded() if seeders or any(self._used) else plain()

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.data_owners import WholeData, data_owners
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
-from midstride.engine.data.sampler_state import values_beside
+from midstride.engine.data.sampler_state import graph_attributes
 from midstride.engine.data.worker_data import loader_attributes
 from midstride.engine.modules.callback_states import by_class_name
 from midstride.engine.modules.callbacks import Callback
@@ -184,7 +184,7 @@ class _SamplerValues:
                 continue
             for kind in ("batch_sampler", "sampler"):
                 if is_user_class(type(sampler := getattr(loader, kind, None))):
-                    for path, owner, values in values_beside(sampler, loader.dataset):
+                    for path, owner, values in graph_attributes(sampler, loader.dataset):
                         yield f"{kind} of {name} {path}".strip(), owner, values
 
 

@@ -15,7 +15,7 @@ from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import attributes_of, made_by
 from midstride.engine.objects.plain_values import PLAIN, is_large
 
-__all__ = ["QuickLook"]
+__all__ = ["AttributeFingerprint"]
 
 #: values that cannot change
 _FIXED = PLAIN | {range, slice}
@@ -25,7 +25,7 @@ _MOST = 10_000
 Owners = Mapping[str, tuple[Any, Mapping[str, Any]]]
 
 
-class QuickLook:
+class AttributeFingerprint:
     """The objects in attributes at the time of the constructor, with digests of arrays among them.
 
     Args:
@@ -33,17 +33,17 @@ class QuickLook:
     """
 
     def __init__(self, owners: Owners) -> None:
-        self._seen = _look(owners)
+        self._before = _fingerprint(owners)
 
     def is_same(self, owners: Owners) -> bool:
         """Return True if nothing has changed; False may also mean that only a walk can tell."""
-        if self._seen is None or (now := _look(owners)) is None:
+        if self._before is None or (now := _fingerprint(owners)) is None:
             return False
-        (objects, equal), (objects_now, equal_now) = self._seen, now
+        (objects, equal), (objects_now, equal_now) = self._before, now
         return equal == equal_now and len(objects) == len(objects_now) and all(map(is_, objects, objects_now))
 
 
-def _look(owners: Owners) -> tuple[list[Any], list[Any]] | None:
+def _fingerprint(owners: Owners) -> tuple[list[Any], list[Any]] | None:
     """Return objects to compare by identity, and values to compare by equality; None if they do not cover all."""
     objects: list[Any] = []
     equal: list[Any] = []

@@ -17,10 +17,10 @@ from midstride.engine.objects.shared_memory import is_shared
 from midstride.engine.state.differences import differences, first_difference, same_key_order
 from midstride.engine.state.nodes import Instance
 
-__all__ = ["ReadMemory"]
+__all__ = ["ReadSideEffects"]
 
 
-class ReadMemory(DataOwners):
+class ReadSideEffects(DataOwners):
     """Finds changes of a data set and its collate_fn by reading, in the process that reads.
 
     Args:
@@ -34,38 +34,38 @@ class ReadMemory(DataOwners):
         super().__init__(owners, module)
         self.dataset = dataset
         self._code = [kind for kind in (type(dataset), type(collate)) if is_user_class(kind)]
-        self._begun: Nodes | None = None
-        self._drawn_from: list[Any] = []  #: objects with a method `reseed`, called before each sample
-        self._stood: list[Any] = []  #: their states before the first batch
-        self._outside: dict[str, str] = {}  #: digests of class attributes and globals
+        self._initial: Nodes | None = None
+        self._hooks: list[Any] = []  #: objects with a method `reseed`, called before each sample
+        self._hook_states: list[Any] = []  #: their states before the first batch
+        self._code_before: dict[str, str] = {}  #: digests of class attributes and globals
         self._last: Nodes | None = None  #: at the batch checked before
-        self._batches, self._is_shared, self._is_told = 0, False, False
+        self._batches, self._is_shared, self._has_warned = 0, False, False
 
     def begin(self) -> None:
         """Record the values before the first batch."""
-        if self._begun is None:
+        if self._initial is None:
             collate = self._given["loader"].collate_fn
             found = [*find_generators(self.dataset).values(), *find_generators(collate).values()]
-            self._drawn_from = restorable([one for one in found if not isinstance(one, Generator)])
-            self._stood = [*map(get_state, self._drawn_from)]
-            self._begun = copy.deepcopy(self.nodes())
-            self._is_shared = any(map(is_shared, self._walked()))
-            self._outside = self._of_code()
+            self._hooks = restorable([one for one in found if not isinstance(one, Generator)])
+            self._hook_states = [*map(get_state, self._hooks)]
+            self._initial = copy.deepcopy(self.nodes())
+            self._is_shared = any(map(is_shared, self._objects()))
+            self._code_before = self._code_lines()
 
     def nodes(self) -> Nodes:
         """Return the nodes; objects with `reseed` are set back to their states before the first batch."""
-        for hook, state in zip(self._drawn_from, self._stood, strict=True):
+        for hook, state in zip(self._hooks, self._hook_states, strict=True):
             set_state(hook, state)
         return super().nodes()
 
     def is_due(self) -> bool:
         """Return whether to check after this batch: after batches 1, 2, 4, 8 and so on."""
         self._batches += 1
-        return self._batches.bit_count() == 1 and self._begun is not None and not self._is_shared
+        return self._batches.bit_count() == 1 and self._initial is not None and not self._is_shared
 
     def changed(self) -> str | None:
         """Return text on a change since before the first batch, with both values; None if nothing has changed."""
-        return self.changed_since(self._begun or {})
+        return self.changed_since(self._initial or {})
 
     def changed_since(self, before: Nodes) -> str | None:
         """Return text on a change since `before`, or None."""
@@ -74,26 +74,26 @@ class ReadMemory(DataOwners):
             return what
         return None if same_key_order(before, now) else "the order of a dict"
 
-    def counted(self) -> str | None:
+    def changing_value(self) -> str | None:
         """Return, once, text on a value that has changed since the last check; new ones are ignored as caches."""
-        if self._is_told:
+        if self._has_warned:
             return None
         last, self._last = self._last, _without_generators(copy.deepcopy(self.nodes()))
         lines = [line for line in differences(last, self._last) if "missing" not in line] if last is not None else []
-        lines += differences(self._outside, self._of_code())
-        self._is_told = bool(lines)
+        lines += differences(self._code_before, self._code_lines())
+        self._has_warned = bool(lines)
         return lines[0] if lines else None
 
-    def _of_code(self) -> dict[str, str]:
+    def _code_lines(self) -> dict[str, str]:
         found = class_and_global_state((), self._code)
         named = ((name, value) for name, value in found if is_counted_in(value))
         return {where: line for name, value in named for where, line in digest_lines(name, value).items()}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Restore the values before the first batch."""
-        self.fill(self._begun or {})
+        self.restore(self._initial or {})
 
-    def _walked(self) -> list[object]:
+    def _objects(self) -> list[object]:
         walk = self._walk()
         self._nodes(walk)
         return [value for _, value in walk.seen.values()]

@@ -1,4 +1,4 @@
-"""What a quick look shows of attributes: where anything has changed, it never says that nothing has."""
+"""What a quick fingerprint shows of attributes: where anything has changed, it never says that nothing has."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from midstride.engine.data.quick_look import QuickLook
+from midstride.engine.data.attribute_fingerprint import AttributeFingerprint
 
 pytestmark = pytest.mark.fast
 
@@ -88,12 +88,12 @@ def circle() -> list[Any]:
 def test_what_has_changed_is_not_said_to_be_as_it_was(name: str) -> None:
     make, change = CHANGES[name]
     own = {"value": make(), "other": "text"}
-    look = QuickLook({"data": (owner := Held(), own)})
-    assert look.is_same({"data": (owner, own)})
-    assert look.is_same({"data": (owner, dict(own))})
+    fingerprint = AttributeFingerprint({"data": (owner := Held(), own)})
+    assert fingerprint.is_same({"data": (owner, own)})
+    assert fingerprint.is_same({"data": (owner, dict(own))})
     change(own)
-    assert not look.is_same({"data": (owner, own)})
-    assert not look.is_same({})
+    assert not fingerprint.is_same({"data": (owner, own)})
+    assert not fingerprint.is_same({})
 
 
 @pytest.mark.parametrize("name", NEVER_TOLD)
@@ -101,4 +101,4 @@ def test_of_what_changes_unseen_nothing_is_said(name: str) -> None:
     own = {"value": NEVER_TOLD[name]()}
     for held in (own, {"value": [own]}):
         owners = {"data": (Held(), held)}
-        assert not QuickLook(owners).is_same(owners)
+        assert not AttributeFingerprint(owners).is_same(owners)
