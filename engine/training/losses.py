@@ -56,7 +56,7 @@ class Losses:
             )
         return loss
 
-    def missed(self, index: int, *, last: bool) -> None:
+    def record_missing(self, index: int, *, last: bool) -> None:
         """Count batch `index` of the epoch, which had no loss; `last` if the fit ends with it.
 
         Raises:

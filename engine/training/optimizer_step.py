@@ -88,7 +88,8 @@ class OptimizerStep:
         if index == 0:
             context.metric_logger.metrics.warn_of_graphs()
         if not self._had_loss:
-            self.losses.missed(index, last=self.stepped and context.progress.step + 1 == self._options.max_steps)
+            is_last = self.stepped and context.progress.step + 1 == self._options.max_steps
+            self.losses.record_missing(index, last=is_last)
         if context.precision.scales:
             context.precision.update()
         return outputs

@@ -34,7 +34,7 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.mixins import Measures, device_generator, lanes_of, load_full_state_dict, stop_watching
 from midstride.engine.training.checkpointing.run_store import Resume
-from midstride.engine.training.checkpointing.world_size import cut_as_begun
+from midstride.engine.training.checkpointing.world_size import apply_initial_sharding
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
 from midstride.engine.training.evaluation import EvaluationLoop, EvaluationStage, PredictionLoop, setup_evaluation
@@ -337,7 +337,7 @@ class Trainer(TrainerState):
         The loaders are built first, since `configure_optimizers` may read the number of batches.
         """
         self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"), loaders.given)
-        cut_as_begun(self.loaders, earlier, ready.world.size)
+        apply_initial_sharding(self.loaders, earlier, ready.world.size)
         return Fit(ready, self.loaders, loaders.source)
 
     def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:

@@ -17,7 +17,14 @@ from midstride.engine.state.stateful import Reshardable, Stateful
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import ModelParallel
 
-__all__ = ["InitialSharding", "check_fixed_world", "cut_as_begun", "padding_change", "reshard", "resize_loaders"]
+__all__ = [
+    "InitialSharding",
+    "apply_initial_sharding",
+    "check_fixed_world",
+    "padding_change",
+    "reshard",
+    "resize_loaders",
+]
 
 
 def reshard(parts: Mapping[str, Stateful], trees: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
@@ -134,10 +141,11 @@ def _resize(
     loader.resize(began * batch_size // size)
 
 
-def cut_as_begun(loaders: FitLoaders, facts: Mapping[str, Any], size: int) -> None:
-    """Cut the global batches as the run with these facts began, before anyone asks how many an epoch has.
+def apply_initial_sharding(loaders: FitLoaders, facts: Mapping[str, Any], size: int) -> None:
+    """Divide the global batches at the start of the run with these `facts` by `size` ranks, if there are such facts.
 
-    What cannot be cut stays as it is, and is refused when the snapshot is loaded.
+    Called before anything reads the number of batches. Loaders that do not allow that are left unchanged, and refused
+    when the snapshot is restored.
     """
     if "start" in facts:
         start = InitialSharding.from_json(facts["start"])
