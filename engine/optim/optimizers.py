@@ -5,7 +5,6 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -51,6 +50,8 @@ class SchedulerConfig:
     reduce_on_plateau: bool = False
     strict: bool = True
     name: str | None = None
+    #: whether it was said that the value is missing; no field, which a user might choose
+    _has_warned = False
 
     def due(self, count: int) -> bool:
         """Return whether it steps after `count` epochs, or batches of an epoch."""
@@ -76,15 +77,13 @@ class SchedulerConfig:
         """
         kind, known = type(self.scheduler).__name__, ", ".join(sorted(values)) or "nothing"
         if not self.strict:
-            _warn_of_no_value(kind, self.monitor)
+            if not self._has_warned:
+                self._has_warned = True
+                text = "%s watches %r, which is not logged so far: until it is, the learning rate stays"
+                log.warning(text, kind, self.monitor)
             return
         why = "; " + _OF_A_STEP if self.interval == "step" else ""
         raise UserError(f"{kind} watches {self.monitor!r}, not logged; logged so far: {known}{why}.")
-
-
-@cache
-def _warn_of_no_value(kind: str, monitor: str | None) -> None:
-    log.warning("%s watches %r, which is not logged so far: until it is, the learning rate stays", kind, monitor)
 
 
 class OptimizerList:

@@ -99,3 +99,10 @@ def test_what_lightning_says_of_a_scheduler_is_found_beside_it() -> None:
     trainer.fit(module, style.loader(8), style.loader(8))  # type: ignore[arg-type]
     (config,) = trainer.lr_scheduler_configs  # type: ignore[attr-defined]
     assert (config.name, config.strict, config.reduce_on_plateau, config.frequency) == ("rate", True, False, 1)
+
+
+def test_each_fit_says_once_that_a_value_may_be_missing(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        module = Scheduled(lambda o: [{"scheduler": _Plateau(o), "monitor": "none", "strict": False}])
+        Trainer(max_epochs=3, enable_progress_bar=False).fit(module, style.loader(8))  # type: ignore[arg-type]
+    assert caplog.text.count("ReduceLROnPlateau watches 'none', which is not logged so far") == 2
