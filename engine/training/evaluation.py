@@ -1,5 +1,6 @@
 """The loops over the batches of an evaluation or a prediction, in a fit or outside."""
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -49,6 +50,7 @@ class EvaluationLoop:
         self.stage: EvaluationStage = stage
         self.boundary = StepBoundary(context, checkpointer)
         name = STEPS[stage]
+        _ensure_loader_numbers(context.module, stage, len(loaders))
         self.prefix = name.removesuffix("_step")  # in the names of hooks, such as on_validation_start
         self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
         self.step_end = bind_step_end(context.module, name)
@@ -165,6 +167,29 @@ def setup_evaluation(
     if not resumables:
         raise UserError(f"there is no {stage} loader: write {LOADER_METHODS[stage]}.")
     return resumables
+
+
+def _ensure_loader_numbers(module: TrainingModule, stage: EvaluationStage, loaders: int) -> None:
+    """Refuse a step or a hook that is not told, or has to be told, which of several loaders a batch is from.
+
+    Raises:
+        UserError: naming it.
+    """
+    step = STEPS[stage]
+    prefix, kind = step.removesuffix("_step"), type(module)
+    for name, own in ((step, 2), (f"on_{prefix}_batch_start", 2), (f"on_{prefix}_batch_end", 3)):
+        if getattr(kind, name, None) is getattr(TrainingModule, name, None):
+            continue
+        numbers = (0,) if loaders > 1 else ()
+        try:
+            inspect.signature(getattr(module, name), follow_wrapped=False).bind(*[None] * own, *numbers)
+        except ValueError:  # it has none that could be read
+            continue
+        except TypeError as error:
+            way = "dataloader_idx=0 as its last argument"
+            many = f"there are {loaders} {stage} loaders, and {kind.__name__}.{name} takes no dataloader_idx"
+            one = f"there is one {stage} loader, and {kind.__name__}.{name} needs more than it is given ({error})"
+            raise UserError(f"{many if loaders > 1 else one}: write {way}.") from None
 
 
 def _ensure_written(module: TrainingModule, step: str) -> None:

@@ -2,7 +2,9 @@
 
 import copy
 import os
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,45 @@ def test_a_batch_is_moved_once_and_that_of_each_lane_by_itself(verb: str, lanes:
 def test_a_prediction_without_data_is_refused() -> None:
     with pytest.raises(UserError, match="there is no predict loader: write predict_dataloader"):
         Trainer(enable_progress_bar=False).predict(Doubling())
+
+
+def _step_of_one(self: Any, batch: Tensor, batch_idx: int) -> None:
+    pass
+
+
+def _step_of_any(self: Any, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+    pass
+
+
+def _step_of_several(self: Any, batch: Tensor, batch_idx: int, dataloader_idx: int) -> None:
+    pass
+
+
+def _end_of_one(self: Any, outputs: Any, batch: Tensor, batch_idx: int) -> None:
+    pass
+
+
+#: a method, its name, the loaders that are validated on, and what is said
+UNTOLD: list[tuple[Callable[..., None], str, int, str]] = [
+    (_step_of_one, "validation_step", 2, "there are 2 validate loaders, and {} takes no dataloader_idx"),
+    (_step_of_one, "on_validation_batch_start", 3, "there are 3 validate loaders, and {} takes no dataloader_idx"),
+    (_end_of_one, "on_validation_batch_end", 2, "there are 2 validate loaders, and {} takes no dataloader_idx"),
+    (_step_of_several, "validation_step", 1, "there is one validate loader, and {} needs more than it is given"),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "loaders", "said"), UNTOLD)
+@pytest.mark.parametrize("fitting", [True, False])
+def test_a_method_that_is_not_told_the_loader_is_refused_by_name(
+    method: Callable[..., None], name: str, loaders: int, said: str, fitting: bool
+) -> None:
+    module = type("Untold", (Doubling,), {"validation_step": _step_of_any, name: method})()
+    validated = [rows() for _ in range(loaders)]
+    trainer = Trainer(max_epochs=1, enable_progress_bar=False)
+    call = partial(trainer.fit, module, rows(), validated) if fitting else partial(trainer.validate, module, validated)
+    with pytest.raises(UserError, match=re.escape(said.format(f"Untold.{name}")) + ".*write dataloader_idx=0"):
+        call()
+    assert trainer.global_step == 0
 
 
 class InTheFit(Callback):
