@@ -19,7 +19,8 @@ LIGHTNING_OPTIONS: dict[str, str] = {
     "enable_autolog_hparams": "a run keeps its job, and what save_hyperparameters has",
     "enable_checkpointing": "snapshots are taken unless snapshots is null (None)",
     "enable_model_summary": "none is shown",
-    "fast_dev_run": "midstride check tries a job, Trainer.check a module",
+    "fast_dev_run": "midstride check tries a job, Trainer.check a module; to train a batch, say max_steps=1, "
+    "limit_val_batches=1 and snapshots=None",
     "inference_mode": "evaluations run under torch.no_grad()",
     "learning_rate": "it is your module's: module_args",
     "log_every_n_steps": "every logged value is in the run's metrics.csv, a row a step",
@@ -28,7 +29,6 @@ LIGHTNING_OPTIONS: dict[str, str] = {
     "lr": "it is your module's: module_args",
     "max_time": "a clock would decide what is trained: say max_steps; to train for a time and go on later, send "
     "SIGTERM (timeout --signal=TERM 8h ...): a snapshot is taken, and the same run again resumes",
-    "min_steps": "say min_epochs",
     "model_registry": "nights have champions: say registered_model of the logger mlflow",
     "num_nodes": "say nodes, under world",
     "num_sanity_val_steps": "midstride check tries a job, Trainer.check a module",

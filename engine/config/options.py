@@ -201,12 +201,17 @@ class NightlyOptions(Options):
 class TrainerOptions(Options):
     """How long and how a module trains."""
 
-    max_epochs: Count | None = Field(None, title="Epochs", description="Stop after this many passes over the data.")
+    max_epochs: Annotated[Count | None, BeforeValidator(_none_if_minus_one)] = Field(
+        None, title="Epochs", description="Stop after this many passes over the data."
+    )
     max_steps: Annotated[Count | None, BeforeValidator(_none_if_minus_one)] = Field(
         None, title="Steps", description="Stop after this many optimizer steps."
     )
     min_epochs: Count | None = Field(
         None, title="At least epochs", description="Passes over the data before early stopping may end the training."
+    )
+    min_steps: Count | None = Field(
+        None, title="At least steps", description="Optimizer steps before early stopping may end the training."
     )
     precision: Annotated[Literal["32", "bf16", "16", "64"], BeforeValidator(short_precision)] = Field(
         "32", title="Precision", description="Floating-point precision; 16 and bf16 are mixed precision."
@@ -256,6 +261,14 @@ class TrainerOptions(Options):
     enable_progress_bar: bool = Field(True, title="Progress bar", description="Show a progress bar on a terminal.")
 
     @model_validator(mode="after")
+    def _at_least_is_no_more_than_at_most(self) -> "TrainerOptions":
+        for name in ("epochs", "steps"):
+            least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"min_{name} is {least}, and max_{name} {most}: the training ends before that")
+        return self
+
+    @model_validator(mode="after")
     def _clips_by_what_is_given(self) -> "TrainerOptions":
         if self.gradient_clip_algorithm == "value" and self.gradient_clip_val is None:
             raise ValueError("gradient_clip_algorithm is value, and nothing is clipped: say gradient_clip_val")
@@ -292,7 +305,8 @@ def checked_options(
             checked.append(given if given is None or isinstance(given, kind) else kind.model_validate(values))
         except ValidationError as error:
             faults += validation_errors(error, kind, group)
-    if not faults and checked[0].max_epochs is None and checked[0].max_steps is None:
+    endless = options.get("max_epochs") == -1  # until it is stopped
+    if not faults and not endless and checked[0].max_epochs is None and checked[0].max_steps is None:
         checked[0] = checked[0].model_copy(update={"max_epochs": 1000})
     if faults:
         raise JobError.of("Trainer(...)", faults)

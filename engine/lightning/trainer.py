@@ -18,7 +18,7 @@ __all__ = ["LightningStrategy", "LightningTrainer"]
 _CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(("barebones", "fast_dev_run", "interrupted", "received_sigterm", "sanity_checking"), False),
     **dict.fromkeys(("num_sanity_val_steps", "overfit_batches", "reload_dataloaders_every_n_epochs"), 0),
-    **dict.fromkeys(("ckpt_path", "max_time", "min_steps", "profiler", "progress_bar_callback"), None),
+    **dict.fromkeys(("ckpt_path", "max_time", "profiler", "progress_bar_callback"), None),
     **dict.fromkeys(("enable_autolog_hparams", "enable_validation"), True),
     "limit_predict_batches": 1.0,
     "log_every_n_steps": 1,

@@ -81,8 +81,9 @@ class FitLoop:
     def is_done(self) -> bool:
         """Return whether the fit is complete, or was stopped."""
         options, progress = self._options, self.progress
+        had_enough = progress.epoch >= (options.min_epochs or 0) and progress.step >= (options.min_steps or 0)
         return (
-            (progress.stop and progress.epoch >= (options.min_epochs or 0))
+            (progress.stop and had_enough)
             or (options.max_epochs is not None and progress.epoch >= options.max_epochs)
             or (options.max_steps is not None and progress.step >= options.max_steps)
         )

@@ -79,9 +79,11 @@ class Trainer(TrainerState):
         seed: seeds Python, numpy and torch, alike on every rank. Build the Trainer before the module.
         accept_change: keys of the run's identity that may differ from its snapshot, such as "seed".
         identity: further entries of the run's identity, for callers that build the module themselves.
-        max_epochs: stop after this many passes over the data; 1000 if neither this nor `max_steps` is given.
+        max_epochs: stop after this many passes over the data; -1 for no limit; 1000 if neither this nor `max_steps` is
+            given.
         max_steps: stop after this many optimizer steps.
         min_epochs: passes over the data before early stopping may end the training.
+        min_steps: optimizer steps before it may.
         precision: "32", "64", or mixed precision "bf16" or "16".
         accumulate_grad_batches: batches that make one optimizer step.
         gradient_clip_val: largest norm (or value) of the gradients; None clips nothing.
@@ -126,6 +128,7 @@ class Trainer(TrainerState):
         max_epochs: int | None = None,
         max_steps: int | None = None,
         min_epochs: int | None = None,
+        min_steps: int | None = None,
         precision: Literal["32", "64", "bf16", "16"] | str | int = "32",
         accumulate_grad_batches: int = 1,
         gradient_clip_val: float | None = None,

@@ -39,8 +39,8 @@ TRAINING = [
     Mutant(
         "early stopping waits for no epoch",
         "engine/training/fit_loop.py",
-        "(progress.stop and progress.epoch >= (options.min_epochs or 0))",
-        "progress.stop",
+        "had_enough = progress.epoch >= (options.min_epochs or 0) and ",
+        "had_enough = ",
         "unit/training/test_trainer.py::test_early_stopping_waits_for_the_least_number_of_epochs[7-7]",
     ),
     Mutant(
