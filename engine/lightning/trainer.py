@@ -1,6 +1,7 @@
 """A Trainer with the attributes of Lightning's."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,19 +87,24 @@ class LightningTrainer:
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
         """The newest logged values by name, as scalar tensors."""
-        kind, values = torch.get_default_dtype(), dict[str, Any](self._trainer.callback_metrics)
-        return {
-            name: value.to(kind) if isinstance(value, Tensor) else torch.tensor(value)  # tensors stay on their device
-            for name, value in values.items()
-        }
+        return _tensors(self._trainer.callback_metrics)
 
-    logged_metrics = callback_metrics
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        """The newest logged values by the names that loggers get, with those of each step of an evaluation."""
+        return _tensors(self._logged())
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """The values in `callback_metrics` that were logged with `prog_bar`, as numbers."""
+        """The values in `logged_metrics` that were logged with `prog_bar`, as numbers."""
         shown = self._trainer.metric_logger.progress_bar_names
-        return {name: float(value) for name, value in self._trainer.callback_metrics.items() if name in shown}
+        return {name: float(value) for name, value in self._logged().items() if name in shown}
+
+    def _logged(self) -> dict[str, Any]:
+        logger = self._trainer.metric_logger
+        twice = {*logger.common_names.values()}  # a step's and an epoch's value, each with a name of its own
+        values = {name: value for name, value in logger.values.items() if name not in twice}
+        return {**values, **logger.evaluation_values}
 
     @property
     def precision(self) -> str:
@@ -240,6 +246,14 @@ class LightningTrainer:
     def predicting(self) -> bool:
         """Whether a prediction is running."""
         return self._trainer.metric_logger.stage == "predict"
+
+
+def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    kind = torch.get_default_dtype()
+    return {
+        name: value.to(kind) if isinstance(value, Tensor) else torch.tensor(value)  # tensors stay on their device
+        for name, value in values.items()
+    }
 
 
 def _known(batches: int | None) -> float:

@@ -4,43 +4,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.accumulator import (
-    REDUCTIONS,
     Accumulator,
     over_ranks,
     states_over_ranks,
     steps_over_ranks,
     weighted_over_ranks,
 )
+from midstride.engine.metrics.epoch_share import EpochShare, newest_over_ranks, reduced_over_ranks, union
+from midstride.engine.metrics.log_target import LoggingStage, LogRequest, LogTarget, log_target
 from midstride.engine.metrics.metric_log import MetricLog, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
-from midstride.engine.metrics.values import NOT_TAKEN, number, numbers_in, of_batch, warn_not_taken
+from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, of_batch, warn_not_taken
 from midstride.engine.trees import samples_in
 
-__all__ = ["LoggingStage", "MetricLogger"]
-
-#: what is going on
-LoggingStage = Literal["train", "validate", "test", "predict"]
-
-#: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx: as `TrainingModule.log` was given them
-LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
+__all__ = ["MetricLogger"]
 
 
-class _LogTarget(NamedTuple):
-    """What `self.log` was asked for, understood: under which names, if any, a value is kept."""
-
-    step: str
-    epoch: str
-    also: str
-    sync: bool
-    reduce_fx: str
-    #: a step's value of this rank alone, the common case
-    plain: bool
+_PLAIN = nullcontext[None]()
 
 
 class MetricLogger:
@@ -52,35 +38,40 @@ class MetricLogger:
         size: ranks.
     """
 
+    #: the batch in hand, for its number of samples; None between batches, in every attempt
+    batch: Any = None
+    #: what is going on; see `begin`
+    stage: LoggingStage = "train"
+    #: whether what is logged here counts; see `muted`
+    is_recording: bool
     #: the key in NOT_TAKEN where no value is taken; see `begin`
     closed: str | None = None
+    _in_epoch_end = False
+    _loader: int | None = None
+    _micro_batches: dict[str, Accumulator] | None
 
     def __init__(self, gather: Callable[[object], list[Any]], metrics: TorchmetricsState, size: int) -> None:
         self._gather, self.metrics, self._size = gather, metrics, size
-        self.rows = MetricLog()
-        #: what is going on; see `begin`
-        self.stage: LoggingStage = "train"
-        #: the batch in hand, for its number of samples; None between batches, in every attempt
-        self.batch: Any = None
+        self.rows, self.is_recording, self._micro_batches = MetricLog(), True, None  # steps look these up
         #: the newest values by name, alike on every rank
         self.values: dict[str, float] = {}
+        #: the newest value of each name that an evaluation logs for its steps; among `values` are those of epochs alone
+        self.evaluation_values: dict[str, float] = {}
         #: of the last evaluation, what was logged for each step, over all ranks
         self.step_values: dict[str, list[float]] = {}
         #: hyperparameters that a logger was given beside those of module and data; those of rank 0 count
         self.hparams: dict[str, Any] = {}
         #: names of the values that were logged with `prog_bar`
         self.progress_bar_names: set[str] = set()
+        #: of what is logged for steps and for the epoch, by the name of either: the name that both go by
+        self.common_names: dict[str, str] = {}
+        #: names of the values of steps at which the ranks looked together when they met last
+        self._of_steps: set[str] = set()
         self._running: dict[str, Accumulator] = {}
         self._evaluated: dict[str, Accumulator] = {}
         self._steps: dict[str, list[tuple[Any, float]]] = {}
         self._paths: dict[str, dict[str, str]] = {"train": {}, "evaluate": {}}
-        self._in_epoch_end = False
-        self._loader: int | None = None
-        self._targets: dict[LogRequest, _LogTarget] = {}
-        self._micro_batches: dict[str, Accumulator] | None = None
-        #: whether what is logged here counts; see `muted`
-        self.is_recording = True
-        self._plain = nullcontext[None]()
+        self._targets: dict[LogRequest, LogTarget] = {}
 
     def begin(self, stage: LoggingStage, loader: int | None = None, *, closed: str | None = None) -> None:
         """Count what is logged from now on to `stage`.
@@ -107,10 +98,7 @@ class MetricLogger:
         if isinstance(value, Tensor):
             value = number(name, value)
         elif is_metric(value):
-            paths = self._paths["train" if self.stage == "train" else "evaluate"]
-            on_step = asked[1]
-            paths[wanted.epoch or (f"{name}_epoch" if on_step else wanted.step)] = self._path(name, value)
-            if not on_step:
+            if not self._log_metric(asked, wanted, value):
                 return
             wanted, value = wanted._replace(epoch=""), of_batch(name, value)
         elif not isinstance(value, Real):
@@ -122,38 +110,41 @@ class MetricLogger:
         else:
             self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
 
-    def _log_target(self, asked: LogRequest) -> _LogTarget | None:
+    def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:
+        """Note where a metric is that the epoch's end computes; return whether its value of this batch is kept too."""
+        name, on_step, *_ = asked
+        if (path := self.metrics.path(metric)) is None:
+            raise UserError(
+                f"self.log({name!r}) was given a {type(metric).__name__} that is not an attribute of the module: "
+                "its state could not be kept. Assign it in __init__: self.accuracy = Accuracy(...)."
+            )
+        training = self.stage == "train"
+        if not training and path in self._paths["train"].values():
+            self.metrics.warn_of_two_stages(path)
+        paths = self._paths["train" if training else "evaluate"]
+        paths[wanted.epoch or (f"{name}_epoch" if on_step else wanted.step)] = path
+        if wanted.also:
+            paths[wanted.also] = path
+        if wanted.plain and not on_step and self._size == 1 and has_number(metric):
+            self.values[wanted.step] = of_batch(name, metric)  # until the epoch ends
+        return bool(on_step)
+
+    def _log_target(self, asked: LogRequest) -> LogTarget | None:
         """Return what was asked for, understood, for as long as `begin` is not called; None where nothing is taken."""
-        name, on_step, on_epoch, prog_bar, sync, reduce_fx, add_dataloader_idx = asked
         if self.closed == "trained":  # a training that is done does not fail for it
-            warn_not_taken(name, self.closed)
+            warn_not_taken(asked[0], self.closed)
             return None
         if self.closed:
-            raise UserError(f"self.log({name!r}) {NOT_TAKEN[self.closed]}")
-        if name in ("epoch", "step"):
-            raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
-        if reduce_fx not in REDUCTIONS:
-            raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
-        training = self.stage == "train"
-        stepping = training and not self._in_epoch_end
-        on_step = stepping if on_step is None else on_step
-        on_epoch = not stepping if on_epoch is None else on_epoch
-        if not (on_step or on_epoch):
-            raise UserError(f"self.log({name!r}, on_step=False): it would be kept nowhere here; say on_epoch=True too.")
-        suffix = "" if self._loader is None or not add_dataloader_idx else f"/dataloader_idx_{self._loader}"
-        target = self._targets[asked] = _LogTarget(
-            step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,
-            epoch=name + suffix if on_epoch else "",
-            also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
-            sync=sync,
-            reduce_fx=reduce_fx,
-            plain=on_step and training and not (sync or on_epoch),
-        )
-        if prog_bar:
+            raise UserError(f"self.log({asked[0]!r}) {NOT_TAKEN[self.closed]}")
+        stepping = self.stage == "train" and not self._in_epoch_end
+        target = self._targets[asked] = log_target(asked, self.stage, self._loader, stepping=stepping)
+        if target.also:
+            self.common_names |= dict.fromkeys((target.step, target.also), target.epoch)
+        if asked[3]:
             self.progress_bar_names |= {target.step, target.also or target.epoch}
         return target
 
-    def _accumulate(self, wanted: _LogTarget, value: Any, weight: float) -> None:
+    def _accumulate(self, wanted: LogTarget, value: Any, weight: float) -> None:
         if wanted.step:
             self._log_step(wanted.step, value, weight, wanted.sync, wanted.reduce_fx)
         if not wanted.epoch:
@@ -168,6 +159,8 @@ class MetricLogger:
                 f"earlier in this epoch reduce_fx={running.reduce_fx!r}, sync_dist={running.sync}: use two names."
             )
         running.add(value, weight)
+        if self._in_epoch_end and self._size == 1:
+            self.values |= over_ranks([{wanted.epoch: running}])
 
     def _log_step(self, key: str, value: Any, weight: float, sync: bool, reduce_fx: str) -> None:
         if self._micro_batches is not None:
@@ -175,6 +168,8 @@ class MetricLogger:
         elif self.stage != "train":
             # No collective inside a step of evaluation: ranks may have different numbers of them.
             self._steps.setdefault(key, []).append((value, weight if sync else 0.0))
+            if self._size == 1:
+                self.evaluation_values[key] = value
         elif sync and self._size > 1:
             # Reduced when the ranks next meet: an exchange here would hang if one of them did not log.
             self.rows.set_next_share(key, (value, weight, reduce_fx))
@@ -182,15 +177,8 @@ class MetricLogger:
             self.rows.set_next(key, value)
             if self._size == 1:
                 self.values[key] = value
-
-    def _path(self, name: str, metric: object) -> str:
-        path = self.metrics.path(metric)
-        if path is None:
-            raise UserError(
-                f"self.log({name!r}) was given a {type(metric).__name__} that is not an attribute of the module: "
-                "its state could not be kept. Assign it in __init__: self.accuracy = Accuracy(...)."
-            )
-        return path
+                if key in self.common_names:  # until the epoch ends, the newest step's
+                    self.values[self.common_names[key]] = value
 
     def rollback_point(self) -> Callable[[], None]:
         """Return what takes back everything that is logged in training from here on."""
@@ -236,7 +224,7 @@ class MetricLogger:
 
     def recording(self) -> AbstractContextManager[None]:
         """Return the context of a step of the user's: where it is muted, it leaves nothing behind."""
-        return self._plain if self.is_recording else self.muted()
+        return _PLAIN if self.is_recording else self.muted()
 
     @contextmanager
     def micro_batches(self) -> Iterator[None]:
@@ -265,35 +253,46 @@ class MetricLogger:
     def close_epoch(self) -> dict[str, float]:
         """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
         shares = self._gather_shares(self._share_of_epoch)
-        reduced = self._reduced(shares, reset=True)
+        self._look_at_steps(shares)
+        reduced = reduced_over_ranks(shares, self.metrics, reset=True)
         if self.stage != "train":
-            self.step_values = steps_over_ranks([rank[2] for rank in shares])
+            self.step_values = steps_over_ranks([rank.steps for rank in shares])
+            self.evaluation_values |= {name: values[-1] for name, values in self.step_values.items()}
         self._forget(self.stage)
         self.values.update(reduced)
-        seconds = {one.also for rank in shares for one in rank[0].values() if one.also}
+        seconds = {name for rank in shares for name in rank.common_names}
         for name, value in reduced.items():
             if name not in seconds:
                 self.rows.set_current(name, value)
         return reduced
 
+    def names_of_steps(self) -> set[str]:
+        """Return the names of what the newest step logged, alike on every rank, as of when the ranks met last."""
+        return {*self.rows.newest} if self._size == 1 else self._of_steps
+
+    def _look_at_steps(self, shares: Sequence[EpochShare]) -> None:
+        """Have the newest step's values among `values` on several ranks, which do not meet at each step."""
+        if self._size > 1:
+            self._of_steps, newest = newest_over_ranks(shares)
+            self.values |= newest
+
     def preview_epoch(self) -> None:
         """Have what the epoch (or evaluation) that ends has logged so far among `values`: its last hook looks there."""
-        self.values.update(self._reduced(self._gather_shares(self._share_of_epoch), reset=False))
+        shares = self._gather_shares(self._share_of_epoch)
+        self._look_at_steps(shares)
+        self.values.update(reduced_over_ranks(shares, self.metrics, reset=False))
 
-    def _reduced(self, shares: list[Any], *, reset: bool) -> dict[str, float]:
-        """Return the values of what all ranks have; metrics begin anew if `reset`."""
-        reduced = over_ranks([rank[0] for rank in shares])
-        metrics = _union([rank[1] for rank in shares])
-        for name, value in zip(metrics, self.metrics.compute(list(metrics.values()), reset=reset), strict=True):
-            reduced.update(numbers_in(name, value))
-        return reduced
-
-    def _share_of_epoch(self) -> Any:
-        """Return what this rank has of the epoch that ends: running values, paths of metrics, values of steps."""
+    def _share_of_epoch(self) -> EpochShare:
+        """Return what this rank has of the epoch that ends, and of the newest step."""
         training = self.stage == "train"
         running = self._running if training else self._evaluated
-        paths = self._paths["train" if training else "evaluate"]
-        return {name: one.on_host() for name, one in running.items()}, dict(paths), self._steps_on_host()
+        return EpochShare(
+            running={name: one.on_host() for name, one in running.items()},
+            paths=dict(self._paths["train" if training else "evaluate"]),
+            steps=self._steps_on_host(),
+            newest_step={} if self._size == 1 else self.rows.newest_shares(),
+            common_names=dict(self.common_names),
+        )
 
     def _steps_on_host(self) -> dict[str, list[tuple[float, float]]]:
         """Return what was logged for each step of an evaluation, with its weight."""
@@ -318,6 +317,8 @@ class MetricLogger:
         return {
             "rows": self.rows.state_dict(),
             "values": dict(self.values),
+            "names": {"progress_bar": sorted(self.progress_bar_names), "common": dict(self.common_names)},
+            "evaluation_values": {name: float(value) for name, value in self.evaluation_values.items()},
             "running": {name: asdict(running) for name, running in self._running.items()},
             "evaluated": {name: asdict(running) for name, running in self._evaluated.items()},
             "steps": self._steps_on_host(),
@@ -328,6 +329,9 @@ class MetricLogger:
         """Take it back."""
         self.rows.load_state_dict(state_dict["rows"])
         self.values = dict(state_dict["values"])
+        names = state_dict.get("names", {"progress_bar": (), "common": {}})  # an earlier version kept none
+        self.progress_bar_names, self.common_names = {*names["progress_bar"]}, dict(names["common"])
+        self.evaluation_values = dict(state_dict.get("evaluation_values", {}))
         self._running = {name: Accumulator(**running) for name, running in state_dict["running"].items()}
         self._evaluated = {name: Accumulator(**running) for name, running in state_dict["evaluated"].items()}
         self._steps = {name: list(values) for name, values in state_dict["steps"].items()}
@@ -342,9 +346,5 @@ class MetricLogger:
             joined = {kind: {} for kind in kinds}
             steps = {name: [(0.0, 0.0)] * len(values) for name, values in steps.items()}
         rows = self.rows.resharded([state["rows"] for state in states], rank)
-        paths = {stage: _union([state["paths"][stage] for state in states]) for stage in self._paths}
-        return {"rows": rows, "values": states[0]["values"], **joined, "steps": steps, "paths": paths}
-
-
-def _union(ranks: list[dict[str, str]]) -> dict[str, str]:
-    return {name: path for rank in reversed(ranks) for name, path in rank.items()}
+        paths = {stage: union([state["paths"][stage] for state in states]) for stage in self._paths}
+        return {**states[0], "rows": rows, **joined, "steps": steps, "paths": paths}

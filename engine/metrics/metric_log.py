@@ -74,6 +74,16 @@ class MetricLog:
         """The row of the newest step: numbers or tensors; None what is still to be reduced over the ranks."""
         return self._open
 
+    def newest_shares(self) -> dict[str, Accumulator]:
+        """Return this rank's share of each value in that row, read from its device."""
+        shares: dict[str, Accumulator] = {}
+        for name, value in self._open.items():
+            if (share := self._shares.get((self._open["step"], name))) is not None:
+                shares[name] = merge_shares([share]).on_host()
+            elif value is not None and name not in ("epoch", "step"):
+                shares[name] = Accumulator("sum", sync=False, total=float(value))
+        return shares
+
     def set_current(self, name: str, value: Any) -> None:
         """Write `value` into the row of the last step.
 

@@ -71,6 +71,7 @@ class TorchmetricsState:
         self._metrics: dict[str, Metric] = {}
         self._collections: dict[str, Any] = {}
         self._reported: set[str] = set()
+        self._in_two_stages: set[str] = set()
         self._look_up()
 
     def _look_up(self) -> None:
@@ -126,6 +127,16 @@ class TorchmetricsState:
                 "the metric %s was given predictions that hang on a graph: the graph of every batch stays in memory, "
                 "and no snapshot can hold it. Give it predictions.detach()",
                 ", ".join(hanging),
+            )
+
+    def warn_of_two_stages(self, path: str) -> None:
+        """Warn, once, of a metric that is logged in training and in an evaluation."""
+        if path not in self._in_two_stages:
+            self._in_two_stages.add(path)
+            log.warning(
+                "the metric %s is logged in training and in an evaluation: what each has seen is in the value of the "
+                "other, and the end of the evaluation resets both. Make one for each",
+                path,
             )
 
     def without_states(self, weights: Mapping[str, Any]) -> dict[str, Any]:

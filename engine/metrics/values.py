@@ -9,7 +9,7 @@ from torch import Tensor
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_internals import batch_value
 
-__all__ = ["NOT_TAKEN", "copied", "is_on_host", "number", "numbers_in", "of_batch", "warn_not_taken"]
+__all__ = ["NOT_TAKEN", "copied", "has_number", "is_on_host", "number", "numbers_in", "of_batch", "warn_not_taken"]
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,12 @@ def copied(value: Tensor) -> Tensor:
     """Return the one number in `value` as it is now, on its device; nothing waits for it."""
     # Not the memory itself: what replays CUDA graphs, or counts in place, has the next number there.
     return value.detach().reshape(()).to(torch.float64, copy=True)
+
+
+def has_number(metric: Any) -> bool:
+    """Return whether the metric was called with the last batch, and made one number of it."""
+    value = batch_value(metric)
+    return isinstance(value, Tensor) and value.numel() == 1
 
 
 def of_batch(name: str, metric: Any) -> Any:

@@ -79,7 +79,8 @@ class EvaluationLoop:
         context.metric_logger.begin(self.stage)
         if hooks.has(f"on_{self.prefix}_epoch_end"):
             context.metric_logger.preview_epoch()
-        hooks.call(f"on_{self.prefix}_epoch_end")
+        with context.metric_logger.epoch_end():
+            hooks.call(f"on_{self.prefix}_epoch_end")
         values = context.metric_logger.close_epoch()
         context.metric_logger.begin(self.stage, closed="reduced")
         progress.end_validation()
