@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from midstride.engine.data.combined import CombinedLoader
     from midstride.engine.launch.launchers.base import Launcher
     from midstride.engine.loggers.base import Logger
-    from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+    from midstride.engine.modules.callbacks import Callback, LearningRateMonitor
     from midstride.engine.modules.hyperparameters import Hyperparameters
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import DataModule, TrainingModule
+    from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
     from midstride.engine.seeds import seed_everything
     from midstride.engine.storage.store import Store
     from midstride.engine.strategies.base import Strategy
@@ -59,11 +60,11 @@ __all__ = [
 
 #: name -> the module it lives in; loaded on first use, so that reading a job needs no torch
 _HOMES = {
-    "BestCheckpoint": "modules.callbacks",
+    "BestCheckpoint": "modules.monitors",
     "Callback": "modules.callbacks",
     "CombinedLoader": "data.combined",
     "DataModule": "modules.module",
-    "EarlyStopping": "modules.callbacks",
+    "EarlyStopping": "modules.monitors",
     "Hyperparameters": "modules.hyperparameters",
     "Launcher": "launch.launchers.base",
     "LearningRateMonitor": "modules.callbacks",

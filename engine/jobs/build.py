@@ -8,8 +8,9 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import JobError, SnapshotDamaged, SnapshotMissing
 from midstride.engine.lightning.adapt import adapt, is_lightning
-from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping
+from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
 from midstride.engine.registry.registry import champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights import weights_at

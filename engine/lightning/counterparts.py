@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from midstride.engine.modules.callbacks import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor
+from midstride.engine.modules.callbacks import Callback, LearningRateMonitor
+from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
 
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
@@ -17,15 +18,17 @@ log = logging.getLogger(__name__)
 
 
 def _early_stopping(given: Any, faults: list[str]) -> Callback:
-    options = [
-        name for name in ("stopping_threshold", "divergence_threshold") if getattr(given, name, None) is not None
-    ]
-    if options:
-        faults.append(
-            f"callbacks: EarlyStopping({options[0]}={getattr(given, options[0])!r}) has no counterpart: call "
-            "trainer.stop() in a hook where the value is reached"
-        )
-    return EarlyStopping(given.monitor, given.patience, given.mode, abs(given.min_delta), given.check_finite)
+    return EarlyStopping(
+        given.monitor,
+        given.patience,
+        given.mode,
+        abs(given.min_delta),
+        given.check_finite,
+        strict=given.strict,
+        stopping_threshold=given.stopping_threshold,
+        divergence_threshold=given.divergence_threshold,
+        check_on_train_epoch_end=vars(given)["_check_on_train_epoch_end"],
+    )
 
 
 def _model_checkpoint(given: Any, faults: list[str]) -> Callback | None:
@@ -37,7 +40,8 @@ def _model_checkpoint(given: Any, faults: list[str]) -> Callback | None:
         return None
     if given.save_top_k not in (0, 1):
         log.warning("ModelCheckpoint(save_top_k=%s): the best weights alone are kept, in best/", given.save_top_k)
-    return BestCheckpoint(given.monitor, given.mode)
+    at_epoch_end = vars(given)["_save_on_train_epoch_end"]
+    return BestCheckpoint(given.monitor, given.mode, check_on_train_epoch_end=at_epoch_end)
 
 
 def _learning_rate_monitor(given: Any, faults: list[str]) -> Callback:
@@ -80,16 +84,14 @@ def update_lightning_callbacks(trainer: "TrainerInterface") -> None:
     """Set the attributes of Lightning's own callbacks, such as `best_model_path`, from their counterparts."""
     for given, counterpart in trainer.callback_pairs:
         if isinstance(counterpart, EarlyStopping):
-            vars(given).update(_early_stopping_attributes(trainer, counterpart))
+            vars(given).update(_early_stopping_attributes(counterpart))
         elif type(given).__name__ == "ModelCheckpoint" and trainer.run_url is not None:
             vars(given).update(_model_checkpoint_attributes(trainer.run_url.rstrip("/"), counterpart))
 
 
-def _early_stopping_attributes(trainer: "TrainerInterface", stopping: EarlyStopping) -> dict[str, Any]:
-    progress = trainer.progress
-    last = progress.epoch if progress.batch else progress.epoch - 1
-    stopped = last if stopping.wait_count >= stopping.patience else 0
-    return {"best_score": torch.tensor(stopping.best), "wait_count": stopping.wait_count, "stopped_epoch": stopped}
+def _early_stopping_attributes(stopping: EarlyStopping) -> dict[str, Any]:
+    counts = {"wait_count": stopping.wait_count, "stopped_epoch": stopping.stopped_epoch}
+    return {"best_score": torch.tensor(stopping.best), **counts}
 
 
 def _model_checkpoint_attributes(run: str, best: Callback | None) -> dict[str, Any]:

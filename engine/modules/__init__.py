@@ -1,7 +1,7 @@
 """What a user writes, and what the engine reads of it.
 
 callback_states  the state of callbacks, and of a DataModule that has one, as a part of a run's
-callbacks        `Callback`, and the callbacks that are built in
+callbacks        `Callback`, and what logs learning rates
 fixed_callbacks  the callbacks of a Trainer, which stay those that it was given
 hooks            the hooks that a module and its callbacks have written, looked up once
 hyperparameters  `save_hyperparameters`: the arguments that a module or its data were made with
@@ -10,6 +10,7 @@ layers           layers of a module that were removed, or became the same object
 module           `TrainingModule` and `DataModule`
 module_hooks     the hooks of a module, which do nothing until they are overridden
 module_state     state of a module besides weights and attributes: other buffers, train or eval mode, frozen parts
+monitors         callbacks that watch one logged value: they keep the best weights, or stop the training
 named_tensors    the parameters and persistent buffers of a module, by name
 new_layers       layers that came up in training, described whole and built again
 progress         `Progress`: the counts that say where a run stands

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from midstride.engine.errors import NotExact, UserError
-from midstride.engine.modules.callbacks import Monitor
+from midstride.engine.modules.monitors import Monitor
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
@@ -53,14 +53,18 @@ class FitLoop:
         self.validation = (
             EvaluationLoop(context, "validate", validation, checkpointer) if validation and is_on else None
         )
-        monitors = [callback for callback in context.callbacks if isinstance(callback, Monitor)]
-        self._monitors, self._warned = monitors if self.validation is None else [], list[Monitor]()
+        self._monitors, self._warned = self._monitors_of_epochs(), list[Monitor]()
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
                 f"the run stands at batch {self.progress.batch} of its epoch, which has {len(loader)} now: "
                 "start it with the data and batch size it had, or start over under another run name."
             )
         self.val_every = None if self.validation is None else self._val_every(context.options.val_check_interval)
+
+    def _monitors_of_epochs(self) -> list[Monitor]:
+        """Return the monitors that look at the end of each epoch: those that wait for it; without a validation, all."""
+        monitors = [callback for callback in self.context.callbacks if isinstance(callback, Monitor)]
+        return [one for one in monitors if self.validation is None or one.waits_for_epoch_end(self._options)]
 
     def _val_every(self, interval: float) -> int | None:
         """Return the number of batches between validations; None to validate at the end of each epoch."""
@@ -193,18 +197,18 @@ class FitLoop:
         self.loader.set_at_end(False)
 
     def _judge_epoch(self, reduced: Mapping[str, float]) -> None:
-        """Let monitors judge an epoch without validation by `reduced`, and on one rank by values of its last step."""
+        """Let monitors judge an epoch; without validation, by `reduced` and the values of its last step."""
         logger, world = self.context.metric_logger, self.context.world
-        of_step = logger.rows.newest if world.size == 1 else {}
-        known = logger.values.keys() & {*reduced, *of_step}  # not values of validations in an earlier attempt
+        of_epoch = {*reduced, *logger.names_of_steps()}
+        known = logger.values.keys() & of_epoch  # not values of validations in an earlier attempt
         for monitor in self._monitors:
-            if monitor.monitor in known:
+            if self.validation is not None or monitor.monitor in known:
                 monitor.judge(self.context.trainer)
             elif world.is_first and monitor not in self._warned:
                 self._warned.append(monitor)
                 log.warning(
                     "%s does nothing: it monitors %s, of which the epoch has no value, and there is no validation; it "
-                    "has %s. On several processes log it with on_epoch=True",
+                    "has %s",
                     type(monitor).__name__,
                     monitor.monitor,
                     ", ".join(sorted(known)) or "nothing",

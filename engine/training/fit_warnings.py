@@ -8,8 +8,9 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
-from midstride.engine.modules.callbacks import Callback, Monitor
+from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.monitors import Monitor
 
 __all__ = ["check_gradients", "idle_evaluation", "layers_in_eval_mode", "untrained_parameters"]
 
@@ -81,6 +82,6 @@ def idle_evaluation(
         lines += [
             f"{type(one).__name__} looks at {one.monitor} after a validation, and there is none: it does nothing"
             for one in callbacks
-            if isinstance(one, Monitor)
+            if isinstance(one, Monitor) and not one.waits_for_epoch_end(options)
         ]
     return lines

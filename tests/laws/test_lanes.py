@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.errors import NotExact
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.modules.callbacks import BestCheckpoint, EarlyStopping, LearningRateMonitor
 from midstride.engine.runs.audit import audit
 from midstride.engine.state.codec import differences
 from midstride.engine.testing import run_ranks

@@ -9,6 +9,7 @@ DEATHS = "laws/test_loggers.py::test_a_tracker_holds_the_rows_of_the_run_after_m
 HYPERPARAMETERS = "laws/test_loggers.py::test_hyperparameters_reach_every_tracker_once_whatever_dies"
 SILENT = "laws/test_loggers.py::test_a_logger_that_cannot_say_it_is_said_to_miss_rows"
 LATER = "laws/test_loggers.py::test_hyperparameters_of_a_later_step_are_told_when_its_snapshot_is_committed"
+VALUES = "unit/lightning/test_logged_values.py"
 
 LOGGERS = [
     Mutant(
@@ -137,5 +138,33 @@ LOGGERS = [
         "            if not end_within(process, options.wait_s + _GRACE_S):\n",
         "            if not end_within(process, options.wait_s + _GRACE_S) and False:\n",
         f"{SILENT}[hangs-it hung for 0.1 s]",
+    ),
+    Mutant(
+        "what is logged for step and epoch has no value of its name until the epoch ends",
+        "engine/metrics/logger.py",
+        "if key in self.common_names:",
+        "if False:",
+        f"{VALUES}::test_every_hook_finds_the_values_that_it_finds_in_lightning[for step and epoch]",
+    ),
+    Mutant(
+        "a resumed attempt does not know what was for the progress bar",
+        "engine/metrics/logger.py",
+        'self.progress_bar_names, self.common_names = {*names["progress_bar"]}, dict(names["common"])',
+        'self.common_names = dict(names["common"])',
+        f"{VALUES}::test_a_resumed_attempt_finds_the_same_values",
+    ),
+    Mutant(
+        "on several ranks nobody knows what the newest step logged",
+        "engine/metrics/logger.py",
+        "        if self._size > 1:\n            self._of_steps",
+        "        if False:\n            self._of_steps",
+        "distributed/test_step_values.py",
+    ),
+    Mutant(
+        "a validation after every batch is one after the epoch",
+        "engine/modules/monitors.py",
+        "isinstance(interval, float) and interval == 1.0",
+        "interval == 1.0",
+        "unit/modules/test_callbacks.py::test_a_monitor_looks_after_validations_or_as_epochs_end",
     ),
 ]

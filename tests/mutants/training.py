@@ -10,21 +10,21 @@ ENDS = "laws/test_resume.py::test_a_fit_that_ends_with_an_epoch_ends_it_whole"
 TRAINING = [
     Mutant(
         "the best value is forgotten",
-        "engine/modules/callbacks.py",
+        "engine/modules/monitors.py",
         'return {"best": self.best, "best_step": self.best_step, ',
         'return {"best": math.inf, "best_step": -1, ',
         f"{MODULES}[worse and worse-1]",
     ),
     Mutant(
         "early stopping forgets how long it has waited",
-        "engine/modules/callbacks.py",
+        "engine/modules/monitors.py",
         'self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]',
         'self.best = state_dict["best"]',
         f"{ENDS}[patience-validation]",
     ),
     Mutant(
         "a tie is better",
-        "engine/modules/callbacks.py",
+        "engine/modules/monitors.py",
         "return value < self.best - margin if",
         "return value <= self.best - margin if",
         "unit/training/test_trainer.py::test_early_stopping_stops_and_is_finished",

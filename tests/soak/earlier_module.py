@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from midstride.engine import DataModule, Trainer, TrainingModule
-from midstride.engine.modules.callbacks import BestCheckpoint
+from midstride.engine import BestCheckpoint, DataModule, Trainer, TrainingModule
 
 
 class Points(DataModule):

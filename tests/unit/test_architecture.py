@@ -35,6 +35,7 @@ MEDIAN_FILE, MOST_IGNORED_TYPES = 120, 16
 LARGE = {
     "engine/training/trainer.py: __init__": "a user's choices, completed by an editor",
     "engine/modules/module.py: log": "Lightning's arguments",
+    "engine/modules/monitors.py: __init__": "Lightning's arguments",
     "flows/cli.py: deploy": "options of a command",
     "flows/deployment.py: deploy": "options of a command",
     "engine/data/dataloader_order.py: evaluation_loader": "how a loader is read",

@@ -52,7 +52,6 @@ class Own(callbacks.EarlyStopping):
             "Timer needs the inside of Lightning's Trainer: say max_steps",
         ),
         (lambda: Own("a"), "Own, derived from Lightning's EarlyStopping, needs the inside"),
-        (lambda: callbacks.EarlyStopping("a", stopping_threshold=0.1), r"stopping_threshold=0\.1\) has no counterpart"),
     ],
 )
 def test_a_callback_that_needs_lightnings_trainer_is_refused(callback: Any, words: str) -> None:
@@ -112,20 +111,34 @@ class Scored(style.Classifier):
         self.log("score", self.scores[self.current_epoch])
 
 
+#: how training is stopped early
+STOPPED: list[dict[str, Any]] = [
+    {"check_finite": True},
+    {"check_finite": False},
+    {"stopping_threshold": 1.5},
+    {"divergence_threshold": 1.5},
+    {"stopping_threshold": 0.5, "divergence_threshold": 2.5, "patience": 9},
+    {"monitor": "none", "strict": False},
+    {"check_on_train_epoch_end": True},
+    {"check_on_train_epoch_end": False},
+    {"min_delta": 0.5, "log_rank_zero_only": True},
+]
+
+
 @pytest.mark.parametrize("mode", ["min", "max"])
-@pytest.mark.parametrize("check_finite", [True, False])
+@pytest.mark.parametrize("given", STOPPED, ids=str)
 @pytest.mark.parametrize(
     "scores", [(1.0, 2.0, 1.5, 1.5, 1.5), (1.0, math.nan, 3.0, 2.0, 0.0), (1.0, -math.inf, math.inf)]
 )
-def test_training_stops_early_where_lightning_does(scores: Sequence[float], check_finite: bool, mode: str) -> None:
+def test_training_stops_early_where_lightning_does(scores: Sequence[float], given: dict[str, Any], mode: str) -> None:
     epochs = []
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     theirs = partial(L.Trainer, accelerator="cpu", num_sanity_val_steps=0, **quiet)
     for trainer in (theirs, partial(Trainer, enable_progress_bar=False)):
-        stopping = callbacks.EarlyStopping("score", patience=2, mode=mode, check_finite=check_finite)
+        stopping = callbacks.EarlyStopping(**{"monitor": "score", "patience": 2, "mode": mode, **given})
         made = trainer(max_epochs=len(scores), callbacks=[stopping])
         made.fit(Scored(scores), style.loader(4), style.loader(4))
-        epochs.append((made.current_epoch, stopping.stopped_epoch))
+        epochs.append((made.current_epoch, stopping.stopped_epoch, stopping.wait_count, float(stopping.best_score)))
     assert epochs[1] == epochs[0]
 
 

@@ -58,6 +58,10 @@ STOPS: dict[str, tuple[EarlyStopping, list[float], int, float]] = {
     "too small a change": (EarlyStopping("value", patience=1, min_delta=0.5), [3.0, 2.75, 1], 2, 3),
     "exactly the change": (EarlyStopping("value", patience=1, min_delta=0.5), [3.0, 2.5, 1], 2, 3),
     "not a number": (EarlyStopping("value", patience=2), [NAN, NAN, 1], 2, math.inf),
+    "good enough": (EarlyStopping("value", stopping_threshold=2.0), [3, 2, 1, 0], 3, 2),
+    "large enough": (EarlyStopping("value", mode="max", stopping_threshold=2.0), [1, 2, 3, 4], 3, 2),
+    "far too bad": (EarlyStopping("value", patience=9, divergence_threshold=5.0), [3, 5, 6, 1], 3, 3),
+    "not logged, and need not be": (EarlyStopping("other", strict=False), [3, 2, 1], 3, math.inf),
     "patience begins anew": (EarlyStopping("value", patience=2), [3, 4, 2, 4, 4, 1], 5, 2),
 }
 
@@ -146,6 +150,49 @@ def test_the_best_of_another_value_says_nothing(
     assert saved == running.state_dict()
     told = f"{kind.__name__} watches {monitor} ({mode}) now, and the snapshot has the best a (max): it begins anew"
     assert caplog.messages == ([] if best == 0.5 else [told])
+
+
+class AtEpochEnd(Logs):
+    """Logs a value of the epoch's own, beside those of its validations."""
+
+    def on_train_epoch_end(self) -> None:
+        self.log("own", self.values[self.current_epoch])
+
+
+#: when it looks, the options of the Trainer -> the steps after which values were looked at; two steps make an epoch
+LOOKS: list[tuple[bool | None, dict[str, Any], list[int]]] = [
+    (None, {}, [2, 4]),
+    (True, {}, [2, 4]),
+    (False, {}, [2, 4]),
+    (None, {"val_check_interval": 1}, [1, 2, 3, 4]),
+    (True, {"val_check_interval": 1}, [2, 4]),
+    (None, {"check_val_every_n_epoch": 2}, [4]),
+    (True, {"check_val_every_n_epoch": 2}, [2, 4]),
+    (False, {"limit_val_batches": 0}, [2, 4]),
+]
+
+
+@pytest.mark.parametrize(("at_end", "options", "steps"), LOOKS)
+def test_a_monitor_looks_after_validations_or_as_epochs_end(
+    at_end: bool | None, options: dict[str, Any], steps: list[int]
+) -> None:
+    looked: list[int] = []
+
+    class Noting(EarlyStopping):
+        def judge(self, trainer: Any) -> None:
+            looked.append(trainer.global_step)
+
+    watched = Noting("own" if "limit_val_batches" in options else "value", check_on_train_epoch_end=at_end)
+    trainer = Trainer(max_epochs=2, callbacks=watched, enable_progress_bar=False, **options)
+    trainer.fit(AtEpochEnd([2.0, 1.0]), DataLoader([1, 2]), DataLoader([3]))
+    assert looked == steps
+
+
+def test_a_value_of_the_epoch_is_monitored_beside_a_validation() -> None:
+    best = BestCheckpoint("own")
+    trainer = Trainer(max_epochs=3, callbacks=best, enable_progress_bar=False)
+    trainer.fit(AtEpochEnd([2.0, 1.0, 3.0]), DataLoader([1, 2], 2), DataLoader([3]))
+    assert (best.best, best.best_step) == (1.0, 2)
 
 
 @pytest.mark.parametrize("where", ["step", "mean"])

@@ -266,7 +266,7 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "a monitor without a validation": (
         {"callbacks": [BestCheckpoint("val/loss")], "max_epochs": 2},
         "BestCheckpoint does nothing: it monitors val/loss, of which the epoch has no value, and there is no "
-        "validation; it has nothing. On several processes",
+        "validation; it has nothing",
     ),
     "validations that come after the last epoch": (
         {"module": Validates(), "data": Validated(DataLoader(Numbers(), 2)), "check_val_every_n_epoch": 2},

@@ -1,0 +1,190 @@
+"""Callbacks that watch one logged value: they keep the best weights, or stop the training."""
+
+import math
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+from midstride.engine.errors import UserError
+from midstride.engine.modules.callbacks import Callback
+
+if TYPE_CHECKING:
+    from midstride.engine.config.options import TrainerOptions
+    from midstride.engine.modules.interface import TrainerInterface
+    from midstride.engine.modules.module import TrainingModule
+
+__all__ = ["BestCheckpoint", "EarlyStopping", "Monitor"]
+
+
+class Monitor(Callback):
+    """Watches one logged value for its best.
+
+    Args:
+        monitor: name of the value.
+        mode: "min" or "max": which one is best.
+        check_on_train_epoch_end: look at the end of each epoch (True) or after each validation (False); by default at
+            the end of each epoch where that is when validations are, so that the epoch's own values may be watched.
+    """
+
+    def __init__(self, monitor: str, mode: str = "min", *, check_on_train_epoch_end: bool | None = None) -> None:
+        if mode not in ("min", "max"):
+            raise UserError(f"{type(self).__name__}: no mode {mode!r}; there are: min, max")
+        self.monitor = monitor
+        self.mode = mode
+        self.check_on_train_epoch_end = check_on_train_epoch_end
+        self.best = math.inf if mode == "min" else -math.inf
+
+    def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """Call `judge`, if the validation is part of a fit and the end of the epoch is not waited for."""
+        if trainer.is_fitting and not self.waits_for_epoch_end(trainer.options):
+            self.judge(trainer)
+
+    def waits_for_epoch_end(self, options: "TrainerOptions") -> bool:
+        """Return whether `judge` is called at the end of each epoch, not after each validation."""
+        if self.check_on_train_epoch_end is None:
+            interval = options.val_check_interval
+            whole = isinstance(interval, float) and interval == 1.0  # 1 is one batch
+            return whole and options.check_val_every_n_epoch == 1
+        return self.check_on_train_epoch_end
+
+    def judge(self, trainer: "TrainerInterface") -> None:
+        """Act on the newest value: after each validation, or at the end of each epoch."""
+        raise NotImplementedError("a callback that watches a value says what comes of it: write judge")
+
+    @property
+    def watched(self) -> dict[str, str]:
+        """The monitored value and the mode, as part of the state: a best value is of use only for the same two."""
+        return {"monitor": self.monitor, "mode": self.mode}
+
+    def is_better(self, value: float, margin: float = 0.0) -> bool:
+        """Return whether `value` beats the best so far by more than `margin`; NaN never does."""
+        return value < self.best - margin if self.mode == "min" else value > self.best + margin
+
+    def value(self, trainer: "TrainerInterface") -> float:
+        """Return the newest monitored value, which is the same on every rank.
+
+        Raises:
+            UserError: it was not logged.
+        """
+        values = trainer.metric_logger.values
+        if self.monitor not in values:
+            known = ", ".join(sorted(values)) or "nothing"
+            raise UserError(
+                f"{type(self).__name__} monitors {self.monitor!r}, which was not logged; logged so far: {known}. "
+                f"Log it in validation_step: self.log({self.monitor!r}, value)."
+            )
+        return float(values[self.monitor])
+
+
+class BestCheckpoint(Monitor):
+    """Keeps the weights of the best validation in the run's `best` folder; without a validation, of the best epoch.
+
+    Args:
+        monitor: name of a logged value, such as "val/loss".
+        mode: "min" or "max".
+        check_on_train_epoch_end: as that of `Monitor`.
+    """
+
+    def __init__(self, monitor: str, mode: str = "min", *, check_on_train_epoch_end: bool | None = None) -> None:
+        super().__init__(monitor, mode, check_on_train_epoch_end=check_on_train_epoch_end)
+        self.best_step = -1
+
+    def judge(self, trainer: "TrainerInterface") -> None:
+        """Keep the weights if the monitored value is better than any before."""
+        value = self.value(trainer)
+        if self.is_better(value):
+            self.best, self.best_step = value, trainer.progress.step
+            trainer.save_weights("best")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value, its step, and what is monitored."""
+        return {"best": self.best, "best_step": self.best_step, **self.watched}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Restore the best value and its step."""
+        self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+
+
+class EarlyStopping(Monitor):
+    """Stops training when a value has not improved for a while.
+
+    Args:
+        monitor: name of a logged value.
+        patience: validations, or epochs of a fit without any, without an improvement after which training stops.
+        mode: "min" or "max".
+        min_delta: smallest change that counts as an improvement.
+        check_finite: stop at once when the value is not finite.
+        strict: whether the value has to be there; without it, nothing is counted where it was not logged.
+        stopping_threshold: stop at once when the value is better than this.
+        divergence_threshold: stop at once when the value is worse than this.
+        check_on_train_epoch_end: as that of `Monitor`.
+
+    Raises:
+        UserError: `patience` is not a whole number from 0 on, or `min_delta` not a finite one.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        patience: int = 3,
+        mode: str = "min",
+        min_delta: float = 0.0,
+        check_finite: bool = False,
+        *,
+        strict: bool = True,
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        check_on_train_epoch_end: bool | None = None,
+    ) -> None:
+        super().__init__(monitor, mode, check_on_train_epoch_end=check_on_train_epoch_end)
+        if not _is_number(patience, Integral) or patience < 0:
+            raise UserError(f"EarlyStopping: patience should be a whole number from 0 on, not {patience!r}")
+        if not _is_number(min_delta, Real):
+            raise UserError(f"EarlyStopping: min_delta should be a finite number, not {min_delta!r}")
+        self.patience, self.min_delta, self.check_finite = patience, min_delta, check_finite
+        self.strict = strict
+        self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
+        self.wait_count = 0
+        #: the epoch in which it stopped the training, from 0 on; 0 if it did not
+        self.stopped_epoch = 0
+
+    def judge(self, trainer: "TrainerInterface") -> None:
+        """Count validations, or epochs, without an improvement."""
+        if not self.strict and self.monitor not in trainer.metric_logger.values:
+            return
+        if self._is_over(self.value(trainer)):
+            self.stopped_epoch = trainer.progress.epoch
+            trainer.stop()
+
+    def _is_over(self, value: float) -> bool:
+        """Count `value`; return whether the training stops for it."""
+        if (self.check_finite and not math.isfinite(value)) or self._is_past_threshold(value):
+            return True
+        if self.is_better(value, self.min_delta):
+            self.best, self.wait_count = value, 0
+            return False
+        self.wait_count += 1
+        return self.wait_count >= self.patience
+
+    def _is_past_threshold(self, value: float) -> bool:
+        good, bad = self.stopping_threshold, self.divergence_threshold
+        if self.mode == "max":
+            return (good is not None and value > good) or (bad is not None and value < bad)
+        return (good is not None and value < good) or (bad is not None and value > bad)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value, the validations since, the epoch of the stop, and what is monitored."""
+        return {
+            "best": self.best,
+            "wait_count": self.wait_count,
+            "stopped_epoch": self.stopped_epoch,
+            **self.watched,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Restore the best value, the count and the epoch of the stop."""
+        self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]
+        self.stopped_epoch = state_dict.get("stopped_epoch", 0)  # an earlier version kept none
+
+
+def _is_number(value: Any, kind: type[Any]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
