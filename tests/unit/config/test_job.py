@@ -87,6 +87,13 @@ def test_minus_one_step_is_no_limit_as_in_lightning(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_a_training_that_ends_before_its_least_is_refused(unit: str, tmp_path: Path) -> None:
+    assert faults(tmp_path, JOB, f"trainer.min_{unit}=3", f"trainer.max_{unit}=2") == [
+        f"trainer: min_{unit} is 3, and max_{unit} 2: the training ends before that"
+    ]
+
+
 def test_a_job_from_before_says_retries(tmp_path: Path) -> None:
     job = TrainingJob.load(write(tmp_path), ["retries=5"])
     assert job.retries_without_progress == 5

@@ -230,3 +230,19 @@ def test_a_callback_that_is_set_before_its_first_fit_begins_so() -> None:
     Trainer(callbacks=stopping)
     stopping.load_state_dict({**stopping.state_dict(), "best": 2.0})
     assert fit([3, 1], stopping).progress.step == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"max_epochs": -1}, 1), ({"max_epochs": -1, "min_steps": 7}, 7), ({"max_epochs": 3, "min_steps": 5}, 5)],
+    ids=str,
+)
+def test_a_fit_that_is_stopped_ends_at_the_least_number_of_steps(options: dict[str, Any], steps: int) -> None:
+    class Stops(Callback):
+        def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+            if trainer.global_step == 1:
+                trainer.stop()
+
+    trainer = Trainer(**options, callbacks=Stops(), enable_progress_bar=False)
+    trainer.fit(Logs([1.0] * 9, "step"), DataLoader([1, 2]))
+    assert trainer.global_step == steps

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.config.options import TrainerOptions
-from midstride.engine.errors import JobError, UserError
+from midstride.engine.errors import UserError
 from midstride.engine.session.events import EventLog
 from midstride.engine.session.session import Session
 from midstride.engine.snapshots.catalog import SnapshotCatalog
@@ -128,29 +128,6 @@ def test_early_stopping_waits_for_the_least_number_of_epochs(least: int | None, 
     trainer = Trainer(max_epochs=9, min_epochs=least, callbacks=[EarlyStopping("val/loss", patience=2)])
     trainer.fit(Line(rate=0.0), Points())
     assert trainer.progress.epoch == epochs
-
-
-@pytest.mark.parametrize(
-    ("options", "steps"),
-    [({"max_epochs": -1}, 2), ({"max_epochs": -1, "min_steps": 7}, 7), ({"max_epochs": 3, "min_steps": 5}, 5)],
-    ids=str,
-)
-def test_a_fit_that_is_stopped_ends_at_the_least_number_of_steps(options: dict[str, Any], steps: int) -> None:
-    class Stops(Line):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if self.global_step == 1:
-                self.trainer.stop()
-            return super().training_step(batch, batch_idx)
-
-    trainer = Trainer(**options, enable_progress_bar=False)
-    trainer.fit(Stops(), Points())
-    assert trainer.global_step == steps
-
-
-@pytest.mark.parametrize("unit", ["epochs", "steps"])
-def test_a_training_that_ends_before_its_least_is_refused(unit: str) -> None:
-    with pytest.raises(JobError, match=f"min_{unit} is 3, and max_{unit} 2: the training ends before that"):
-        Trainer(**{f"min_{unit}": 3, f"max_{unit}": 2})  # type: ignore[arg-type]
 
 
 def test_fit_then_test_then_predict_with_the_best_weights(tmp_path: Path) -> None:
