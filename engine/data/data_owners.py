@@ -49,7 +49,7 @@ def _owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
     if not isinstance(dataset, TORCH_DATA):
         yield name, dataset
         return
-    # A data set in it may be replaced; the prefix keeps paths of the new one from starting with paths of this one.
+    # A data set in it may be replaced; the suffix keeps paths of the new one from starting with paths of this one.
     yield f"{name.replace('/', '.')} (torch)", dataset
     if isinstance(dataset, Subset):
         yield from _owners(f"{name}/dataset", dataset.dataset)

@@ -89,7 +89,7 @@ class TrainerState(TrainerInterface):
         """Return the attributes that user code has set: they are part of snapshots."""
         return {name: value for name, value in vars(self).items() if name not in self._own}
 
-    if not TYPE_CHECKING:  # would accept any name
+    if not TYPE_CHECKING:  # static type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
