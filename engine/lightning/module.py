@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError
 from midstride.engine.lightning.logger import LightningLogger
@@ -94,19 +93,6 @@ class LightningMethods(TrainingModule):
     def manual_backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
         """Run the backward pass of `loss`, with the options of `Tensor.backward`, and average gradients over ranks."""
         self.trainer.backward(loss, **dict(zip(("gradient", "retain_graph"), args, strict=False)), **options)
-
-    def clip_gradients(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip the gradients of the parameters of `optimizer`; the defaults are the Trainer's options."""
-        options = self.trainer.options
-        largest = options.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
-        algorithm = gradient_clip_algorithm or options.gradient_clip_algorithm
-        if largest is not None:
-            self.trainer.clip_gradients(optimizer, largest, getattr(algorithm, "value", algorithm))
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """Return `data` with every tensor in it stacked over the ranks, or unchanged on one process."""

@@ -7,6 +7,7 @@ hooks            the hooks that a module and its callbacks have written, looked 
 hyperparameters  `save_hyperparameters`: the arguments that a module or its data were made with
 interface        `TrainerInterface`: what a module, its hooks and its callbacks may use of the Trainer
 layers           layers of a module that were removed, or became the same object as others, in training
+manual_optimization  what a module calls to step its optimizers by hand
 module           `TrainingModule` and `DataModule`
 module_hooks     the hooks of a module, which do nothing until they are overridden
 module_state     state of a module besides weights and attributes: other buffers, train or eval mode, frozen parts

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from midstride.engine.errors import UserError
 from midstride.engine.modules.hyperparameters import (
@@ -16,6 +16,7 @@ from midstride.engine.modules.hyperparameters import (
     accepted_arguments,
     ensure_accepted,
 )
+from midstride.engine.modules.manual_optimization import ManualOptimization
 from midstride.engine.modules.module_hooks import ModuleHooks
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 
 
-class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
+class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.Module):
     """An `nn.Module` that knows how to train itself.
 
     Write `training_step` and `configure_optimizers`; `validation_step`, `test_step` and `predict_step`
@@ -171,23 +172,6 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """Log several values with the same options."""
         for name, value in dictionary.items():
             self.log(name, value, *given, **options)
-
-    def optimizers(self) -> Any:
-        """Return the optimizer, or the list of them, for manual optimization."""
-        optimizers = self.trainer.optimizers
-        return optimizers[0] if len(optimizers) == 1 else optimizers
-
-    def lr_schedulers(self) -> Any:
-        """Return the scheduler, the list of them, or None."""
-        schedulers = [config.scheduler for config in self.trainer.schedulers]
-        return schedulers[0] if len(schedulers) == 1 else schedulers or None
-
-    def manual_backward(self, loss: Tensor, **options: Any) -> None:
-        """Run the backward pass of `loss`, with options of `Tensor.backward` such as `retain_graph`.
-
-        Gradients are averaged over the ranks.
-        """
-        self.trainer.backward(loss, **options)
 
     @classmethod
     def load_from_checkpoint(cls, path: str | os.PathLike[str], **arguments: Any) -> Self:

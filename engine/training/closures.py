@@ -9,11 +9,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
+from midstride.engine.errors import UserError
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.mixins import LazyDevice, ModelParallel, RunsLanes
+from midstride.engine.strategies.torch_internals import version_of
 
-__all__ = ["closure_faults", "mean_loss", "needs_closure"]
+__all__ = ["closure_faults", "closure_returning", "mean_loss", "needs_closure", "step_without_closure"]
+
+#: how to write the step of an optimizer that evaluates a batch several times
+_HOW = "Declare it as `def step(self, closure)`, without a default: then every call of its closure computes gradients"
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -25,6 +30,37 @@ def needs_closure(optimizer: Optimizer) -> bool:
 def _requires_closure(step: Callable[..., Any]) -> bool:
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def step_without_closure(step: Callable[[Optimizer], Any], optimizer: Optimizer) -> None:
+    """Call `step(optimizer)`; an error in a step that can be called with a closure says that it was given none."""
+    try:
+        step(optimizer)
+    except Exception as error:
+        kind = type(optimizer)
+        if not kind.__module__.startswith("torch.") and "closure" in inspect.signature(kind.step).parameters:
+            error.add_note(f"{kind.__name__}.step was called without a closure. {_HOW}")
+        raise
+
+
+def closure_returning(loss: Tensor | None, optimizer: Optimizer) -> Callable[[], Tensor | None]:
+    """Return a closure for a step of which the gradients are there; it returns `loss`.
+
+    It raises UserError if the optimizer has moved its parameters by then: for these no loss was computed.
+    """
+    parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    versions = [*map(version_of, parameters)]
+
+    def closure() -> Tensor | None:
+        if versions != [*map(version_of, parameters)]:
+            kind = type(optimizer).__name__
+            raise UserError(
+                f"the closure of {kind}.step was called after parameters had changed in the same step, and computes "
+                f"nothing: gradients are those of before. {_HOW}"
+            )
+        return loss
+
+    return closure
 
 
 def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, strategy: Strategy) -> list[str]:

@@ -22,7 +22,13 @@ from midstride.engine.strategies.mixins import (
     parameter_check,
 )
 from midstride.engine.strategies.step import TrainingStep
-from midstride.engine.training.closures import closure_faults, mean_loss, needs_closure
+from midstride.engine.training.closures import (
+    closure_faults,
+    closure_returning,
+    mean_loss,
+    needs_closure,
+    step_without_closure,
+)
 from midstride.engine.training.context import FitContext
 from midstride.engine.training.fit_warnings import check_gradients
 from midstride.engine.training.lane_scope import LaneScope
@@ -236,12 +242,13 @@ class OptimizerStep:
                 call(optimizer)
 
     def _optimizer_step(self) -> Callable[[Optimizer], object]:
-        """Return a function that steps an optimizer without a closure."""
-        precision, progress = self.context.precision, self.context.progress
+        """Return a function that steps an optimizer that needs no closure."""
+        progress, given_none = self.context.progress, partial(step_without_closure, self.context.precision.step)
         if (step := self._calls.own.get("optimizer_step")) is None:
-            return lambda optimizer: call_user_code(f"{type(optimizer).__name__}.step", precision.step, optimizer)
-        # Forward and backward have run before, so the closure only returns the loss.
-        return lambda optimizer: step(progress.epoch, progress.batch, optimizer, lambda: self._current_loss)
+            return lambda optimizer: call_user_code(f"{type(optimizer).__name__}.step", given_none, optimizer)
+        return lambda optimizer: step(
+            progress.epoch, progress.batch, optimizer, closure_returning(self._current_loss, optimizer)
+        )
 
     def _check_first_step(self, optimizer: Optimizer) -> None:
         """Check once that the loss gives parameters of `optimizer` a gradient."""

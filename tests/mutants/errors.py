@@ -15,8 +15,8 @@ ERRORS = [
     Mutant(
         "an error of an optimizer is taken for one that a retry may help",
         "engine/training/optimizer_step.py",
-        'call_user_code(f"{type(optimizer).__name__}.step", precision.step, optimizer)',
-        "precision.step(optimizer)",
+        'call_user_code(f"{type(optimizer).__name__}.step", given_none, optimizer)',
+        "given_none(optimizer)",
         "unit/training/test_refusals.py",
     ),
     Mutant(

@@ -213,6 +213,36 @@ class TakesAnother(Small):
         return loss
 
 
+class TogglesForTwoSteps(Small):
+    """Two optimizers by hand, of which each trains for two steps, while the other's parameters collect no gradients."""
+
+    automatic_optimization = False
+
+    def build(self) -> None:
+        self.second = torch.nn.Parameter(torch.ones(()))
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.second
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+        turn, has_ended = divmod(self.global_step + 1, 2)
+        optimizer = self.optimizers()[turn % 2]
+        if not has_ended:
+            self.toggle_optimizer(optimizer)
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, 0.5)
+        optimizer.step()
+        if has_ended:
+            self.untoggle_optimizer(optimizer)
+            assert all(p.requires_grad for p in self.parameters())
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(p, lr=0.01, momentum=0.9) for p in (self.layer.parameters(), [self.second])]
+
+
 class _TwoGroups(Small):
     def build(self) -> None:
         self.second = torch.nn.Parameter(torch.ones(()))

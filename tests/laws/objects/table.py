@@ -71,6 +71,7 @@ from laws.objects.optimizers import (
     SkipsGradients,
     TakesAnother,
     TakesAway,
+    TogglesForTwoSteps,
     Warming,
     Wrapping,
 )
@@ -223,6 +224,7 @@ _MODULES: list[type[Small]] = [
         TellsWorkers,
         Warming,
         TakesAnother,
+        TogglesForTwoSteps,
         Grades,
         Forked,
         ForkedOnce,

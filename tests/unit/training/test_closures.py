@@ -47,6 +47,50 @@ class CurvedByHand(Curved):
         optimizer.zero_grad()
 
 
+class Sharpness(torch.optim.SGD):
+    """Computes gradients once more where the weights have moved along the first ones, as the optimizers of SAM do."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "needs a closure"
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        with torch.no_grad():
+            moves = [p.grad * 0.5 for p in parameters]
+            torch._foreach_add_(parameters, moves)
+            with torch.enable_grad():
+                closure()
+            torch._foreach_sub_(parameters, moves)
+        return super().step()
+
+
+class SharpnessDeclared(Sharpness):
+    """Declares that it needs its closure."""
+
+    def step(self, closure: Any) -> Any:
+        with torch.enable_grad():
+            closure()
+        return super().step(closure)
+
+
+class Sharp(Line):
+    """Learns by one of the two."""
+
+    kind: type[Sharpness] = Sharpness
+
+    def configure_optimizers(self) -> Any:
+        return self.kind(self.parameters(), lr=0.1)
+
+
+class SharpByHand(Sharp):
+    """Gives it the closure."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+        optimizer.step(closure=optimizer_closure)
+
+
+class SharpDeclared(Sharp):
+    kind = SharpnessDeclared
+
+
 class CurvedLater(Line):
     """Changes to LBFGS after an epoch."""
 
@@ -95,3 +139,35 @@ def test_an_optimizer_that_takes_anothers_place_has_its_closure() -> None:
 def test_an_optimizer_that_takes_anothers_place_may_be_refused() -> None:
     with pytest.raises(UserError, match="accumulate_grad_batches=2 with LBFGS"):
         Trainer(max_epochs=2, accumulate_grad_batches=2).fit(CurvedLater(), points())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Sharp, r"Sharpness.step was called without a closure. Declare it as `def step\(self, closure\)`"),
+        (SharpByHand, r"closure of Sharpness.step was called after .* Declare it as `def step\(self, closure\)`"),
+    ],
+)
+def test_a_step_that_needs_gradients_elsewhere_says_how_to_get_them(kind: type[Line], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Trainer(max_epochs=1).fit(kind(), points())
+
+
+def test_a_step_that_declares_its_closure_gets_gradients_elsewhere() -> None:
+    module, like = SharpDeclared(), Line()
+    like.load_state_dict(module.state_dict())
+    batches = points()
+    Trainer(max_epochs=2).fit(module, batches)
+    optimizer = torch.optim.SGD(like.parameters(), lr=0.1)
+    for one, two in [*batches] * 2:
+        optimizer.zero_grad()
+        mse_loss(like.layer(one), two).backward()
+        moves = [p.grad * 0.5 for p in like.parameters() if p.grad is not None]
+        with torch.no_grad():
+            torch._foreach_add_([*like.parameters()], moves)
+        optimizer.zero_grad()
+        mse_loss(like.layer(one), two).backward()
+        with torch.no_grad():
+            torch._foreach_sub_([*like.parameters()], moves)
+        optimizer.step()
+    assert not differences(module.state_dict(), like.state_dict())
