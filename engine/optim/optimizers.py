@@ -171,6 +171,8 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     optimizer.load_state_dict(state)
     for group, devices in zip(optimizer.param_groups, built, strict=False):  # a wrapper may have more
         group.update({k: group[k].to(device) for k, device in devices.items() if isinstance(group.get(k), Tensor)})
+    if not {"state", "param_groups"} <= state.keys():  # that of one that wraps another has a form of its own
+        return
     numbers = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=False):

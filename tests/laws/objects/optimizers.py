@@ -170,6 +170,23 @@ class Wrapping(Small):
         return Lookahead(torch.optim.Adam(self.parameters(), lr=0.01))
 
 
+class LookaheadInOwnForm(Lookahead):
+    """Has a state of a form of its own."""
+
+    def state_dict(self) -> Any:
+        inner = self.inner.state_dict()
+        return {"fast_state": inner["state"], "slow_state": self.slow, "param_groups": inner["param_groups"]}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict({"state": state_dict["fast_state"], "param_groups": state_dict["param_groups"]})
+        self.slow = state_dict["slow_state"]
+
+
+class WrappingInOwnForm(Small):
+    def configure_optimizers(self) -> Any:
+        return LookaheadInOwnForm(torch.optim.Adam(self.parameters(), lr=0.01))
+
+
 class Warmup(torch.optim.lr_scheduler.LRScheduler):
     """Rises, and hands over to another scheduler; what it draws is its own."""
 

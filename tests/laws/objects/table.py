@@ -74,6 +74,7 @@ from laws.objects.optimizers import (
     TogglesForTwoSteps,
     Warming,
     Wrapping,
+    WrappingInOwnForm,
 )
 from laws.objects.read_data import (
     ClosesAnew,
@@ -216,7 +217,17 @@ _MODULES: list[type[Small]] = [
         Plain,
         Weighed,
     ),
-    *(LateUnderValidation, OfTorch, OnTrainer, Wrapping, DrawsInHelper, Chooses, TensorHooked, Traced),
+    *(
+        LateUnderValidation,
+        OfTorch,
+        OnTrainer,
+        Wrapping,
+        WrappingInOwnForm,
+        DrawsInHelper,
+        Chooses,
+        TensorHooked,
+        Traced,
+    ),
     *(
         Iterated,
         Numbers,
