@@ -124,8 +124,8 @@ class TorchmetricsState:
         ]:
             self._reported.update(hanging)
             log.warning(
-                "the metric %s was given predictions that hang on a graph: the graph of every batch stays in memory, "
-                "and no snapshot can hold it. Give it predictions.detach()",
+                "the metric %s was given predictions that hang on a graph: the graph of every batch stays in memory "
+                "until it is reset. Give it predictions.detach()",
                 ", ".join(hanging),
             )
 
@@ -223,8 +223,10 @@ def _holds_graph(metric: "Metric") -> bool:
 
 
 def _state_of(metric: "Metric") -> dict[str, Any]:
+    states = {name: getattr(metric, name) for name in defaults(metric)}
     return {
-        "states": {name: getattr(metric, name) for name in defaults(metric)},
+        # The graph of a batch is used up by its backward pass: values are all that comes after needs.
+        "states": convert(states, Tensor.detach) if _holds_graph(metric) else states,
         # Wrappers and metrics of the user's own keep what they have seen in plain attributes too.
         "attributes": {
             name: value
