@@ -91,12 +91,12 @@ class DataOwners:
             wanted = copy.deepcopy(nodes[path])
             kind = wanted.pop(_CLASS, None)
             if kind is not None and not set_class(owner, kind):
-                restore.give_up(path, kind, owner)
+                restore.mark_stale(path, kind, owner)
             for name, node in wanted.items():
                 before = own.get(name, MISSING)
                 value = restore.put(node, self.restore_target(path, name, node, before), f"{path}/{name}")
                 if isinstance(owner, WholeData) and value is not before:
-                    restore.give_up(f"{path}/{name}", "another object", before)
+                    restore.mark_stale(f"{path}/{name}", "another object", before)
                 elif value is not MISSING:
                     set_attribute(owner, name, value)
             for name in own.keys() - wanted.keys():

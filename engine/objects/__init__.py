@@ -6,7 +6,7 @@ attributes         reads and sets the attributes of an object, in `__dict__` or 
 code_changes       differences between the objects that this attempt's code builds and those of the snapshot's code
 code_state         state that user code keeps outside objects: on classes, in globals, in functions
 container_writers  describe containers, and objects of which only the class is known
-containers         restore values, tensors and containers: one filler for each type of node
+containers         restore values, tensors and containers: one function for each type of node
 data_sets          data sets whose attributes are all of their state
 device_tensors     tensors of an accelerator in states that user code gives: marked, and brought back to the device
 digest             a digest of everything that module, data, their classes and globals hold, for tests
@@ -18,7 +18,7 @@ generators         the random number generators that an object holds, found and 
 graph              walks the object graph once and makes a node of each object
 graph_restore      puts the nodes that a `GraphWalk` made back into live objects
 hashed_items       objects that are keys of dicts or items of sets, whose hash may differ in the next attempt
-instances          restore instances: one filler for each form of node
+instances          restore instances: one function for each form of node
 node_writers       describe instances, functions and generators: one writer for each kind of object
 object_state       `Objects`: everything of the above as one part of a run's state
 plain_values       values that are written as they are, and which of them are too large to be state

@@ -122,7 +122,7 @@ def _fill_attribute(restore: Restore, node: Any, owner: object, name: str, befor
     try:
         _set_attribute(owner, name, after)
     except AttributeError:  # its class has no room for it, or a property there
-        restore.give_up(step(path, name), "set", MISSING)
+        restore.mark_stale(step(path, name), "set", MISSING)
 
 
 def _set_attribute(owner: Any, name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Restores values, tensors and containers: one filler for each type of node."""
+"""Restores values, tensors and containers: one function for each type of node."""
 
 import itertools
 import types
@@ -97,20 +97,20 @@ class Restore(Protocol):
         """Record that a walk of the live objects will give other nodes than the snapshot's."""
         ...
 
-    def give_up(self, path: str, was: str, live: Any) -> Any:
+    def mark_stale(self, path: str, was: str, live: Any) -> Any:
         """Record that the value at `path` cannot be restored; return `live`, which stays and may be MISSING."""
         ...
 
 
 def _same(restore: Restore, node: Same, live: Any, path: str) -> Any:
     found = restore.find(node.path)
-    return restore.give_up(path, f"the same as {node.path}", live) if found is MISSING else found
+    return restore.mark_stale(path, f"the same as {node.path}", live) if found is MISSING else found
 
 
 def _view(restore: Restore, node: View, live: Any, path: str) -> Any:
     base: Any = restore.find(node.of)
     if not isinstance(base, Tensor):
-        return restore.give_up(path, f"a view of {node.of}", live)
+        return restore.mark_stale(path, f"a view of {node.of}", live)
     view = base.detach().as_strided(node.shape, node.strides, base.storage_offset() + node.offset)
     if isinstance(live, Tensor) and _is_same_view(live, view):
         return restore.set(live, path)
@@ -231,7 +231,7 @@ def fill_dict(restore: Restore, node: dict[Any, Any], target: Any, before: dict[
         found = restore.put(key, MISSING, f"{path} (a key)") if not _is_unknown_key(restore, key) else MISSING
         if found is MISSING:  # only the live object knows it
             if index >= len(live_keys):
-                restore.give_up(f"{path} (a key)", "another", MISSING)
+                restore.mark_stale(f"{path} (a key)", "another", MISSING)
                 continue
             found = live_keys[index]
         pairs.append((found, restore.put(item, before.get(found, MISSING), step(path, found))))
@@ -256,7 +256,7 @@ def fill_defaultdict(restore: Restore, node: Instance, live: Any, path: str) -> 
     if "factory" in node.state:
         factory = restore.put(node.state["factory"], factory, step(path, "default_factory"))
     if factory is MISSING:
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     target = live if restore.use(live, path, fits=has_own) else restore.set(defaultdict(), path)
     target.default_factory = factory
     fill_dict(restore, node.state["items"], target, dict(target), path)

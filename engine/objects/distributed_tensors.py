@@ -55,7 +55,7 @@ def fill_rows(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     like = restore.sharded_weight
     made: Any = None if like is None else distributed_tensor(rows, like)
     if made is None or not _is_cut_alike(row_shard_of(made), rows):
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     requires_grad = node.state.get("requires_grad", False)
     if node.state.get("parameter"):
         made = nn.Parameter(made, requires_grad=requires_grad)
@@ -70,7 +70,7 @@ def fill_alias(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     """Restore a distributed tensor that shares the memory of a weight."""
     base: Any = restore.find(node.state["of"].path)
     if not is_distributed(base):
-        return restore.give_up(path, f"the memory of {node.state['of'].path}", live)
+        return restore.mark_stale(path, f"the memory of {node.state['of'].path}", live)
     if is_distributed(live) and _start(live) == _start(base) and live.shape == base.shape:
         return restore.set(live, path)
     return restore.set(base.detach(), path)

@@ -22,7 +22,7 @@ def fill_function(restore: Restore, node: Instance, live: Any, path: str) -> Any
     if not is_same or (code is not None and code_digest(live) != code):
         found = restore.find_function(node.kind, code)
         if not is_same and not restore.use(found, path, fits=found is not None):
-            return restore.give_up(path, node.kind, live)
+            return restore.mark_stale(path, node.kind, live)
         live = live if found is None else found
     if code is not None and code_digest(live) != code:  # the code was changed since the snapshot
         restore.read_back()
@@ -59,7 +59,7 @@ def fill_method(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     # Not a method of a path: a damaged or hostile snapshot could name one that deletes files.
     method = None if isinstance(owner, PurePath) else getattr(owner, name, None)
     if not isinstance(method, (types.MethodType, types.BuiltinMethodType)) or method.__self__ is not owner:
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     return method
 
 
@@ -70,7 +70,7 @@ def fill_partial(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     before = {name: getattr(live, name) if fits else MISSING for name in ("func", "args", "keywords")}
     after = {name: restore.put(node.state[name], before[name], step(path, name)) for name in before}
     if kind is None or not callable(after["func"]):
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     if not restore.use(live, path, fits=fits):
         live = restore.set(partial.__new__(kind, after["func"], *after["args"], **after["keywords"]), path)
     else:
@@ -86,11 +86,11 @@ def fill_weak(restore: Restore, node: Instance, live: Any, path: str) -> Any:
         return live if type(live) is weakref.ref and before is None else restore.set(weakref.ref(_Gone()), path)
     after = restore.put(node.state["of"], MISSING if before is None else before, step(path, "of"))
     if after is MISSING:
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     try:
         return live if after is before else restore.set(weakref.ref(after), path)
     except TypeError:  # of a class that has no room for one
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
 
 
 class _Gone:

@@ -60,8 +60,8 @@ class GraphRestore:
             return node
         if kind is Instance:
             return FORMS[node.form](self, node, live, path)
-        filler = KINDS.get(kind)
-        return node if filler is None else filler(self, node, live, path)
+        restore = KINDS.get(kind)
+        return node if restore is None else restore(self, node, live, path)
 
     def skip(self, node: Any, path: str) -> None:
         """Build the objects of `node`, which other nodes may refer to, without setting a value at `path`."""
@@ -128,7 +128,7 @@ class GraphRestore:
         """Record that a walk of the live objects will give other nodes than the snapshot's."""
         self.is_old = True
 
-    def give_up(self, path: str, was: str, live: Any) -> Any:
+    def mark_stale(self, path: str, was: str, live: Any) -> Any:
         """Record that the value at `path` cannot be restored; return `live`, which stays and may be MISSING."""
         self.stale[path] = f"{was}, now {'missing' if live is MISSING else kind_name(type(live))}"
         return live

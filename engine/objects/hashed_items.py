@@ -34,7 +34,7 @@ def keyed(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     own: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
     made_by = own if factory is None else restore.put(factory, own, step(path, "default_factory"))
     if factory is not None and made_by is MISSING:
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     fits = type(live) is type(empty) and (factory is not None or own is getattr(empty, "default_factory", MISSING))
     before = list(live.items()) if isinstance(live, dict) else []
     target: Any = live if restore.use(live, path, fits=fits) else restore.set(copy.copy(empty), path)

@@ -1,4 +1,4 @@
-"""Restores instances: one filler for each form of node."""
+"""Restores instances: one function for each form of node."""
 
 import copy
 import itertools
@@ -95,7 +95,7 @@ def _generator(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     fits = isinstance(live, Generator) and node.kind in ("", kind_name(type(live)))
     if not restore.use(live, path, fits=fits and _source_of(get_state(live)) == _source_of(state)):
         if node.kind not in _GENERATORS:
-            return restore.give_up(path, node.kind, live)
+            return restore.mark_stale(path, node.kind, live)
         live = restore.set(_fresh_generator(node.kind, state, restore.device, path), path)
     set_state(live, state)
     if "spawned" in node.state:
@@ -146,7 +146,7 @@ def _cursor(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     under = live.__reduce__()[1][0] if fits else MISSING
     source = restore.put(node.state["of"], under, step(path, "of"))
     if source is MISSING:
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     if not (fits and source is under and restore.use(live, path, fits=True)):
         live = restore.set(iter(source), path)
     position = node.state["place"]
@@ -161,17 +161,17 @@ def _enum(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     if kind is not None and "value" in node.state:
         return kind(node.state["value"])
     if kind is None or node.state["name"] not in kind.__members__:
-        return restore.give_up(path, f"{node.kind}.{node.state['name']}", live)
+        return restore.mark_stale(path, f"{node.kind}.{node.state['name']}", live)
     return kind[node.state["name"]]
 
 
 def _named_tuple(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     kind = class_called(node.kind, live, tuple)
     if kind is None:
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     items = items_of(restore, node.state["items"], live if type(live) is kind else (), path)
     if len(items) != len(kind._fields):
-        return restore.give_up(path, f"{node.kind} of {len(items)} fields", live)
+        return restore.mark_stale(path, f"{node.kind} of {len(items)} fields", live)
     return tuple.__new__(kind, items)
 
 
@@ -180,7 +180,7 @@ def _derived(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     plain = restore.put(node.state["base"], MISSING, step(path, "base"))
     base: Any = type(plain)
     if kind is None or not issubclass(kind, base):
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     made = restore.set(base.__new__(kind, plain), path)
     fill_attributes(restore, node.state["attributes"], made, path)
     return made
@@ -188,7 +188,7 @@ def _derived(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 def _value(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     if node.kind not in _VALUES:
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     return _VALUES[node.kind](*node.state["items"])
 
 
@@ -196,7 +196,7 @@ def _object(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     if not restore.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
         live = restore.set(fresh(class_called(node.kind, live, object)), path)
         if live is None:
-            return restore.give_up(path, node.kind, MISSING)
+            return restore.mark_stale(path, node.kind, MISSING)
     fill_attributes(restore, node.state["attributes"], live, path)
     if "items" in node.state:
         _fill_base(restore, node.state["items"], live, step(path, "items"))
@@ -240,7 +240,7 @@ def _fill_factory(restore: Restore, node: Any, live: defaultdict[Any, Any], path
 
 def _stateful(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     if live is MISSING or kind_name(type(live)) != node.kind or not restore.use(live, path, fits=True):
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     if differences(live.state_dict(), node.state["state"]):
         live.load_state_dict(copy.deepcopy(node.state["state"]))
     return live
@@ -248,7 +248,7 @@ def _stateful(restore: Restore, node: Instance, live: Any, path: str) -> Any:
 
 def _address(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     found = restore.find(node.state["of"].path)
-    return restore.give_up(path, node.state["of"].path, live) if found is MISSING else id(found)
+    return restore.mark_stale(path, node.state["of"].path, live) if found is MISSING else id(found)
 
 
 def _opaque(restore: Restore, node: Instance, live: Any, path: str) -> Any:
@@ -257,7 +257,7 @@ def _opaque(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     form = found.form if isinstance(found, Instance) and is_new else node.form
     is_one = isinstance(found, Instance) and (found.form, found.kind) == (form, node.kind)
     if not is_one or restore.is_anchor(live):
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     if is_new:
         restore.read_back()
     return restore.set(live, path)
@@ -267,11 +267,11 @@ def _class(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     if isinstance(live, type) and kind_text(live.__module__, live.__qualname__) == node.kind:
         return live
     found = class_called(node.kind, MISSING, object)
-    return restore.give_up(path, node.kind, live) if found is None else found
+    return restore.mark_stale(path, node.kind, live) if found is None else found
 
 
 def _large(restore: Restore, node: Instance, live: Any, path: str) -> Any:
-    return restore.set(live, path) if restore.is_left_out(live) else restore.give_up(path, node.kind, live)
+    return restore.set(live, path) if restore.is_left_out(live) else restore.mark_stale(path, node.kind, live)
 
 
 FORMS: dict[str, Callable[[Restore, Instance, Any, str], Any]] = {

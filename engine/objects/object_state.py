@@ -184,7 +184,7 @@ class Objects(AlikeOnRanks):
             if after is before or after is MISSING:
                 continue
             if root.owner is None and root.is_data:  # what reads them has the live one
-                restore.give_up(path, "another object", before)
+                restore.mark_stale(path, "another object", before)
             root.set(name, after)
 
     def _leave_setup_out(self, root: Root, state: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ def fill_iterator(restore: Restore, node: Instance, live: Any, path: str) -> Any
     parts = items_of(restore, node.state["parts"], before or (), within)
     is_whole = not any(where.startswith(f"{within}/") for where in restore.stale)
     if kind is None or not is_whole:
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     made = kind.__new__(kind, *parts[0])
     for state in parts[1:]:
         made.__setstate__(state)
@@ -129,7 +129,7 @@ def fill_numbers(restore: Restore, node: Instance, live: Any, path: str) -> Any:
     else:
         target, memory = live, _memory_of(live) if fits else None
         if memory is None or memory.nbytes != node.state["bytes"].size or not restore.use(live, path, fits=True):
-            return restore.give_up(path, node.kind, live)
+            return restore.mark_stale(path, node.kind, live)
         np.frombuffer(memory, dtype=np.uint8)[:] = node.state["bytes"]
     if "attributes" in node.state:
         fill_attributes(restore, node.state["attributes"], target, path)
@@ -147,7 +147,7 @@ def fill_object_array(restore: Restore, node: Instance, live: Any, path: str) ->
     """Restore an array of objects, in place if it has the same shape."""
     shape = tuple(node.state["shape"])
     if math.prod(shape) != len(node.state["items"]):
-        return restore.give_up(path, node.kind, live)
+        return restore.mark_stale(path, node.kind, live)
     is_array = isinstance(live, np.ndarray) and live.dtype == object
     before = live.ravel().tolist() if is_array else ()
     fits = is_array and live.shape == shape and live.flags.writeable
