@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from midstride.engine.errors import JobError
 from midstride.engine.slurm import local_tasks, step_tasks
 
 __all__ = ["World"]
@@ -60,6 +61,9 @@ class World:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
         """Return the world that a launcher described in `environment`; alone if none did.
 
+        Raises:
+            JobError: its numbers describe no world.
+
         >>> World.from_environment({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}).node
         1
         """
@@ -68,6 +72,8 @@ class World:
             return cls._of_step(environment)  # with --mpi=pmi2, srun writes what mpiexec does, and not all of it
         if launcher is None:
             return cls()
+        if faults := _faults(environment, _LAUNCHERS[launcher]):
+            raise JobError.of("the environment that tells this process which rank it is", faults)
         rank_in, size_in, local_rank_in, local_size_in = _LAUNCHERS[launcher]
         rank, size = int(environment[rank_in]), int(environment[size_in])
         local_size = int(environment.get(local_size_in, str(size)))
@@ -92,6 +98,30 @@ class World:
             node=int(environment.get("SLURM_NODEID", "0")),
             launcher="srun",
         )
+
+
+def _faults(environment: Mapping[str, str], names: tuple[str, str, str, str]) -> list[str]:
+    """Return messages on what is wrong with a rank, a size, and those on this machine, which stand under `names`."""
+    given = {name: environment[name] for name in names if name in environment}
+    least = dict(zip(names, (0, 1, 0, 1), strict=True))
+    faults = [
+        f"{name} is {text!r}: a whole number from {least[name]} on is needed"
+        for name, text in given.items()
+        if not text.isdecimal() or int(text) < least[name]
+    ]
+    if faults:
+        return faults
+    number = {name: int(text) for name, text in given.items()}
+    rank, size, local_rank, local_size = names
+    counted = {rank: size, local_rank: local_size if local_size in number else size}
+    faults = [
+        f"{one} is {number[one]}, and {count} is {number[count]}: ranks count from 0"
+        for one, count in counted.items()
+        if one in number and number[one] >= number[count]
+    ]
+    if number.get(local_size, 1) > number[size]:
+        faults.append(f"{local_size}, processes on this machine, is {number[local_size]}, and {size} is {number[size]}")
+    return faults
 
 
 #: launcher -> where it writes rank, size, local rank and local size

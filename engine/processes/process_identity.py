@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from midstride.engine.processes.lifetime import parent_of
+
 __all__ = ["began", "has_ended", "local_world_id", "process_identity"]
 
 _PROC = Path("/proc")
+#: variables in which launchers give a process its rank
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def process_identity() -> dict[str, Any]:
@@ -47,5 +51,27 @@ def local_world_id() -> str:
     """Return a text that is the same in all processes of one world on this machine, and differs between worlds."""
     if port := os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT"):  # each of its ranks has a parent process of its own
         return f"horovodrun-{port}"
-    parent = os.getppid()
-    return f"{parent}-{began(parent)}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    launcher = _launcher()
+    return f"{launcher}-{began(launcher)}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _launcher() -> int:
+    """Return what started the ranks of this machine: this process's parent, or above it where shells wrap each rank."""
+    process, rank = os.getppid(), _rank_in(os.environ)
+    while rank and _rank_in(_environment_of(process)) == rank:
+        process = parent_of(process)
+    return process
+
+
+def _rank_in(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: environment[name] for name in _RANKS if name in environment}
+
+
+def _environment_of(process: int) -> dict[str, str]:
+    """Return the variables with which `process` was started; none if they cannot be read."""
+    try:
+        text = os.fsdecode((_PROC / str(process) / "environ").read_bytes())
+    except OSError:
+        return {}
+    pairs = (entry.partition("=") for entry in text.split("\0"))
+    return {name: value for name, _, value in pairs}

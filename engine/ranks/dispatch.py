@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.strategies import FORK_AFTER_CUDA
-from midstride.engine.errors import EngineError, JobError, UserCodeError
+from midstride.engine.errors import JobError, UserCodeError
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.ranks.gpus import fork_cannot_use_cuda
@@ -16,7 +16,7 @@ from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
 from midstride.engine.ranks.predictions import join_ranks
 from midstride.engine.ranks.subprocess_script import ended_early, ranks_watched, start_other_ranks
-from midstride.engine.session.script_exit import end_by_exit_codes
+from midstride.engine.session.script_exit import exit_codes_of_errors
 
 __all__ = ["on_all_ranks"]
 
@@ -73,13 +73,10 @@ def on_all_ranks(verb: Verb) -> Verb:
         adapt(data)
         call = _CALLS[trainer.placement.start]
         try:
-            return call(verb, trainer, module, data, arguments)
+            with exit_codes_of_errors():
+                return call(verb, trainer, module, data, arguments)
         except UserCodeError as error:
-            end_by_exit_codes()
             raise error.as_instance_of_cause() from error.__cause__
-        except EngineError:
-            end_by_exit_codes()
-            raise
 
     return cast("Verb", on_ranks)
 

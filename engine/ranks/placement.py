@@ -60,6 +60,7 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
     spec = STRATEGIES.get(name) or StrategySpec("", "subprocess")
     to_start = _ranks_to_start(spec, world, count)
     faults = [*tpu_faults, *strategy_faults, *device_faults] or _world_errors(request, spec, world, count)
+    faults += _half_world_errors(request, hardware, world)
     forks = spec.start == "fork" and world.launcher is None
     choice = StrategyRequest(
         strategy=name if own is None else type(own).__name__,
@@ -191,6 +192,19 @@ def _world_errors(request: DeviceRequest, spec: StrategySpec, world: World, coun
             "machine: leave devices out, or give that number"
         )
     return faults
+
+
+def _half_world_errors(request: DeviceRequest, hardware: Hardware, world: World) -> list[str]:
+    """Return a message where the environment has a rank without a size, or a size without a rank, of several."""
+    if world.launcher is not None or not request.names_none or request.strategy == "single":
+        return []
+    given = {name: hardware.environment.get(name) for name in ("RANK", "WORLD_SIZE")}
+    return [
+        f"{name} is {given[name]}, and {other} is not set: this process would train alone. Give every process both, as "
+        f'torchrun does; or, if it is to be alone, unset {name}, or say strategy="single"'
+        for name, other, alone in (("RANK", "WORLD_SIZE", "0"), ("WORLD_SIZE", "RANK", "1"))
+        if given[other] is None and given[name] not in (None, "", alone)
+    ]
 
 
 def _summary(

@@ -1,19 +1,30 @@
 """How a script ends that lets an error of the engine pass: with the exit code that the command line gives it."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from midstride.engine.errors import EngineError, StopRequested
 from midstride.engine.world import World
 
-__all__ = ["end_by_exit_codes"]
+__all__ = ["exit_codes_of_errors"]
 
 
-def end_by_exit_codes() -> None:
-    """Have this process end with an error's `exit_code` where nothing catches it; notebooks show theirs themselves.
+@contextmanager
+def exit_codes_of_errors() -> Iterator[None]:
+    """Have this process end with the `exit_code` of an error that passes here, where nothing catches it.
 
-    Call it as the error passes: torch sets a hook of its own with a process group, which would swallow what ours says.
+    Notebooks show errors themselves.
     """
+    try:
+        yield
+    except EngineError:
+        _set_hook()  # now: torch sets a hook of its own with a process group, which would swallow what ours says
+        raise
+
+
+def _set_hook() -> None:
     before = sys.excepthook
     if getattr(before, "__module__", None) == __name__:
         return

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from midstride.engine import slurm
-from midstride.engine.errors import WorldError
+from midstride.engine.errors import JobError, WorldError
 from midstride.engine.processes.loopback import ADDRESS, is_loopback
 from midstride.engine.processes.process_identity import local_world_id
 from midstride.engine.strategies.torch_internals import HashStore, PrefixStore, Store, TCPStore
@@ -29,7 +29,9 @@ def rendezvous_store(world: World) -> Store | None:
     """Return the store over which the ranks connect; None if torch finds it by the launcher's variables.
 
     Raises:
-        WorldError: the launcher gave ranks on several machines no address, or its name does not resolve.
+        WorldError: the launcher gave ranks on several machines no address, its name does not resolve, or its port is
+            taken.
+        JobError: what is in MASTER_PORT is no port.
     """
     if number := os.environ.get(World.ROUND):
         # The launcher serves it and outlives every node; the prefix keeps ranks of earlier rounds apart.
@@ -87,9 +89,7 @@ def _read_port(path: Path) -> int:
             except BlockingIOError:
                 return int(file.read())
         time.sleep(0.01)
-    raise WorldError(
-        f"rank 0 wrote no port to meet at into {path} in {_CONNECTED_S:.0f} s; look at what rank 0 printed"
-    )
+    raise WorldError(f"rank 0 wrote no port to meet at into {path} in {_CONNECTED_S:.0f} s; see what rank 0 printed")
 
 
 def _loopback_store(world: World) -> Store | None:
@@ -97,7 +97,10 @@ def _loopback_store(world: World) -> Store | None:
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if served or "MASTER_PORT" not in os.environ or not is_loopback(os.environ["MASTER_ADDR"]):
         return None
-    store = _store_on_rank0(world, int(os.environ["MASTER_PORT"]))
+    port = os.environ["MASTER_PORT"]
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise JobError(f"MASTER_PORT is {port!r}: a free port of rank 0's machine is needed, from 1 to 65535")
+    store = _store_on_rank0(world, int(port))
     if world.nodes > 1:  # restart counts differ between agents, which choose a new port for each world
         return store
     return PrefixStore(f"restart/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
@@ -136,7 +139,13 @@ def _wait_until_known(host: str, what: str) -> None:
 
 
 def _store_on_rank0(world: World, port: int) -> TCPStore:
-    return serve_store(port) if world.is_first else TCPStore(ADDRESS, port, is_master=False)
+    if not world.is_first:
+        return TCPStore(ADDRESS, port, is_master=False)
+    try:
+        return serve_store(port)
+    except OSError as error:
+        way_out = "end what listens there, or hand all processes another MASTER_PORT"
+        raise WorldError(f"rank 0 cannot listen at port {port}: {os.strerror(error.errno or 0)}; {way_out}") from error
 
 
 def serve_store(port: int = 0, host: str = ADDRESS) -> TCPStore:

@@ -28,6 +28,7 @@ from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensur
 from midstride.engine.ranks.dispatch import on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.ranks.predictions import of_loaders
+from midstride.engine.session.script_exit import exit_codes_of_errors
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.storage.store import absolute_url
 from midstride.engine.strategies.base import Strategy
@@ -165,9 +166,10 @@ class Trainer(TrainerState):
             lanes=lanes,
             accelerator=accelerator,
         )
-        self.placement, faults = resolve_placement(request, Hardware.here())
-        asked, unknown = checked_loggers(loggers)
-        checked = checked_options(options, snapshots, seed, [*faults, *unknown, *logger_errors(asked)])
+        with exit_codes_of_errors():
+            self.placement, faults = resolve_placement(request, Hardware.here())
+            asked, unknown = checked_loggers(loggers)
+            checked = checked_options(options, snapshots, seed, [*faults, *unknown, *logger_errors(asked)])
         settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}), asked, global_batch_size)
         super().__init__(self.placement.strategy, settings, callbacks)
         seed_call(seed)
@@ -305,10 +307,7 @@ class Trainer(TrainerState):
         if isinstance(data, LightningData):
             attach(data, self)
         self.metric_logger.begin("train", closed="setup")
-        with (
-            running_call(self, module, stage),
-            set_up(self._owners(module), stage, self.strategy, self.heartbeat),
-        ):
+        with running_call(self, module, stage), set_up(self._owners(module), stage, self.strategy, self.heartbeat):
             self.context = self._context_of(module, Progress() if stage == "fit" else self.progress)
             if ckpt_path is not None:
                 load_full_state_dict(self.strategy, module, weights_at(self.weights_url(ckpt_path)).state_dict)

@@ -111,6 +111,26 @@ def test_a_fresh_process_that_imports_the_script_is_no_notebook(tmp_path: Path) 
     assert "notebook" not in printed
 
 
+#: what is wrong -> the code of a script, and the end of what it prints
+REFUSED = {
+    "an argument": ("Trainer(max_epochs='x')", "max_epochs: should be a whole number, not 'x'"),
+    "a rank": (
+        "os.environ.update(RANK='2', WORLD_SIZE='2')\nTrainer()",
+        "RANK is 2, and WORLD_SIZE is 2: ranks count from 0",
+    ),
+    "a strategy": ("Trainer(strategy='dpp')", ""),
+    "a call": ("Trainer(max_epochs=1).fit(Line(), resume='x')", "the step of a snapshot, a number, is needed"),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_a_script_that_is_refused_ends_with_two(wrong: str, tmp_path: Path) -> None:
+    code, said = REFUSED[wrong]
+    ended, printed = run(f"import os\n{MODULE}{code}\n", tmp_path)
+    assert ended == 2, printed
+    assert printed.strip().endswith(said), printed
+
+
 BROKEN = """
 import gc
 

@@ -3,6 +3,7 @@
 import pytest
 from support.launched import at, in_step
 
+from midstride.engine.errors import JobError
 from midstride.engine.world import World
 
 
@@ -31,3 +32,38 @@ def test_a_world_is_found_whoever_started_it(environment: dict[str, str], launch
     found = World.from_environment(environment)
     assert found == World(rank=1, size=4, local_rank=1, local_size=2, node=0, launcher=launcher)
     assert found.nodes == 2
+
+
+OF_MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "faults"),
+    [
+        ({**at(1, 2, 2), "RANK": "2"}, ["RANK is 2, and WORLD_SIZE is 2: ranks count from 0"]),
+        ({**at(0, 2, 2), "RANK": "-1"}, ["RANK is '-1': a whole number from 0 on is needed"]),
+        (
+            {"RANK": "", "WORLD_SIZE": "two"},
+            [
+                "RANK is '': a whole number from 0 on is needed",
+                "WORLD_SIZE is 'two': a whole number from 1 on is needed",
+            ],
+        ),
+        (OF_MPIRUN, ["OMPI_COMM_WORLD_SIZE is '0': a whole number from 1 on is needed"]),
+        ({**at(0, 2, 2), "LOCAL_WORLD_SIZE": "0"}, ["LOCAL_WORLD_SIZE is '0': a whole number from 1 on is needed"]),
+        ({**at(0, 4, 2), "LOCAL_RANK": "2"}, ["LOCAL_RANK is 2, and LOCAL_WORLD_SIZE is 2: ranks count from 0"]),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2"},
+            ["LOCAL_RANK is 2, and WORLD_SIZE is 2: ranks count from 0"],
+        ),
+        (
+            {**at(0, 2, 2), "LOCAL_WORLD_SIZE": "4"},
+            ["LOCAL_WORLD_SIZE, processes on this machine, is 4, and WORLD_SIZE is 2"],
+        ),
+    ],
+)
+def test_numbers_that_describe_no_world_are_named(environment: dict[str, str], faults: list[str]) -> None:
+    with pytest.raises(JobError) as caught:
+        World.from_environment(environment)
+    where = "the environment that tells this process which rank it is"
+    assert str(caught.value) == str(JobError.of(where, faults))

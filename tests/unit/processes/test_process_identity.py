@@ -1,6 +1,7 @@
-"""Whether a process that was written down lives: seen from its own machine alone."""
+"""Whether a process that was written down lives: seen from its own machine alone; and which are of one world."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -35,3 +36,41 @@ def test_of_another_machine_s_process_nothing_is_said(key: str) -> None:
     elsewhere = {**process_identity(), "pid": 1 << 30, key: "another"}
     assert not has_ended(elsewhere)
     assert not has_ended({"host": elsewhere["host"], "pid": 1 << 30}), "as earlier versions wrote it"
+
+
+MPIRUN = "OMPI_COMM_WORLD_RANK"
+#: how many shells stand between launcher and rank, the launcher's own variables, and the one that has a rank's number
+LAUNCHED = {
+    "no shell": (0, {}, MPIRUN),
+    "a shell": (1, {}, MPIRUN),
+    "two shells": (2, {}, MPIRUN),
+    "a shell, in a batch script of Slurm": (1, {"SLURM_PROCID": "0"}, MPIRUN),
+    "a shell, torchrun in mpirun": (1, {MPIRUN: "0"}, "RANK"),
+}
+
+RANK = """
+import os
+from midstride.engine.processes.process_identity import local_world_id
+os.write(1, f"{local_world_id()}\\n".encode())
+"""
+LAUNCHER = """
+import os, subprocess, sys
+_, name, *command = sys.argv
+ranks = [subprocess.Popen(command, env={**os.environ, name: str(rank)}) for rank in range(2)]
+sys.exit(any([rank.wait() for rank in ranks]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere environments of other processes cannot be read")
+@pytest.mark.parametrize("case", LAUNCHED)
+def test_ranks_of_one_launcher_have_one_world_id_and_those_of_another_another(case: str) -> None:
+    shells, outside, name = LAUNCHED[case]
+    rank = [sys.executable, "-c", RANK]
+    for _ in range(shells):
+        rank = ["sh", "-c", '"$@"; exit $?', "sh", *rank]  # a shell that stays between launcher and rank
+    command, environment = [sys.executable, "-c", LAUNCHER, name, *rank], {**os.environ, **outside}
+    worlds = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    (first, second), (third, fourth) = (world.stdout.split() for world in worlds)
+    assert first == second
+    assert third == fourth
+    assert first != third

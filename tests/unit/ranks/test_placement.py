@@ -48,6 +48,17 @@ PLACEMENTS: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[s
         ("ddp", "subprocess", 2, ["cpu"]),
     ),
     "a batch script": (DeviceRequest(), Hardware(0, {"SLURM_PROCID": "0"}), ("single", "none", 1, ["cpu"])),
+    "alone, though another size is set": (
+        DeviceRequest("single"),
+        Hardware(0, {"WORLD_SIZE": "2"}),
+        ("single", "none", 1, ["cpu"]),
+    ),
+    "several devices, and their number is set": (
+        DeviceRequest(devices=2),
+        Hardware(0, {"WORLD_SIZE": "2"}),
+        ("ddp", "subprocess", 2, ["cpu"]),
+    ),
+    "a world of one, half said": (DeviceRequest(), Hardware(0, {"WORLD_SIZE": "1"}), ("single", "none", 1, ["cpu"])),
     "under torchrun": (DeviceRequest(), Hardware(0, at(1, 2, 2)), ("ddp", "none", 1, ["cpu"])),
     "under torchrun, GPUs": (DeviceRequest(), Hardware(2, at(1, 2, 2)), ("ddp", "none", 1, ["cuda:1"])),
     "under torchrun, GPUs by index": (

@@ -73,6 +73,16 @@ REFUSED: dict[str, tuple[DeviceRequest, Hardware, list[str]]] = {
         Hardware(0, at(0, 2, 2)),
         ["num_nodes=2", "torchrun", "1"],
     ),
+    "a size without a rank": (
+        DeviceRequest("ddp"),
+        Hardware(0, {"WORLD_SIZE": "2"}),
+        ["WORLD_SIZE is 2, and RANK is not set", "unset WORLD_SIZE"],
+    ),
+    "a rank without a size": (
+        DeviceRequest(),
+        Hardware(0, {"RANK": "1"}),
+        ["RANK is 1, and WORLD_SIZE is not set", "unset RANK"],
+    ),
     "nodes without a launcher": (DeviceRequest(num_nodes=2), Hardware(), ["num_nodes=2", "torchrun --nnodes=2"]),
     "fewer GPUs than processes": (
         DeviceRequest(),

@@ -1,6 +1,7 @@
 """Where ranks meet: at a free port of one machine, or at another machine, which is named if nothing knows it."""
 
 import os
+import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import torch
 from support.launched import at, in_step
 
-from midstride.engine.errors import WorldError
+from midstride.engine.errors import EngineError, JobError, WorldError
+from midstride.engine.processes.loopback import ADDRESS
 from midstride.engine.processes.process_identity import local_world_id
 from midstride.engine.strategies import rendezvous
 from midstride.engine.strategies.torch_collective import TorchCollective
@@ -38,6 +40,23 @@ def test_a_machine_that_is_not_known_is_named(launcher: str, capsys: pytest.Capt
     ):
         rendezvous.rendezvous_store(World.from_environment(environment))
     assert capsys.readouterr().err.count(f"no address is known for {NOWHERE}") == 1
+
+
+@pytest.mark.parametrize(
+    ("port", "error", "words"),
+    [
+        ("abc", JobError, "MASTER_PORT is 'abc': a free port"),
+        ("65536", JobError, "MASTER_PORT is '65536': a free port"),
+        ("", WorldError, "rank 0 cannot listen at port [0-9]+: Address already in use; .* another MASTER_PORT"),
+    ],
+    ids=["a word", "too large", "taken"],
+)
+def test_a_port_that_rank_0_cannot_listen_at_is_named(port: str, error: type[EngineError], words: str) -> None:
+    with socket.create_server((ADDRESS, 0)) as other:
+        port = port or str(other.getsockname()[1])
+        environment = {**at(0, 2, 2), "MASTER_ADDR": ADDRESS, "MASTER_PORT": port}
+        with mock.patch.dict(os.environ, environment), pytest.raises(error, match=words):
+            TorchCollective().init_process_group(World.from_environment(environment), torch.device("cpu"))
 
 
 WAITS = ["rank 0 of 3 could not meet the others over gloo: .*wait timeout", "rank 0 wrote no port to meet at into "]
@@ -71,7 +90,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_ranks_of_one_machine_meet_at_a_free_port_whatever_a_killed_world_has_left(
     launcher: str, first: int, folder: Path
 ) -> None:
-    stores = []  # rank 0 serves the others as long as its store is there
+    stores = []  # kept until all are done: the others are served by rank 0's
 
     def joined(rank: int) -> bytes:
         store = rendezvous.rendezvous_store(World.from_environment(of_rank(rank, launcher)))
