@@ -33,14 +33,19 @@ def _requires_closure(step: Callable[..., Any]) -> bool:
 
 
 def step_without_closure(step: Callable[[Optimizer], Any], optimizer: Optimizer) -> None:
-    """Call `step(optimizer)`; an error in a step that can be called with a closure says that it was given none."""
+    """Call `step(optimizer)`; an error that seems to come from the missing closure gets a note that says so."""
     try:
         step(optimizer)
     except Exception as error:
         kind = type(optimizer)
-        if not kind.__module__.startswith("torch.") and "closure" in inspect.signature(kind.step).parameters:
+        if _is_of_missing_closure(error) and "closure" in inspect.signature(kind.step).parameters:
             error.add_note(f"{kind.__name__}.step was called without a closure. {_HOW}")
         raise
+
+
+def _is_of_missing_closure(error: Exception) -> bool:
+    text = str(error)
+    return "closure" in text or (isinstance(error, TypeError) and "'NoneType' object is not callable" in text)
 
 
 def closure_returning(loss: Tensor | None, optimizer: Optimizer) -> Callable[[], Tensor | None]:

@@ -153,6 +153,29 @@ def test_a_step_that_needs_gradients_elsewhere_says_how_to_get_them(kind: type[L
         Trainer(max_epochs=1).fit(kind(), points())
 
 
+class CallsClosure(Sharpness):
+    """Calls it without a look at whether there is one."""
+
+    def step(self, closure: Any = None) -> Any:
+        return closure()
+
+
+class Fails(Sharpness):
+    """Fails for another reason."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise ValueError("no memory is left")
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [(CallsClosure, True), (Fails, False)])
+def test_only_an_error_of_a_missing_closure_says_that_there_was_none(kind: type[Sharpness], is_told: bool) -> None:
+    module = Sharp()
+    module.kind = kind
+    with pytest.raises(UserError) as raised:
+        Trainer(max_epochs=1).fit(module, points())
+    assert ("was called without a closure" in str(raised.value)) == is_told
+
+
 def test_a_step_that_declares_its_closure_gets_gradients_elsewhere() -> None:
     module, like = SharpDeclared(), Line()
     like.load_state_dict(module.state_dict())
