@@ -110,7 +110,7 @@ def test_ranks_are_not_forked_once_cuda_was_used(case: str, monkeypatch: pytest.
     monkeypatch.setattr(dispatch, "run_in_children", run)
     monkeypatch.setattr(dispatch, "fork_cannot_use_cuda", lambda: not can_use_cuda)
     trainer: Any = SimpleNamespace(placement=SimpleNamespace(start=start, gpus=gpus, ranks=2), arguments={})
-    trainer.leave = lambda module, verb, arguments: arguments
+    trainer.detach = lambda module, verb, arguments: arguments
 
     @dispatch.on_all_ranks
     def fit(self: Any, module: Any, data: Any = None) -> None: ...
