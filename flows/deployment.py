@@ -11,7 +11,7 @@ from prefect import Flow, get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import DeploymentApplyError, RunnerDeployment
 from prefect.exceptions import ObjectNotFound
-from prefect.schedules import Cron, Schedule
+from prefect.schedules import Cron
 from prefect.settings import get_current_settings
 from prefect.types.entrypoint import EntrypointType
 
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: name -> where the flow is; a worker imports it from there, so that no code has to be pulled
 FLOWS = {"train": "midstride.flows.train:train", "nightly": "midstride.flows.nightly:nightly"}
+#: time zone of a schedule that names none
+_ZONE = "UTC"
 
 
 def deploy(
@@ -62,7 +64,7 @@ def deploy(
     faults = apply_overrides(chosen, variables, option="--variable")
     with get_client(sync_client=True) as client:
         faults += _pool_faults(client, pool)
-        deployment = _deployment(job, name, flow, cron, timezone, faults)
+        deployment = _deployment(job, name, flow, cron, timezone, earlier=faults)
         deployment.work_pool_name, deployment.job_variables = pool, chosen
         try:
             identity = deployment.apply()
@@ -80,16 +82,14 @@ def serve(
     The arguments and what is raised are those of `deploy`; there is no pool and no worker.
     """
     need_server()
-    serve_until_asked(_deployment(job, name, flow, cron, timezone, []))
+    serve_until_asked(_deployment(job, name, flow, cron, timezone))
 
 
 def _deployment(
-    job: TrainingJob, name: str, flow: str, cron: str | None, timezone: str | None, faults: list[str]
+    job: TrainingJob, name: str, flow: str, cron: str | None, timezone: str | None, *, earlier: Sequence[str] = ()
 ) -> RunnerDeployment:
-    """Return the deployment, which is not registered yet."""
-    faults += name_faults("--name", name)
-    schedule = _schedule(cron, timezone, faults)
-    faults += relative_paths(job)
+    """Return the deployment, which is not registered yet; `earlier` are faults found before."""
+    faults = [*earlier, *name_faults("--name", name), *_schedule_faults(cron, timezone), *relative_paths(job)]
     if flow == "nightly":
         faults += nightly_errors(job)
     if faults:
@@ -103,7 +103,7 @@ def _deployment(
     return RunnerDeployment.from_flow(
         _flow(flow),
         name,
-        schedules=[schedule] if schedule else [],
+        schedules=[Cron(cron, timezone=timezone or _ZONE)] if cron is not None else [],
         parameters={"job": job.model_dump(mode="json")},
         description=f"Trains {job.name}: {job.module}, {job.data}.",
         tags=[TAG],
@@ -111,7 +111,7 @@ def _deployment(
         # A night that takes too long makes the next one wait. To cancel the newer one instead would cancel a
         # Retry, too.
         concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
-        if schedule
+        if cron is not None
         else None,
     )
 
@@ -124,23 +124,19 @@ def _flow(name: str) -> Flow[..., Any]:
     return flow
 
 
-def _schedule(cron: str | None, timezone: str | None, faults: list[str]) -> Schedule | None:
+def _schedule_faults(cron: str | None, timezone: str | None) -> list[str]:
     if cron is None:
-        if timezone is not None:
-            faults.append(f"--timezone {timezone}: says when --cron is meant, which is missing")
-        return None
-    zone = timezone or "UTC"
-    if zone not in (zones := available_timezones()):
-        close = get_close_matches(zone, zones, n=1)
-        faults.append(
-            f"--timezone {zone}: is unknown{f', did you mean {close[0]}?' if close else ', say Europe/Berlin'}"
-        )
-        zone = "UTC"
+        return [] if timezone is None else [f"--timezone {timezone}: says when --cron is meant, which is missing"]
+    faults = []
+    if timezone and timezone not in (zones := available_timezones()):
+        close = get_close_matches(timezone, zones, n=1)
+        hint = f"did you mean {close[0]}?" if close else "say Europe/Berlin"
+        faults.append(f"--timezone {timezone}: is unknown, {hint}")
     try:
-        return Cron(cron, timezone=zone)
+        Cron(cron, timezone=_ZONE)
     except ValueError as error:
         faults.append(f"--cron {cron!r}: {str(error).splitlines()[0]}; such as: --cron '0 2 * * *'")
-        return None
+    return faults
 
 
 def _is_daily(cron: str) -> bool:

@@ -214,12 +214,12 @@ class MetricLogger:
     @contextmanager
     def muted(self) -> Iterator[None]:
         """Drop what is logged within, and what metrics see: it is there only so that other ranks can go on."""
-        back, heard = self.metrics.rollback_point(), self.is_recording
+        back, was_recording = self.metrics.rollback_point(), self.is_recording
         self.is_recording = False
         try:
             yield
         finally:
-            self.is_recording = heard
+            self.is_recording = was_recording
             back()
 
     def recording(self) -> AbstractContextManager[None]:
@@ -253,7 +253,7 @@ class MetricLogger:
     def close_epoch(self) -> dict[str, float]:
         """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
         shares = self._gather_shares(self._share_of_epoch)
-        self._look_at_steps(shares)
+        self._adopt_newest_step(shares)
         reduced = reduced_over_ranks(shares, self.metrics, reset=True)
         if self.stage != "train":
             self.step_values = steps_over_ranks([rank.steps for rank in shares])
@@ -270,7 +270,7 @@ class MetricLogger:
         """Return the names of what the newest step logged, alike on every rank, as of when the ranks met last."""
         return {*self.rows.newest} if self._size == 1 else self._of_steps
 
-    def _look_at_steps(self, shares: Sequence[EpochShare]) -> None:
+    def _adopt_newest_step(self, shares: Sequence[EpochShare]) -> None:
         """Have the newest step's values among `values` on several ranks, which do not meet at each step."""
         if self._size > 1:
             self._of_steps, newest = newest_over_ranks(shares)
@@ -279,7 +279,7 @@ class MetricLogger:
     def preview_epoch(self) -> None:
         """Have what the epoch (or evaluation) that ends has logged so far among `values`: its last hook looks there."""
         shares = self._gather_shares(self._share_of_epoch)
-        self._look_at_steps(shares)
+        self._adopt_newest_step(shares)
         self.values.update(reduced_over_ranks(shares, self.metrics, reset=False))
 
     def _share_of_epoch(self) -> EpochShare:

@@ -48,7 +48,7 @@ class Monitor(Callback):
 
     def judge(self, trainer: "TrainerInterface") -> None:
         """Act on the newest value: after each validation, or at the end of each epoch."""
-        raise NotImplementedError("a callback that watches a value says what comes of it: write judge")
+        raise NotImplementedError(f"{type(self).__name__} needs a method judge(self, trainer)")
 
     @property
     def watched(self) -> dict[str, str]:

@@ -137,15 +137,15 @@ AROUND = [
     Mutant(
         "a schedule is meant in UTC",
         "flows/deployment.py",
-        "return Cron(cron, timezone=zone)",
-        'return Cron(cron, timezone="UTC")',
+        "timezone=timezone or _ZONE",
+        "timezone=_ZONE",
         "flows/test_deployment.py::test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced",
     ),
     Mutant(
         "a relative path is deployed",
         "flows/deployment.py",
-        "    faults += relative_paths(job)\n",
-        "",
+        ", *relative_paths(job)]",
+        "]",
         "flows/test_deployment.py::test_what_is_wrong_with_a_deployment_is_said_at_once",
     ),
     Mutant(
