@@ -231,8 +231,11 @@ class TrainerOptions(Options):
         title="Validate every",
         description="Share of an epoch (0.5) or number of batches (100) between validations; a whole epoch if empty.",
     )
-    check_val_every_n_epoch: Count = Field(
-        1, title="Validate in every n-th epoch", description="The epochs in between have no validation."
+    check_val_every_n_epoch: Count | None = Field(
+        1,
+        title="Validate in every n-th epoch",
+        description="The epochs in between have no validation. If empty, batches between validations are counted on "
+        "from epoch to epoch.",
     )
     limit_train_batches: Limit = Field(
         1.0, title="Limit training", description="Share of the batches (0.1) or number of them (10); all if empty."
@@ -266,6 +269,15 @@ class TrainerOptions(Options):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
                 raise ValueError(f"min_{name} is {least}, and max_{name} {most}: the training ends before that")
+        return self
+
+    @model_validator(mode="after")
+    def _counts_batches_over_epochs(self) -> "TrainerOptions":
+        if self.check_val_every_n_epoch is None and isinstance(self.val_check_interval, float):
+            raise ValueError(
+                "check_val_every_n_epoch is null (None), which counts the batches between validations on from epoch to "
+                f"epoch: say how many, val_check_interval=100 for example, not {self.val_check_interval}"
+            )
         return self
 
     @model_validator(mode="after")

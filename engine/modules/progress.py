@@ -5,6 +5,9 @@ from typing import Any
 
 __all__ = ["Progress"]
 
+#: counts that older snapshots lack, 0 there; a snapshot has them where there is something to count
+_ADDED = ("skipped", "earlier_batches")
+
 
 @dataclass
 class Progress:
@@ -24,6 +27,7 @@ class Progress:
         stop: whether early stopping or the user requested an end at the next boundary.
         finished: whether the fit is complete.
         skipped: batches of this epoch, from its first on, whose training step returned no loss.
+        earlier_batches: training batches of the epochs completed.
     """
 
     epoch: int = 0
@@ -39,6 +43,7 @@ class Progress:
     stop: bool = False
     finished: bool = False
     skipped: int = 0
+    earlier_batches: int = 0
 
     def begin_epoch(self) -> None:
         """Note that the epoch's start hooks are about to run."""
@@ -96,19 +101,18 @@ class Progress:
     def next_epoch(self) -> None:
         """Count one completed epoch."""
         self.epoch += 1
+        self.earlier_batches += self.batch
         self.batch = 0
         self.validated = self.skipped = 0
         self.in_epoch = self.at_end = False
         self.after += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every count by name; `skipped` where there is something to count, as older snapshots have none."""
+        """Return every count by name; those that older snapshots lack where there is something to count."""
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return counts if self.skipped else {name: count for name, count in counts.items() if name != "skipped"}
+        return {name: count for name, count in counts.items() if count or name not in _ADDED}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore every count."""
         for field in fields(self):
-            setattr(
-                self, field.name, state_dict.get(field.name, 0) if field.name == "skipped" else state_dict[field.name]
-            )
+            setattr(self, field.name, state_dict.get(field.name, 0) if field.name in _ADDED else state_dict[field.name])

@@ -75,10 +75,11 @@ class FitLoop:
                 f"val_check_interval={interval} is a share of an epoch, and how long one is, only reading the training "
                 "data to their end tells. Use a number of batches, or 1.0 for the end of each epoch."
             )
-        if self.loader.is_sized and interval > len(self.loader):
+        over_epochs = self._options.check_val_every_n_epoch is None
+        if not over_epochs and self.loader.is_sized and interval > len(self.loader):
             raise UserError(
-                f"val_check_interval={interval} batches, and an epoch has {self.batches}: it would never be due. "
-                "Use a smaller number, or a share of the epoch such as 1.0."
+                f"val_check_interval={interval} batches, and an epoch has {self.batches}: it would never be due. Use a "
+                "smaller number, a share such as 1.0, or check_val_every_n_epoch=None to count over epochs."
             )
         return interval if isinstance(interval, int) else max(1, int((self.batches or 0) * interval))
 
@@ -170,12 +171,13 @@ class FitLoop:
 
     def validate_if_due(self) -> None:
         """Validate if the interval says so, once at each position; an interrupted validation is resumed."""
-        progress = self.progress
+        progress, epochs = self.progress, self._options.check_val_every_n_epoch
         if self.validation is None or progress.validated == progress.batch:
             return
-        if (progress.epoch + 1) % self.context.options.check_val_every_n_epoch:
+        if epochs is not None and (progress.epoch + 1) % epochs:
             return
-        if progress.at_end if self.val_every is None else progress.batch % self.val_every == 0:
+        batches = progress.batch if epochs is not None else progress.earlier_batches + progress.batch
+        if progress.at_end if self.val_every is None else batches % self.val_every == 0:
             self.context.finite_losses.verify()
             with self.context.heartbeat.during(Phase.EVALUATING):
                 self.validation.run()

@@ -77,7 +77,7 @@ def idle_evaluation(
     if has_step and not loaders:
         lines.append(f"{name}.validation_step is never called: there is no validation loader. Write val_dataloader")
     every, last = options.check_val_every_n_epoch, options.max_epochs
-    if has_step and loaders and last is not None and every > last:
+    if has_step and loaders and every is not None and last is not None and every > last:
         lines.append(f"check_val_every_n_epoch is {every}, and max_epochs {last}: nothing is validated by then")
         lines += [
             f"{type(one).__name__} looks at {one.monitor} after a validation, and there is none: it does nothing"

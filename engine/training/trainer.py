@@ -91,7 +91,7 @@ class Trainer(TrainerState):
         gradient_clip_algorithm: "norm" or "value".
         on_nan: action on a loss that is not finite: "fail" ends the run, "skip" leaves the batch out on every rank.
         val_check_interval: share of an epoch (0.5) or number of batches (100) between validations; None: a whole epoch.
-        check_val_every_n_epoch: validate only in every n-th epoch.
+        check_val_every_n_epoch: validate only in every n-th epoch; None: after every n-th batch, counted over epochs.
         limit_train_batches: share of the training batches (0.1) or number of them (10) to use; None: all.
         limit_val_batches: the same, of each validation loader.
         limit_test_batches: the same, of each test loader.
@@ -136,7 +136,7 @@ class Trainer(TrainerState):
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         on_nan: Literal["fail", "skip"] = "fail",
         val_check_interval: int | float | None = 1.0,
-        check_val_every_n_epoch: int = 1,
+        check_val_every_n_epoch: int | None = 1,
         limit_train_batches: int | float | None = 1.0,
         limit_val_batches: int | float | None = 1.0,
         limit_test_batches: int | float | None = 1.0,

@@ -83,6 +83,13 @@ CALLS = [
         "unit/lightning/test_hook_order.py::test_hooks_come_as_in_lightning",
     ),
     Mutant(
+        "batches between validations are counted anew in a resumed attempt",
+        "engine/modules/progress.py",
+        "return {name: count for name, count in counts.items() if count or name not in _ADDED}",
+        "return {name: count for name, count in counts.items() if name not in _ADDED}",
+        "laws/test_resume.py::test_every_option_resumes[every fifth batch over epochs]",
+    ),
+    Mutant(
         "an empty validation calls its hooks",
         "engine/training/fit_loop.py",
         "if validation and is_on else None",

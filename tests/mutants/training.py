@@ -32,7 +32,7 @@ TRAINING = [
     Mutant(
         "every epoch has a validation",
         "engine/training/fit_loop.py",
-        "if (progress.epoch + 1) % self.context.options.check_val_every_n_epoch:",
+        "if epochs is not None and (progress.epoch + 1) % epochs:",
         "if progress.epoch < 0:",
         "unit/training/test_trainer.py::test_only_every_nth_epoch_has_validations",
     ),
@@ -217,8 +217,8 @@ TRAINING = [
     Mutant(
         "a validation starts over",
         "engine/modules/progress.py",
-        'state_dict.get(field.name, 0) if field.name == "skipped" else',
-        'state_dict.get(field.name, 0) if field.name == "skipped" else 0 if field.name == "val_batch" else',
+        "state_dict.get(field.name, 0) if field.name in _ADDED else",
+        'state_dict.get(field.name, 0) if field.name in _ADDED else 0 if field.name == "val_batch" else',
         "laws/test_resume.py::test_a_validation_goes_on_in_the_batch_and_loader_where_it_was_broken_off[1-0.5]",
     ),
     Mutant(

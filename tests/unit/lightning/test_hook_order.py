@@ -82,6 +82,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "windows": ({"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.01}, ("fit",)),
     "a validation within an epoch": ({"max_epochs": 2, "val_check_interval": 2}, ("fit",)),
     "a validation every other epoch": ({"max_epochs": 3, "check_val_every_n_epoch": 2}, ("fit",)),
+    "validations counted over epochs": (
+        {"max_epochs": 3, "check_val_every_n_epoch": None, "val_check_interval": 5},
+        ("fit",),
+    ),
     "no validation": ({"max_epochs": 2, "limit_val_batches": 0}, ("fit",)),
     "a share of the batches": ({"max_epochs": 1, "limit_train_batches": 0.5, "limit_val_batches": 1}, ("fit", "test")),
 }

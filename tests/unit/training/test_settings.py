@@ -210,6 +210,7 @@ def test_should_stop_that_a_callback_sets_ends_the_fit() -> None:
         ({"callbacks": "best"}, "callbacks: should be objects of classes derived from Callback, not 'best'"),
         ({"callbacks": [BestCheckpoint]}, "callbacks: should be objects of classes derived from Callback, not <class"),
         ({"val_check_interval": True}, "val_check_interval: should be a whole number; or should be a number, not True"),
+        ({"check_val_every_n_epoch": None}, "say how many, val_check_interval=100 for example, not 1.0"),
         ({"snapshots": {"every_seconds": True}}, "snapshots.every_seconds: should be a number, not True"),
         ({"snapshots": False}, "snapshots: should be keys and values, not False"),
     ],
