@@ -22,7 +22,8 @@ class Monitor(Callback):
         monitor: name of the value.
         mode: "min" or "max": which one is best.
         check_on_train_epoch_end: look at the end of each epoch (True) or after each validation (False); by default at
-            the end of each epoch where that is when validations are, so that the epoch's own values may be watched.
+            the end of each epoch where that is when validations are, so that the epoch's own values may be watched, and
+            where there are none.
     """
 
     def __init__(self, monitor: str, mode: str = "min", *, check_on_train_epoch_end: bool | None = None) -> None:

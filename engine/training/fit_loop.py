@@ -62,9 +62,10 @@ class FitLoop:
         self.val_every = None if self.validation is None else self._val_every(context.options.val_check_interval)
 
     def _monitors_of_epochs(self) -> list[Monitor]:
-        """Return the monitors that look at the end of each epoch: those that wait for it; without a validation, all."""
+        """Return the monitors that look at the end of each epoch, by choice or for want of a validation."""
         monitors = [callback for callback in self.context.callbacks if isinstance(callback, Monitor)]
-        return [one for one in monitors if self.validation is None or one.waits_for_epoch_end(self._options)]
+        without = [one for one in monitors if self.validation is None and one.check_on_train_epoch_end is None]
+        return [one for one in monitors if one in without or one.waits_for_epoch_end(self._options)]
 
     def _val_every(self, interval: float) -> int | None:
         """Return the number of batches between validations; None to validate at the end of each epoch."""
@@ -143,17 +144,18 @@ class FitLoop:
         outputs = self.optimizer_step.train(batch, index)
         stepped = self.optimizer_step.stepped
         progress.batch_done(at_end=self.loader.at_end, stepped=stepped)
+        if stepped:
+            self.optimizer_step.step_schedulers("step", progress.batch, watching=False)
         for hook in self._on_batch_end:
             hook(outputs, batch, index)
         self.optimizer_step.zero_grad()
         if stepped:
-            if self.context.schedulers:
-                self.optimizer_step.step_schedulers("step", index + 1)
+            if not self._validation_is_due():  # else after it, with the values it logs
+                self.optimizer_step.step_schedulers("step", progress.batch, watching=True)
             self.boundary.after_step(self.batches, outputs)
         else:
             self.boundary.inside_accumulation()
-        if self.validation is not None:
-            self.validate_if_due()
+        self.validate_if_due()
 
     def _record(self, batch: Any, index: int) -> None:
         """Record the samples of a batch, for each lane if there are lanes, in the log of samples."""
@@ -171,17 +173,23 @@ class FitLoop:
 
     def validate_if_due(self) -> None:
         """Validate if the interval says so, once at each position; an interrupted validation is resumed."""
+        if self.validation is None or not self._validation_is_due():
+            return
+        self.context.finite_losses.verify()
+        with self.context.heartbeat.during(Phase.EVALUATING):
+            self.validation.run()
+        if self.optimizer_step.closes_window(self.progress.batch):
+            self.optimizer_step.step_schedulers("step", self.progress.batch, watching=True)
+        self.progress.validation_done()
+
+    def _validation_is_due(self) -> bool:
         progress, epochs = self.progress, self._options.check_val_every_n_epoch
         if self.validation is None or progress.validated == progress.batch:
-            return
+            return False
         if epochs is not None and (progress.epoch + 1) % epochs:
-            return
+            return False
         batches = progress.batch if epochs is not None else progress.earlier_batches + progress.batch
-        if progress.at_end if self.val_every is None else batches % self.val_every == 0:
-            self.context.finite_losses.verify()
-            with self.context.heartbeat.during(Phase.EVALUATING):
-                self.validation.run()
-            progress.validation_done()
+        return progress.at_end if self.val_every is None else batches % self.val_every == 0
 
     def end_epoch(self) -> None:
         """Reduce the values logged in the epoch, step its schedulers, and start the next epoch."""
@@ -189,12 +197,13 @@ class FitLoop:
         context.finite_losses.verify()
         with context.heartbeat.during(Phase.EVALUATING):
             context.inject_fault("epoch_end")
+            self.optimizer_step.step_schedulers("epoch", progress.epoch + 1, watching=False)
             if context.hooks.has("on_train_epoch_end"):
                 context.metric_logger.preview_epoch()
             with context.metric_logger.epoch_end():  # values logged in the hook belong to this epoch
                 context.hooks.call("on_train_epoch_end")
             self._judge_epoch(context.metric_logger.close_epoch())
-        self.optimizer_step.step_schedulers("epoch", progress.epoch + 1)
+        self.optimizer_step.step_schedulers("epoch", progress.epoch + 1, watching=True)
         progress.next_epoch()
         self.loader.set_at_end(False)
 

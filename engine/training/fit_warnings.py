@@ -76,12 +76,14 @@ def idle_evaluation(
         lines.append(f"there are validation loaders, and {name} has no validation_step: nothing is evaluated on them")
     if has_step and not loaders:
         lines.append(f"{name}.validation_step is never called: there is no validation loader. Write val_dataloader")
+    monitors, idle = [one for one in callbacks if isinstance(one, Monitor)], list[Monitor]()
     every, last = options.check_val_every_n_epoch, options.max_epochs
     if has_step and loaders and every is not None and last is not None and every > last:
         lines.append(f"check_val_every_n_epoch is {every}, and max_epochs {last}: nothing is validated by then")
-        lines += [
-            f"{type(one).__name__} looks at {one.monitor} after a validation, and there is none: it does nothing"
-            for one in callbacks
-            if isinstance(one, Monitor) and not one.waits_for_epoch_end(options)
-        ]
-    return lines
+        idle = [one for one in monitors if not one.waits_for_epoch_end(options)]
+    elif not loaders or options.limit_val_batches == 0:
+        idle = [one for one in monitors if one.check_on_train_epoch_end is False]
+    return lines + [
+        f"{type(one).__name__} looks at {one.monitor} after a validation, and there is none: it does nothing"
+        for one in idle
+    ]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -59,7 +58,6 @@ class OptimizerStep:
         self._forward = context.step.forward if is_bare else context.step
         self._backward = self._backward_pass()
         self._gradients = self._forward_backward_of_strategy()
-        self._schedulers = sorted(context.schedulers, key=attrgetter("reduce_on_plateau"))
         self._take_step, self._check_parameters = self._optimizer_step(), parameter_check(context.strategy)
         self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
         lanes = context.strategy if isinstance(context.strategy, RunsLanes) else None
@@ -74,10 +72,14 @@ class OptimizerStep:
         skips = context.options.on_nan == "skip" and context.finite_losses.needed
         self._nonfinite_guard = NonFiniteGuard(context) if skips else None
 
+    def closes_window(self, batches: int) -> bool:
+        """Return whether a window of accumulation ends with this number of batches of the epoch."""
+        return batches % self.window == 0 or self.loader.at_end
+
     def train(self, batch: Any, index: int) -> Any:
         """Run the training step on `batch`, and the optimizers at the end of a window; return the step's outputs."""
         context = self.context
-        self.stepped = (index + 1) % self.window == 0 or self.loader.at_end
+        self.stepped = self.closes_window(index + 1)
         if not self.module.automatic_optimization:
             for fault in self._calls.before_forward:
                 fault()
@@ -303,13 +305,19 @@ class OptimizerStep:
             for parameter in others:
                 parameter.requires_grad_(True)
 
-    def step_schedulers(self, interval: Literal["epoch", "step"], count: int) -> None:
-        """Step the schedulers of `interval` that are due after `count` epochs or batches, `reduce_on_plateau` last."""
+    def step_schedulers(self, interval: Literal["epoch", "step"], count: int, *, watching: bool) -> None:
+        """Step the schedulers of `interval` that are due after `count` epochs, or batches of an epoch.
+
+        Args:
+            interval: "epoch" or "step".
+            count: epochs, or batches of the epoch.
+            watching: whether to step those that watch a logged value, or the others.
+        """
         if not self.module.automatic_optimization:
             return
         step = self._calls.own.get("lr_scheduler_step")
-        for config in self._schedulers:
-            if config.interval == interval and config.due(count):
+        for config in self.context.schedulers:
+            if config.interval == interval and config.reduce_on_plateau == watching and config.due(count):
                 config.step(self.context.metric_logger.values, step)
 
 

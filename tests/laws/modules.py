@@ -86,8 +86,7 @@ class Watched(Tangled):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.seen = torchmetrics.MeanMetric()
+        self.calls, self.seen = Counter[str](), torchmetrics.MeanMetric()
 
     def on_validation_start(self) -> None:
         self.calls["start"] += 1
@@ -128,9 +127,10 @@ class Plateau(Tangled):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        plateau, other = [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "min", 0.5, 0) for _ in range(2)]
         epochs = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1], gamma=0.5)
-        return [optimizer], [{"scheduler": plateau, "monitor": "val/loss"}, epochs]
+        within = {"scheduler": other, "monitor": "val/loss", "interval": "step", "frequency": 3}
+        return [optimizer], [{"scheduler": plateau, "monitor": "val/loss"}, within, epochs]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["counted"] = self.counted

@@ -90,6 +90,20 @@ CALLS = [
         "laws/test_resume.py::test_every_option_resumes[every fifth batch over epochs]",
     ),
     Mutant(
+        "a scheduler of steps has the value of the validation before",
+        "engine/training/fit_loop.py",
+        "if not self._validation_is_due():",
+        "if True:",
+        "unit/lightning/test_schedulers.py::test_schedulers_step_as_in_lightning",
+    ),
+    Mutant(
+        "a scheduler of steps watches a validation inside a window",
+        "engine/training/fit_loop.py",
+        "if self.optimizer_step.closes_window(self.progress.batch):",
+        "if True:",
+        "unit/lightning/test_schedulers.py::test_schedulers_step_as_in_lightning",
+    ),
+    Mutant(
         "an empty validation calls its hooks",
         "engine/training/fit_loop.py",
         "if validation and is_on else None",

@@ -102,8 +102,8 @@ TRAINING = [
     Mutant(
         "the last window of an epoch stays open",
         "engine/training/optimizer_step.py",
-        "self.stepped = (index + 1) % self.window == 0 or self.loader.at_end",
-        "self.stepped = (index + 1) % self.window == 0",
+        "return batches % self.window == 0 or self.loader.at_end",
+        "return batches % self.window == 0",
         "laws/test_plain.py::test_an_undisturbed_run_has_the_bits_of_the_plain_script[3-0.5-1]",
     ),
     Mutant(

@@ -33,9 +33,18 @@ class Scheduled(style.Classifier):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.rates.append(self.optimizers().param_groups[0]["lr"])
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not self.trainer.is_last_batch or self.of_steps:  # see docs/lightning.md
+            self.rates.append(self.optimizers().param_groups[0]["lr"])
+
+    def on_train_epoch_end(self) -> None:
+        self.rates.append(self.optimizers().param_groups[0]["lr"])
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], self.schedules(optimizer)
+        schedules = self.schedules(optimizer)
+        self.of_steps = all(type(one) is dict and one.get("interval") == "step" for one in schedules)
+        return [optimizer], schedules
 
 
 class ByItself(Scheduled):
@@ -68,6 +77,14 @@ CASES: dict[str, tuple[Schedules, dict[str, Any]]] = {
     "a value that may be missing": (
         lambda o: [{"scheduler": _Plateau(o), "monitor": "val_loss", "strict": False}],
         {"check_val_every_n_epoch": 2},
+    ),
+    "after each validation within an epoch, with its value": (
+        lambda o: [{"scheduler": _Plateau(o), "monitor": "val_loss", "interval": "step", "frequency": 2}],
+        {"val_check_interval": 2},
+    ),
+    "after each batch, in windows, with the newest value of a validation": (
+        lambda o: [{"scheduler": _Plateau(o), "monitor": "val_loss", "interval": "step", "strict": False}],
+        {"val_check_interval": 3, "accumulate_grad_batches": 2},
     ),
     "one of another make that watches": (
         lambda o: [{"scheduler": StepLR(o, 1), "monitor": "val_loss", "reduce_on_plateau": True}],

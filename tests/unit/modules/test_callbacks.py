@@ -168,7 +168,9 @@ LOOKS: list[tuple[bool | None, dict[str, Any], list[int]]] = [
     (True, {"val_check_interval": 1}, [2, 4]),
     (None, {"check_val_every_n_epoch": 2}, [4]),
     (True, {"check_val_every_n_epoch": 2}, [2, 4]),
-    (False, {"limit_val_batches": 0}, [2, 4]),
+    (None, {"limit_val_batches": 0, "val_check_interval": 1}, [2, 4]),
+    (True, {"limit_val_batches": 0}, [2, 4]),
+    (False, {"limit_val_batches": 0}, []),
 ]
 
 

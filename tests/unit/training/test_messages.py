@@ -281,6 +281,10 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         },
         "BestCheckpoint looks at val/loss after a validation, and there is none",
     ),
+    "a monitor that looks after validations alone, without one": (
+        {"callbacks": [BestCheckpoint("val/loss", check_on_train_epoch_end=False)]},
+        "BestCheckpoint looks at val/loss after a validation, and there is none",
+    ),
     "validation data without a step": (
         {"data": Validated(DataLoader(Numbers(), 2))},
         "there are validation loaders, and Module has no validation_step",
