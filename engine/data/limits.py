@@ -16,6 +16,8 @@ def no_batch_left(option: str, limit: float, batches: int | None) -> str:
     >>> no_batch_left("limit_val_batches", 0.5, 1)
     'limit_val_batches=0.5 of 1 batch leaves none (0.5, rounded down): give a number of batches, or 1.0 for all'
     """
+    if not limit and option == "limit_train_batches":
+        return f"{option}={limit!r} leaves none; trainer.validate and trainer.test evaluate without training"
     if not (limit and batches):
         return f"{option}={limit!r} leaves none"
     share = f"{option}={limit!r} of {batches} {'batch' if batches == 1 else 'batches'}"

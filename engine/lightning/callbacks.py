@@ -27,6 +27,7 @@ class LightningCallback(Callback):
 
 #: Lightning's callbacks that are left out, with a line in the log
 _LEFT_OUT = frozenset({"ModelSummary", "RichModelSummary", "ProgressBar", "RichProgressBar", "TQDMProgressBar"})
+_AVERAGE = "hold a torch.optim.swa_utils.AveragedModel in the module, as in docs/lightning.md, and update it in"
 _IN_THE_MODULE = "do it in a hook of the module, where its state is kept"
 #: Lightning's callbacks that need internals of its Trainer -> what to use instead
 _REFUSED = {
@@ -35,14 +36,14 @@ _REFUSED = {
     "BasePredictionWriter": "write what predict returns",
     "BatchSizeFinder": "choose the batch size before the run: it is part of what a run is",
     "DeviceStatsMonitor": "run torch.profiler, or log what torch.cuda.memory_stats() says in a hook",
-    "EMAWeightAveraging": "hold a torch.optim.swa_utils.AveragedModel and update it in on_train_batch_end",
+    "EMAWeightAveraging": f"{_AVERAGE} on_train_batch_end",
     "GradientAccumulationScheduler": "say accumulate_grad_batches, one number for the run",
     "LearningRateFinder": "choose the learning rate before the run",
     "OnExceptionCheckpoint": "snapshots are on by default, and a failed run goes on from the newest",
-    "StochasticWeightAveraging": "hold a torch.optim.swa_utils.AveragedModel and update it in on_train_epoch_end",
+    "StochasticWeightAveraging": f"{_AVERAGE} on_train_epoch_end",
     "ThroughputMonitor": "the report of a run has its steps per second",
     "Timer": "say max_steps; send SIGTERM to stop after a time, and the same run again goes on",
-    "WeightAveraging": "hold a torch.optim.swa_utils.AveragedModel and update it in on_train_batch_end",
+    "WeightAveraging": f"{_AVERAGE} on_train_batch_end",
 }
 
 

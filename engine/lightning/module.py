@@ -10,7 +10,6 @@ from midstride.engine.lightning.logger import LightningLogger
 from midstride.engine.lightning.optimizer import LightningOptimizer
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.trees import convert
 
 __all__ = ["LightningMethods"]
 
@@ -78,11 +77,6 @@ class LightningMethods(TrainingModule):
         for key, entry in value.items() if isinstance(value, dict) else [(name, value)]:
             super().log(key, entry, **options)
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on rank 0 only."""
-        if self.trainer.is_global_zero:
-            print(*args, **kwargs)
-
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the optimizer, or a list of several; with `use_pl_optimizer` False, torch's own."""
         found = self.trainer.optimizers
@@ -96,9 +90,6 @@ class LightningMethods(TrainingModule):
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """Return `data` with every tensor in it stacked over the ranks, or unchanged on one process."""
-        trainer = self.trainer
-        if trainer.world_size == 1:
-            return data
-        if sync_grads:
+        if sync_grads and self.trainer.world_size > 1:
             raise UserError("all_gather(sync_grads=True): gradients do not go through it here; leave sync_grads out")
-        return convert(data, lambda tensor: torch.stack([*trainer.gather(tensor.detach())]))
+        return super().all_gather(data)

@@ -273,7 +273,7 @@ class LightningStrategy:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"trainer.strategy.{name} is Lightning's own; there are barrier, broadcast, reduce and root_device, and "
-            "self.all_gather of a LightningModule"
+            "self.all_gather of a module"
         )
 
     @property

@@ -18,6 +18,7 @@ from midstride.engine.modules.hyperparameters import (
 )
 from midstride.engine.modules.manual_optimization import ManualOptimization
 from midstride.engine.modules.module_hooks import ModuleHooks
+from midstride.engine.trees import convert
 
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
@@ -172,6 +173,29 @@ class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.M
         """Log several values with the same options."""
         for name, value in dictionary.items():
             self.log(name, value, *given, **options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0 only; without a Trainer, always. Arguments are those of Python's `print`."""
+        if not self._trainer or self.trainer.is_global_zero:
+            print(*args, **kwargs)
+
+    def all_gather(self, data: Any) -> Any:
+        """Return `data`, a tensor or a nest of them, with each stacked over the ranks; unchanged on one process.
+
+        Tensors have a first dimension of `world_size` more, and no gradients. Every rank calls this at the same point.
+        """
+        trainer = self.trainer
+        if trainer.world_size == 1:
+            return data
+        return convert(data, lambda tensor: torch.stack([*trainer.gather(tensor.detach())]))
+
+    def freeze(self) -> None:
+        """Have no parameter collect gradients, and every layer in eval mode."""
+        self.requires_grad_(False).eval()
+
+    def unfreeze(self) -> None:
+        """Undo `freeze`: every parameter collects gradients, and every layer is in training mode."""
+        self.requires_grad_(True).train()
 
     @classmethod
     def load_from_checkpoint(cls, path: str | os.PathLike[str], **arguments: Any) -> Self:

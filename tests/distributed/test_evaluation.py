@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import random
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,28 @@ def test_every_sample_counts_once(
         suffix = f"/dataloader_idx_{number}" if len(sizes) > 1 else ""
         assert values[f"own{suffix}"] == values[f"own_epoch{suffix}"] == size
     assert len(steps) == sum(math.ceil(math.ceil(size / ranks) / 2) for size in sizes)
+
+
+class Gathers(Counts):
+    """Exchanges what its ranks have seen, and prints."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.seen = {"first": batch[0], "both": [batch.sum(), "text"]}
+
+    def on_validation_epoch_end(self) -> None:
+        self.print(self.all_gather(self.seen), flush=True)
+
+
+def gather_and_print(folder: str) -> None:
+    with Path(folder, os.environ.get("RANK", "0")).open("w") as file, redirect_stdout(file):
+        Trainer().validate(Gathers(), Data([2]))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_module_gathers_over_ranks_and_prints_on_one(ranks: int, tmp_path: Path) -> None:
+    assert run_ranks(gather_and_print, str(tmp_path), processes=ranks) == [0] * ranks
+    printed = [(tmp_path / str(rank)).read_text() for rank in range(ranks)]
+    shape = "tensor([[" if ranks > 1 else "tensor(["
+    assert printed[0].startswith(f"{{'first': {shape}")
+    assert printed[0].endswith("'text']}\n")
+    assert printed[1:] == [""] * (ranks - 1)

@@ -65,7 +65,7 @@ def test_a_share_of_an_epoch_of_unknown_length_is_refused() -> None:
 
 @pytest.mark.parametrize("limit", [0, 0.0])
 def test_a_limit_that_leaves_nothing_is_refused(limit: float) -> None:
-    with pytest.raises(UserError, match=r"limit_train_batches=0.* leaves none"):
+    with pytest.raises(UserError, match=r"limit_train_batches=0.* leaves none; trainer.validate and trainer.test"):
         Trainer(max_epochs=1, limit_train_batches=limit, enable_progress_bar=False).fit(Module(Lines()))
 
 

@@ -189,3 +189,13 @@ def test_a_step_may_be_tried_without_a_trainer_and_logs_to_nothing(caplog: pytes
 
     assert [Tried().training_step(batch, 0) for batch in "ab"] == ["a", "b"]
     assert caplog.messages == ["Tried is not with a Trainer: what self.log is given goes nowhere"]
+
+
+def test_a_frozen_module_collects_no_gradients_and_is_in_eval_mode_until_it_is_unfrozen() -> None:
+    module = Line()
+    module.freeze()
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+    assert not any(layer.training for layer in module.modules())
+    module.unfreeze()
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    assert all(layer.training for layer in module.modules())
