@@ -203,10 +203,6 @@ class MetricLogger:
             self._in_epoch_end = False
             self._targets.clear()
 
-    def set_values(self, values: Mapping[str, float]) -> None:
-        """Have `values` as the newest ones, from another process."""
-        self.values = dict(values)
-
     def mute(self) -> None:
         """Drop what is logged from now on: this rank's values do not count."""
         self.is_recording = False

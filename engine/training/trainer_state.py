@@ -52,6 +52,9 @@ from midstride.engine.world import World
 
 __all__ = ["TrainerState"]
 
+#: what of a logger's state a call that has ended leaves behind
+_NEWEST = ("values", "names", "evaluation_values")
+
 
 class TrainerState(TrainerInterface):
     """Base class of the Trainer, without `fit`, `validate`, `test` and `predict`.
@@ -293,7 +296,7 @@ class TrainerState(TrainerInterface):
             "structure": structure_of(built) if self.world.is_first else {},
             "weights": {name: tensor.cpu() for name, tensor in weights.items()},
             "progress": self.progress.state_dict(),
-            "metrics": dict(self.metric_logger.values),
+            "logged": {name: state for name, state in self.metric_logger.state_dict().items() if name in _NEWEST},
             "callbacks": [callback.state_dict() for callback in self.callbacks],
             "run": self.run_url,
         }
@@ -304,7 +307,7 @@ class TrainerState(TrainerInterface):
         take_weights(module, result["weights"], result["structure"])
         attach(module, self)
         self.context = replace(self.context, module=module)
-        self.metric_logger.set_values(result["metrics"])
+        self.metric_logger.load_state_dict({**self.metric_logger.state_dict(), **result["logged"]})
         if not fitted:
             return
         self.run_url = result["run"]

@@ -27,7 +27,9 @@ class Line(TrainingModule):
         self.layer = nn.Linear(4, 1)
 
     def training_step(self, batch, batch_idx):
-        return self.layer(batch[0]).square().mean()
+        loss = self.layer(batch[0]).square().mean()
+        self.log("shown", loss, prog_bar=True)
+        return loss
 
     def test_step(self, batch, batch_idx):
         self.log("samples", float(len(batch[0])), reduce_fx="sum", sync_dist=True)
@@ -53,6 +55,7 @@ before = module.layer.weight.clone()
 trainer.fit(module, run=sys.argv[1])
 assert trainer.progress.step == 3, trainer.progress
 assert not torch.equal(before, module.layer.weight)
+assert list(trainer.progress_bar_metrics) == list(trainer.callback_metrics) == ["shown"]
 values = trainer.test(module, ckpt_path="last")
 assert values["samples"] == 10, values
 assert values["weight"] == module.layer.weight.sum().item(), values
