@@ -1,6 +1,6 @@
 """Logged values: taken batch by batch, reduced over an epoch and over the ranks."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from numbers import Real
