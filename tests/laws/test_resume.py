@@ -118,9 +118,9 @@ OPTIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "limited": (2, {"limit_train_batches": 5, "limit_val_batches": 0.5, "val_check_interval": 2}),
     "steps": (1, {"max_epochs": None, "max_steps": 9}),
     "every second epoch": (1, {"check_val_every_n_epoch": 2}),
-    "every fifth batch over epochs": (
+    "every fourth batch over epochs": (
         2,
-        {"check_val_every_n_epoch": None, "val_check_interval": 5, "limit_train_batches": 3},
+        {"check_val_every_n_epoch": None, "val_check_interval": 4, "limit_train_batches": 1, "max_epochs": 8},
     ),
 }
 
