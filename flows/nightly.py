@@ -18,7 +18,7 @@ from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_lau
 from midstride.tasks.compare import compare_and_promote
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.nightly_report import publish_nightly_report
-from midstride.tasks.report import publish_report
+from midstride.tasks.report import publish_report, stops_recorded
 
 __all__ = ["nightly"]
 
@@ -56,7 +56,8 @@ def _night(job: TrainingJob, date: str | None, if_new_data: bool) -> NightlyRepo
         data = run_prepare(night.job)
         if if_new_data and not night.is_new(data):
             return publish_nightly_report(night)
-        run_launch(night.run, forgiven)
-        decision = compare_and_promote(night, data)
+        with stops_recorded(night.run):
+            run_launch(night.run, forgiven)
+            decision = compare_and_promote(night, data)
         publish_report(night.run, decision.challenger)
         return publish_nightly_report(night, decision)

@@ -22,7 +22,7 @@ from midstride.tasks.credentials import credentials_of
 from midstride.tasks.evaluate import evaluate_best
 from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
-from midstride.tasks.report import emit_stopped, publish_report
+from midstride.tasks.report import publish_report, stops_recorded
 
 __all__ = ["attempts_so_far", "prepare_deployed_run", "run_launch", "run_prepare", "train"]
 
@@ -44,8 +44,10 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
             this = Run(job, name)
             forgiven = attempts_so_far(this)
             run_prepare(job)
-            run_launch(this, forgiven)
-            return publish_report(this, evaluate_best(this))
+            with stops_recorded(this):
+                run_launch(this, forgiven)
+                tested = evaluate_best(this)
+            return publish_report(this, tested)
     except EngineError as error:
         return cast(Report, failed(error))
 
@@ -101,7 +103,4 @@ def run_launch(run: Run, forgiven: int) -> None:
         launch_world(run, after=forgiven)
     except Exception:
         publish_report(run)
-        raise
-    except BaseException:  # asked to stop: no task begins any more
-        emit_stopped(run)
         raise

@@ -1,6 +1,8 @@
 """Prefect task: what a run came to, as text and as a picture."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -17,11 +19,19 @@ from midstride.tasks.curves import inline
 from midstride.tasks.events import Event, RunFailed, RunFinished, RunStopped, emit
 from midstride.tasks.resources import artifact_key
 
-__all__ = ["emit_stopped", "publish_report"]
+__all__ = ["publish_report", "stops_recorded"]
 
 log = logging.getLogger(__name__)
 
 _TELLING_S = 5.0
+_BEFORE_RETRY = "asked to stop before it tried again; before that: {}"
+#: how the newest attempt of a run that was stopped had ended -> cause of the stop, with that of the end
+_STOPPED_AFTER = {
+    "stopped": "{}",
+    "died": _BEFORE_RETRY,
+    "lost": _BEFORE_RETRY,
+    "done": "asked to stop after its training, before its weights were tested",
+}
 
 
 @task(name="publish report", task_run_name="publish report", cache_policy=NO_CACHE)
@@ -36,14 +46,24 @@ def publish_report(run: Run, test: dict[str, float] | None = None) -> Report:
     return report
 
 
-def emit_stopped(run: Run) -> None:
-    """Let automations know of a run that was asked to stop, while its flow is on the way out: it is no task.
+@contextmanager
+def stops_recorded(run: Run) -> Iterator[None]:
+    """Record in the run, and tell automations, that a flow was stopped in the block: no task begins any more then."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        _record_stop(run)
+        raise
 
-    An attempt that failed was not the end: the flow was to try again, and was asked to stop in the delay before that.
-    """
+
+def _record_stop(run: Run) -> None:
+    """Record a stop on request. An attempt that failed, or was done, was not the end: something was to follow it."""
     try:
         report = report_of(run)
-        if report.outcome in ("stopped", "died", "lost"):
+        run.attempts.record_stop()
+        if report.outcome in _STOPPED_AFTER:
             emit(_stopped(report))
             EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit
     except Exception as error:  # what ends the flow goes on, whatever store and server say
@@ -61,7 +81,5 @@ def _emit_end(report: Report) -> Event:
 
 
 def _stopped(report: Report) -> RunStopped:
-    cause = cause_of(report.error)
-    if report.outcome != "stopped":
-        cause = f"asked to stop before it tried again; before that: {cause or report.outcome}"
+    cause = _STOPPED_AFTER[report.outcome].format(cause_of(report.error) or report.outcome)
     return RunStopped(run=report.url, job=report.job, cause=cause, steps=report.steps)

@@ -23,9 +23,9 @@ class RunSummary:
     Args:
         name: of the run.
         job: of which it is; empty where a script trains.
-        state: how the last attempt ended: done, stopped, user_error, died or lost; "running" where no end has been
-            written and its process lives, or is on another machine: then the time of the last sign tells whether
-            it does; "new" before the first attempt.
+        state: how the last attempt ended: done, stopped, user_error, died or lost; "stopped", too, where what was to
+            follow it was stopped; "running" where no end has been written and its process lives, or is on another
+            machine: then the time of the last sign tells whether it does; "new" before the first attempt.
         step: of the newest snapshot, or where the last attempt ended if that is known to be later.
         epoch: of the newest snapshot, from 0.
         best: name and value of the job's monitored metric for the best weights.
@@ -81,7 +81,7 @@ def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) ->
     if last is None and (progress.get("finished") or not progress):
         return "done" if progress else "new"
     if last is not None and not last.is_open:
-        return last.outcome
+        return last.outcome if last.stopped is None else "stopped"
     return "lost" if _is_lost(store, last.started if last else 0.0) else "running"
 
 

@@ -43,6 +43,7 @@ class Attempt:
         snapshot: the newest committed snapshot when it ended.
         started: when, in seconds since the epoch.
         ended: when it ended.
+        stopped: when a stop was asked for after its end: before the next attempt, or while its weights were tested.
         first_step_at: when its first new step was done.
         slow: about the ranks for which the others had to wait.
         rounds: of a world on several nodes: number, nodes, ranks and why, and from which snapshot each went on.
@@ -61,6 +62,7 @@ class Attempt:
     snapshot: str | None = None
     started: float = 0.0
     ended: float | None = None
+    stopped: float | None = None
     first_step_at: float | None = None
     slow: tuple[str, ...] = ()
     rounds: tuple[Mapping[str, Any], ...] = ()
@@ -145,6 +147,12 @@ class AttemptLog:
         )
         self._store.write(_name(attempt.number), _encode(over))
         return over
+
+    def record_stop(self) -> None:
+        """Write down that a stop was asked for after the end of the newest attempt; one that was stopped says so."""
+        last = next(reversed(self.attempts()), None)
+        if last is not None and not last.is_open and last.outcome != "stopped":
+            self._store.write(_name(last.number), _encode(replace(last, stopped=time.time())))
 
     def attempts(self) -> list[Attempt]:
         """Return all attempts, oldest first."""
@@ -245,8 +253,9 @@ def _number(name: str) -> int:
 
 def _encode(attempt: Attempt) -> bytes:
     said = asdict(attempt)
-    if not attempt.rounds:
-        del said["rounds"]  # which only worlds on several nodes have
+    for rare in ("rounds", "stopped"):  # only worlds on several nodes have the first
+        if not said[rare]:
+            del said[rare]
     return json.dumps(said, indent=2).encode()
 
 

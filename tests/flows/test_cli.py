@@ -18,11 +18,12 @@ from support.prefect_server import EMPTY
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.summary import summary_of
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.storage.store import Store
 from midstride.flows.train import train
-from midstride.tasks.report import emit_stopped
+from midstride.tasks.report import stops_recorded
 
 Make = Callable[..., TrainingJob]
 Alive = Callable[[], list[int]]
@@ -114,17 +115,55 @@ def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
     assert results(job, run) == undisturbed_alone
 
 
-def test_a_stop_in_the_delay_before_the_next_attempt_is_told_of(
-    make_job: Make, server: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("outcome", "cause"),
+    [
+        (
+            Outcome("died", "rank 1 was killed."),
+            "asked to stop before it tried again; before that: rank 1 was killed.",
+        ),
+        (Outcome("done"), "asked to stop after its training, before its weights were tested"),
+    ],
+)
+def test_a_stop_after_an_attempt_is_recorded_and_told_of(
+    outcome: Outcome, cause: str, make_job: Make, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EventsWorker, "drain_all", lambda timeout: None)  # it ends threads that other tests have, too
-    run = Run(make_job(processes=1), "stopped-in-the-delay")
-    run.attempts.record(run.attempts.begin(), Outcome("died", "rank 1 was killed."))
-    emit_stopped(run)
-    [event] = told(server, "midstride.run.stopped-in-the-delay", "midstride.run.stopped")
-    assert (
-        payload(event).model_dump()["cause"] == "asked to stop before it tried again; before that: rank 1 was killed."
-    )
+    run = Run(make_job(processes=1), f"stopped-once-{outcome.kind}")
+    run.attempts.record(run.attempts.begin(), outcome)
+    with pytest.raises(KeyboardInterrupt), stops_recorded(run):
+        raise KeyboardInterrupt
+    [event] = told(server, f"midstride.run.{run.name}", "midstride.run.stopped")
+    assert payload(event).model_dump()["cause"] == cause
+    assert summary_of(run.name, run.store).state == "stopped"
+
+
+@pytest.mark.parametrize("stage", ["the delay before a retry", "the test of its weights"])
+def test_a_flow_that_is_stopped_between_its_tasks_leaves_a_run_that_says_so(
+    stage: str, make_job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventsWorker, "drain_all", lambda timeout: None)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    job, run = make_job(processes=1), f"stopped-in-{stage.replace(' ', '-')}"
+    with monkeypatch.context() as patched:
+        if stage == "the test of its weights":
+            patched.setattr("midstride.tasks.evaluate.run_operation", interrupt)
+        else:
+            patched.setattr("midstride.tasks.launch.launch", lambda run, **_: _die(run))
+            patched.setattr("midstride.tasks.launch.warn", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(job, run)
+    assert summary_of(run, Store.open(job.run_url(run))).state == "stopped"
+    assert train(job, run).outcome == "done"
+
+
+def _die(run: Run) -> Outcome:
+    died = Outcome("died", "rank 1 was killed.")
+    run.attempts.record(run.attempts.begin(), died)
+    return died
 
 
 def test_an_error_in_user_code_ends_with_2_and_their_traceback_first(

@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from midstride.engine.errors import Superseded
+from midstride.engine.runs.summary import summary_of
 from midstride.engine.session.attempts import Attempt, AttemptLog, fatal_snapshots, retry_verdict
-from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.outcome import Kind, Outcome
 from midstride.engine.storage.store import Store
 
 
@@ -121,3 +124,19 @@ def test_a_snapshot_is_fatal_once_two_attempts_died_of_it_before_a_new_step() ->
     ):
         assert fatal_snapshots(harmless) == {}
     assert fatal_snapshots([once, died(2, resumed_from=other), died(3, resumed_from=at)]) == {at: [1, 3]}
+
+
+@pytest.mark.parametrize("kind", ["done", "died", "stopped"])
+def test_a_stop_after_the_end_of_an_attempt_is_kept_and_changes_no_verdict(kind: Kind, tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path))
+    log = AttemptLog(store)
+    log.record_stop()
+    log.record(log.begin(), Outcome(kind, "as it was"))
+    verdict = log.verdict(3)
+    log.record_stop()
+    [last] = log.attempts()
+    assert (last.outcome, last.error, last.stopped is None) == (kind, "as it was", kind == "stopped")
+    assert log.verdict(3) == verdict
+    assert summary_of("run", store).state == "stopped"
+    log.record(log.begin(), Outcome("done"))
+    assert summary_of("run", store).state == "done"
