@@ -19,6 +19,7 @@ graph              walks the object graph once and makes a node of each object
 graph_restore      puts the nodes that a `GraphWalk` made back into live objects
 hashed_items       objects that are keys of dicts or items of sets, whose hash may differ in the next attempt
 instances          restore instances: one function for each form of node
+library_objects    which objects of libraries are compared between snapshots
 node_writers       describe instances, functions and generators: one writer for each kind of object
 object_state       `Objects`: everything of the above as one part of a run's state
 plain_values       values that are written as they are, and which of them are too large to be state

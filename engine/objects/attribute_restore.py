@@ -47,7 +47,8 @@ def class_called(kind: str, live: Any, base: type) -> Any:
         found = getattr(found, inner, None)
     if not isinstance(found, type) or not issubclass(found, base):
         return None
-    return found if is_user_class(found) or issubclass(found, _MADE_ANEW) or kind in NAMESPACES else None
+    is_known = issubclass(found, _MADE_ANEW) or (issubclass(found, tuple) and hasattr(found, "_fields"))
+    return found if is_known or is_user_class(found) or kind in NAMESPACES else None
 
 
 def set_class(owner: object, kind: str) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "CONSTANT",
     "Walk",
     "bytes_node",
+    "compared_node",
     "deque_node",
     "dict_node",
     "instance_of",
@@ -40,6 +41,8 @@ __all__ = [
 CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature, RemovableHandle)
 #: class of the trainer that a previously trained module, such as a teacher, may hold
 _TRAINER = "midstride.engine:Trainer"
+#: package whose objects each attempt makes anew as it compiles
+_COMPILED = "torch._dynamo."
 
 
 class Walk(Protocol):
@@ -48,7 +51,7 @@ class Walk(Protocol):
     anchors: Mapping[int, str]
     opaque: dict[str, object]
     constants: dict[str, str]
-    called: dict[str, object]
+    compared: dict[str, object]
     functions: set[str]
 
     def node(self, value: Any, path: str) -> Any:
@@ -105,10 +108,19 @@ def opaque_node(walk: Walk, value: Any, path: str) -> Any:
         walk.constants[path] = kind
     # Of what can be closed, such as a database, attributes do not show what it holds.
     elif callable(value) and not (isinstance(value, weakref.ref) or hasattr(type(value), "close")):
-        walk.constants[path] = kind
-        walk.called[path] = value
+        return compared_node(walk, value, path)
     else:
         walk.opaque[path] = value
+    return Instance("opaque", kind)
+
+
+def compared_node(walk: Walk, value: Any, path: str) -> Any:
+    """Return a node that holds only the class of a value of a library; a change of the value is reported."""
+    walk.meet(value, path)
+    kind = kind_name(type(value))
+    walk.constants[path] = kind
+    if not kind.startswith(_COMPILED):
+        walk.compared[path] = value
     return Instance("opaque", kind)
 
 

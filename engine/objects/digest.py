@@ -30,13 +30,13 @@ from midstride.engine.objects.python_objects import ITERATORS, parts_of_iterator
 from midstride.engine.state.nodes import kind_text
 from midstride.engine.state.tensor_digest import tensor_digest
 
-__all__ = ["differing_lines", "digest_lines", "object_digest", "users_lines"]
+__all__ = ["DEPTH", "MANY", "differing_lines", "digest_lines", "object_digest", "users_lines"]
 
 DEPTH = 5
 #: bytes of an array that are read whole, in 0.1 s; larger ones, in files or on accelerators are sampled
 _WHOLE_BYTES, _SAMPLE_BYTES = 1 << 30, 1 << 26
 #: items: a larger container of numbers and text is one line, and of other containers no more are read
-_MANY = 1000
+MANY = 1000
 #: largest number of items of which one digest is made
 _MOST_ITEMS = 10_000
 #: largest number of lines of one value
@@ -91,7 +91,7 @@ def _walk(
         yield name, told
     elif id(value) not in seen and depth and into(value):
         seen[id(value)] = value
-        for step, item in itertools.islice(_members(value), _MANY):
+        for step, item in itertools.islice(_members(value), MANY):
             yield from _walk(name + step, item, depth - 1, seen, into)
 
 
@@ -107,9 +107,9 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, (list, tuple, dict, deque)):
             yield " holds", f"{len(value)} items"
         items = value.tolist() if isinstance(value, np.ndarray) else value
-        if isinstance(items, (list, tuple)) and len(items) > _MANY:  # some from everywhere
+        if isinstance(items, (list, tuple)) and len(items) > MANY:  # some from everywhere
             yield " in all", _of_all(items)
-            yield from ((f"[{at}]", items[at]) for at in range(0, len(items), -(-len(items) // (_MANY - 1))))
+            yield from ((f"[{at}]", items[at]) for at in range(0, len(items), -(-len(items) // (MANY - 1))))
         else:
             yield from members_of(items)
     elif not is_code(value):  # an object of a library that is called
@@ -177,7 +177,7 @@ def _describe_file(file: io.IOBase) -> str:
 def _describe_items(value: Collection[Any]) -> str | None:
     """Return number and digest of the items of a set, or of many numbers, independent of their order."""
     is_set = isinstance(value, (set, frozenset))
-    if not is_set and len(value) <= _MANY:
+    if not is_set and len(value) <= MANY:
         return None
     items = [*value, *value.values()] if isinstance(value, dict) else value
     if not PLAIN.issuperset(map(type, items)):

@@ -51,7 +51,7 @@ class GraphWalk:
         self.seen: dict[int, tuple[str, object]] = {}
         self.opaque: dict[str, object] = {}  #: what no file can hold, by path
         self.constants: dict[str, str] = {}  #: functions, classes and the like, by path
-        self.called: dict[str, object] = {}  #: those of them that are objects which can be called, by path
+        self.compared: dict[str, object] = {}  #: those of them that are compared between snapshots, by path
         self.functions: set[str] = set()  #: those of them that are found again by their names, by path
         self.deep: dict[str, object] = {}  #: what was left out because it is nested too deep, by path
         self._depth = 0

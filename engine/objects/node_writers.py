@@ -23,6 +23,7 @@ from midstride.engine.objects.container_writers import (
     CONSTANT,
     Walk,
     bytes_node,
+    compared_node,
     deque_node,
     dict_node,
     instance_of,
@@ -36,6 +37,7 @@ from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.distributed_tensors import distributed_node
 from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.generators import get_state
+from midstride.engine.objects.library_objects import is_comparable
 from midstride.engine.objects.plain_values import (
     PLAIN,
     VALUES,
@@ -149,7 +151,7 @@ def _function(walk: Walk, value: types.FunctionType, path: str) -> Any:
 def _is_constant(defaults: Any) -> bool:
     """Return whether all defaults of a function are plain values or are not written to snapshots."""
     values = defaults.values() if isinstance(defaults, dict) else defaults or ()
-    return all(type(value) in PLAIN or writer_of(type(value)) is opaque_node for value in values)
+    return all(type(value) in PLAIN or not is_described(type(value)) for value in values)
 
 
 def _method(walk: Walk, value: types.MethodType | types.BuiltinMethodType, path: str) -> Any:
@@ -157,7 +159,7 @@ def _method(walk: Walk, value: types.MethodType | types.BuiltinMethodType, path:
     function = getattr(value, "__func__", value)
     kind = kind_text(getattr(function, "__module__", "?"), function.__qualname__)
     owner = value.__self__
-    is_kept = id(owner) in walk.anchors or writer_of(type(owner)) is not opaque_node
+    is_kept = id(owner) in walk.anchors or is_described(type(owner))
     is_named = getattr(type(owner), function.__name__, None) is function or not hasattr(value, "__func__")
     if owner is None or isinstance(owner, type) or not (is_kept and is_named):
         walk.constants[path] = kind
@@ -258,6 +260,11 @@ def _stateful(walk: Walk, value: Any, path: str) -> Any:
     return instance_of(value, "stateful", state=state)
 
 
+def _library_object(walk: Walk, value: Any, path: str) -> Any:
+    """Describe an object of a library by its class; if its attributes are all that it holds, they are compared."""
+    return (compared_node if is_comparable(value, walk.anchors) else opaque_node)(walk, value, path)
+
+
 def _graph(walk: Walk, value: Any, path: str) -> Any:
     """Describe a torch.fx graph by its number of nodes only: each attempt traces it again."""
     walk.meet(value, path)
@@ -295,7 +302,7 @@ def writer_of(kind: type) -> Writer:
 
 def is_described(kind: type) -> bool:
     """Return whether objects of `kind` are described by more than their class."""
-    return writer_of(kind) is not opaque_node
+    return writer_of(kind) not in (opaque_node, _library_object)
 
 
 def _writer(kind: type) -> Writer:
@@ -306,20 +313,26 @@ def _writer(kind: type) -> Writer:
     if kind_name(kind) in VALUES or holds_numbers(kind):
         return _value if kind_name(kind) in VALUES else numbers_node
     if issubclass(kind, tuple):
-        return _named_tuple if hasattr(kind, "_fields") and is_user_class(kind) else opaque_node
+        return _named_tuple if hasattr(kind, "_fields") else opaque_node
     if issubclass(kind, (*CONSTANT, Tensor, IterableDataset)):
         return opaque_node
     if issubclass(kind, partial) and not _is_library(kind):
         return _partial
     if issubclass(kind, nn.Module) or not _is_library(kind):
         return _derived if issubclass(kind, _BASES) else _object_writer(kind)
-    is_ours = kind_name(kind).startswith("midstride.engine")  # kept elsewhere in the state
-    return _stateful if issubclass(kind, Stateful) and not (is_ours or issubclass(kind, DATA)) else opaque_node
+    return _library_writer(kind)
 
 
 def _object_writer(kind: type) -> Writer:
     """Return the writer of attributes and items, if these are all of the state of `kind`; else the opaque writer."""
     return _object if made_by(kind) in KNOWN else opaque_node
+
+
+def _library_writer(kind: type) -> Writer:
+    is_ours = kind_name(kind).startswith("midstride.engine")  # kept elsewhere in the state
+    if is_ours or issubclass(kind, DATA):
+        return opaque_node
+    return _stateful if issubclass(kind, Stateful) else _library_object
 
 
 def _is_library(kind: type) -> bool:

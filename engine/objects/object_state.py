@@ -64,7 +64,7 @@ class Objects(AlikeOnRanks):
         self._code: Built = {}
         self._unwritable = UnwritableWarnings() if is_kept else NoUnwritableWarnings()
         #: what is in no snapshot and is watched, by path, as of the last walk: large data, data sets of libraries, and
-        #: what can be called of theirs
+        #: other objects of theirs that show what they hold
         self.watched: dict[str, object] = {}
         #: classes of the user's that were met then
         self.kinds: set[type] = set()
@@ -269,7 +269,7 @@ def upgrade(tree: dict[str, Any]) -> dict[str, Any]:
 def _watched(walk: GraphWalk) -> dict[str, object]:
     data = {path: value for path, value in walk.opaque.items() if issubclass(type(value), WATCHED)}
     large = {path: value for path, value in walk.large.items() if not _is_read_only_file(value)}
-    return large | data | walk.called
+    return large | data | walk.compared
 
 
 def _is_read_only_file(value: object) -> bool:

@@ -214,7 +214,7 @@ AROUND = [
     Mutant(
         "what can be called of a library's is not watched",
         "engine/objects/object_state.py",
-        "return large | data | walk.called",
+        "return large | data | walk.compared",
         "return large | data",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life[what is called]",
     ),

@@ -336,7 +336,7 @@ TRAINING = [
     Mutant(
         "an object of a library is not asked for its state",
         "engine/objects/node_writers.py",
-        "return _stateful if issubclass(kind, Stateful) and not (is_ours or issubclass(kind, DATA)) else opaque_node",
+        "return _stateful if issubclass(kind, Stateful) else _library_object",
         "return opaque_node",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[ScaledByHand]",
     ),

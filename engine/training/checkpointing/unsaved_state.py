@@ -64,12 +64,19 @@ class UnsavedStateMonitor:
         return not any(known.startswith(owner) for known in self._before)
 
     def _lines(self) -> dict[str, dict[str, str]]:
-        return {name: digest_lines(name, value) for name, value in self._watched()}
+        return {name: _lines_of(name, value) for name, value in self._watched()}
 
 
 def is_checked_at(snapshot: int) -> bool:
     """Return whether to check for changes at the snapshot with this number, counted from 1."""
     return snapshot <= CHECKS or snapshot.bit_count() == 1
+
+
+def _lines_of(name: str, value: object) -> dict[str, str]:
+    """Return the digest of `value` without what `set_epoch` of a data set sets, since each epoch sets it anew."""
+    code = getattr(getattr(type(value), "set_epoch", None), "__code__", None)
+    set_anew = {f"{name}.{attribute}" for attribute in code.co_names} if code else set()
+    return {line: text for line, text in digest_lines(name, value).items() if line not in set_anew}
 
 
 def _change(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:

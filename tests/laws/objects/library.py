@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import multiprocessing
 import queue
+import textwrap
 import threading
 import types
 from collections import UserDict, defaultdict
@@ -12,8 +13,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 from laws.objects.small import Rows, Small
-from torch import Tensor
+from torch import Tensor, ones
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Sampler
 
 
@@ -51,6 +54,38 @@ class Queued(Small):
         if self.least.qsize() == 2:
             self.warm.set()
         return taken + (self.least.get() if self.least.qsize() > 2 else 0.0) + self.warm.is_set()
+
+
+class Packs(Small):
+    """Named tuples of a library, one of which training makes."""
+
+    def build(self) -> None:
+        self.packed: Any = pack_sequence([ones(2)])
+        self.newest: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.newest = pack_sequence([self.packed.data + batch.mean().detach()])
+        self.packed = self.newest
+        return self.newest.data.sum()
+
+
+class Wraps(Small):
+    """An object of a library whose attributes are all that it holds, which does not change."""
+
+    def build(self) -> None:
+        self.wrapper = textwrap.TextWrapper()
+        self.fast = torch.compile(self.layer, backend="eager")
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.fast(batch).mean().detach() + self.wrapper.width
+
+
+class Narrows(Wraps):
+    """An object of a library that training changes."""
+
+    def factor(self, batch: Tensor) -> Any:
+        self.wrapper.width += 1
+        return self.wrapper.width
 
 
 class Numbers(Small):

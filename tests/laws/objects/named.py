@@ -36,6 +36,7 @@ from laws.objects.functions import (
 )
 from laws.objects.hooks import HookedLate, TensorHookedLate, Unhooked
 from laws.objects.imported import CountsWhereImported
+from laws.objects.library import Narrows
 from laws.objects.loaders import (
     CollatesToLongest,
     LoadsLocked,
@@ -139,6 +140,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (Fits, None, list),
         False,
         r"part of no snapshot: module\.curve\.\w+ \(float64\[2\] \w+, now float64\[2\] \w+\)",
+    ),
+    "an object of a library": (
+        (Narrows, None, list),
+        False,
+        r"part of no snapshot: module\.wrapper\.width \(70, now 7\d\)",
     ),
     "a weak reference with a callback": (
         (WeakWithCallback, None, list),

@@ -34,7 +34,7 @@ from laws.objects.functions import Chooses, ChoosesLambdas, Counts, Partials, We
 from laws.objects.generators import Generators, Iterators, LateGenerators, OfClass, OfFunctions, Taught, Teacher
 from laws.objects.hooks import HookedForAStep, TensorHooked
 from laws.objects.keys import Gathering, Keyed, Pools
-from laws.objects.library import Iterated, Numbers, OfPython, Queued, TellsWorkers
+from laws.objects.library import Iterated, Numbers, OfPython, Packs, Queued, TellsWorkers, Wraps
 from laws.objects.loaders import (
     Forked,
     ForkedOnce,
@@ -233,6 +233,8 @@ _MODULES: list[type[Small]] = [
         Iterated,
         Numbers,
         Queued,
+        Packs,
+        Wraps,
         TellsWorkers,
         Warming,
         TakesAnother,

@@ -141,3 +141,24 @@ def test_a_change_is_seen_in(kind: str, caplog: pytest.LogCaptureFixture) -> Non
     monitor.check()
 
     assert len(caplog.records) == 1
+
+
+class _OfLibrary:
+    """A data set as those of libraries, which keep the epoch in a tensor that workers share."""
+
+    def __init__(self) -> None:
+        self._epoch, self.level = torch.tensor(0), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch += epoch - self._epoch
+
+
+def test_what_set_epoch_sets_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    data = _OfLibrary()
+    monitor = UnsavedStateMonitor(lambda: iter([("data.training", data)]))
+    data.set_epoch(1)
+    monitor.check()
+    assert caplog.text == ""
+    data.level = 1
+    monitor.check()
+    assert "data.training.level (0, now 1). If" in caplog.text
