@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
-from midstride.engine.cli.app import Accepted, Date, JobFile, Overrides, app, load
+from midstride.engine.cli.app import Accepted, Date, JobFile, Overrides, app, load, load_undated
 from midstride.engine.cli.app import main as run_command_line
 from midstride.engine.cli.champions import listeners
 from midstride.engine.cli.output import busy, show_error
@@ -18,7 +18,7 @@ from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRe
 from midstride.engine.formatting import url_name
 from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.processes.preload import collector_paused
-from midstride.engine.registry.nightly import nightly_errors
+from midstride.engine.registry.nightly import date_errors, nightly_errors
 from midstride.engine.runs.run import Run
 from midstride.flows.rollback_event import emit_rollback
 
@@ -49,7 +49,7 @@ def train(
     from midstride.engine.cli.report_view import show_report
     from midstride.flows.terminal import FlowView, quiet_prefect
 
-    loaded = load(job, overrides, accepted)
+    loaded = load_undated(job, overrides, accepted)
     if run is not None:
         loaded.run_url(run)  # its faults now, not after the server has started
     quiet_prefect()
@@ -171,6 +171,8 @@ def _load_portable(job: Path, overrides: list[str] | None, flow: str) -> Trainin
     loaded = load(job, overrides, None)
     with busy("importing its code as a deployment would"):
         faults = portability_errors(loaded, nightly=flow == "nightly")
+    if flow == "train":
+        faults += date_errors(loaded)
     if faults:
         raise JobError.of(job, faults)
     return loaded

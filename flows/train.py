@@ -11,6 +11,7 @@ from midstride.engine.jobs.portability import relative_paths
 from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.processes.preload import importing
+from midstride.engine.registry.nightly import date_errors
 from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.report import Report
 from midstride.engine.runs.run import Run
@@ -40,6 +41,8 @@ def train(job: TrainingJob, run: str | None = None) -> Report:
     name = run or str(flow_run.id)
     try:
         prepare_deployed_run(job)
+        if faults := date_errors(job):
+            raise JobError.of(f"job {job.name}", faults)
         with credentials_of(job), job_fork_server(job), importing(LIBRARY):  # for the report
             this = Run(job, name)
             forgiven = attempts_so_far(this)

@@ -23,6 +23,7 @@ from midstride.engine.cli.snapshots import Url, runs_at, snapshots
 from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
+from midstride.engine.registry.nightly import date_errors, date_to_try, with_date
 from midstride.engine.runs.run import Run
 from midstride.engine.session.lasting_output import LastingOutput
 from midstride.engine.session.signals import GRACE_S
@@ -69,7 +70,7 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
     from midstride.engine.runs.curves import LIBRARY
     from midstride.engine.runs.publication import write_report
 
-    loaded = load(job, overrides, accepted)
+    loaded = load_undated(job, overrides, accepted)
     with stoppable():
         this, view = Run(loaded, run), TerminalView(bar=loaded.trainer.enable_progress_bar)
         with view, job_fork_server(loaded), importing(LIBRARY):  # for the report
@@ -98,7 +99,7 @@ def rank(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, a
             f"set. Put torchrun, srun or mpirun before it, or let midstride start the ranks: midstride fit {job} --run "
             f"{run}"
         )
-    return train_as_rank(Run(load(job, overrides, accepted), run), world).code
+    return train_as_rank(Run(load_undated(job, overrides, accepted), run), world).code
 
 
 @app.command
@@ -125,6 +126,14 @@ def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> 
     return TrainingJob.load(job, overrides or (), accepted or ())
 
 
+def load_undated(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:
+    """Return the job in a file as `load` does; one that needs the date of a night is refused."""
+    loaded = load(job, overrides, accepted)
+    if faults := date_errors(loaded):
+        raise JobError.of(job, faults)
+    return loaded
+
+
 @app.command
 def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overrides: Overrides | None = None) -> int:
     """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
@@ -140,9 +149,11 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
 
     if faults := job_errors(loaded, date):
         raise JobError.of(job, faults)
-    if resume and (faults := resume_errors(loaded)):
+    night = date_to_try(loaded, date)
+    if resume and (faults := resume_errors(loaded if night is None else with_date(loaded, night))):
         raise JobError.of(job, faults)
-    print(f"{job} is in order" + (", and resumes exactly" if resume else ""))
+    tried = f" as the night of {night}" if night is not None else ""
+    print(f"{job} is in order{tried}" + (", and resumes exactly" if resume else ""))
     if loaded.world.launched_by == "join":
         print("\n".join(loaded.world.machines.sentences()))
     if (scheduler := build_scheduler(Run(loaded, "RUN"), GRACE_S)) is not None:

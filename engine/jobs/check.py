@@ -1,7 +1,6 @@
 """Everything that is wrong with a job, found without training: `midstride check`."""
 
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
@@ -10,7 +9,7 @@ from midstride.engine.errors import EngineError, JobError, UserCodeError
 from midstride.engine.jobs.build import build_callbacks, build_data, build_module, build_trainer
 from midstride.engine.jobs.dry_run import dry_run
 from midstride.engine.modules.module import DataModule, TrainingModule
-from midstride.engine.registry.nightly import is_nightly, metric_of, nightly_errors, with_date
+from midstride.engine.registry.nightly import date_to_try, metric_of, nightly_errors, with_date
 from midstride.engine.storage.store import Store
 
 __all__ = ["job_errors"]
@@ -29,10 +28,9 @@ def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
         date: date of the data of that night, "" for today; given a date, a night is tried whatever the job.
     """
     faults, judged_by = [], ""
-    if date is not None or is_nightly(job):
-        date = date or datetime.now().strftime("%Y-%m-%d")
-        faults, judged_by = nightly_errors(job, date), metric_of(job) if job.monitor else ""
-        job = with_date(job, date)
+    if (night := date_to_try(job, date)) is not None:
+        faults, judged_by = nightly_errors(job, night), metric_of(job) if job.monitor else ""
+        job = with_date(job, night)
     module = _collect(faults, "building the module", partial(build_module, job))
     data = _collect(faults, "building the data", partial(build_data, job))
     callbacks = _collect(faults, "building the callbacks", partial(build_callbacks, job))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Self
 
-from midstride.engine.config.arguments import map_texts
+from midstride.engine.config.arguments import map_texts, texts_in
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, SnapshotDamaged
 from midstride.engine.registry.comparison import PromotionDecision, compare
@@ -23,11 +23,13 @@ from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.listing import Manifest
 from midstride.engine.storage.store import Store
 
-__all__ = ["DATE", "NightlyRun", "is_nightly", "metric_of", "nightly_errors", "with_date"]
+__all__ = ["DATE", "NightlyRun", "date_errors", "date_to_try", "metric_of", "nightly_errors", "with_date"]
 
 #: 2026-03-01, or 2026-03-01T1400 where data come more than once a day
 DATE = r"\d{4}-\d{2}-\d{2}(T\d{2}(\d{2})?)?"
 _PLACEHOLDER = "{date}"
+#: keys of a job in which it stands
+_DATED = ("module_args", "data_args")
 
 log = logging.getLogger(__name__)
 
@@ -159,9 +161,27 @@ def nightly_errors(job: TrainingJob, date: str | None = None) -> list[str]:
     return faults
 
 
-def is_nightly(job: TrainingJob) -> bool:
-    """Whether `job` is meant for nights: it says how they are judged, or has the date in its arguments."""
-    return "nightly" in job.model_fields_set or with_date(job, "") != job
+def date_errors(job: TrainingJob) -> list[str]:
+    """Return a message for every argument of `job` that has "{date}", which a night alone fills in."""
+    found = [pair for group in _DATED for pair in texts_in(getattr(job, group), group)]
+    return [
+        f"{key}: {_PLACEHOLDER} is the date of a night: train it by midstride nightly JOB --date ..., or write it out, "
+        f'by --set {key}="..."'
+        for key, text in found
+        if _PLACEHOLDER in text
+    ]
+
+
+def date_to_try(job: TrainingJob, date: str | None = None) -> str | None:
+    """Return the date of the night that stands for `job` in a check of it; None if it is not meant for nights.
+
+    Args:
+        job: it is if it says how nights are judged, or has the date in its arguments.
+        date: of that night, "" for today; given a date, a night is tried whatever the job.
+    """
+    if date is None and "nightly" not in job.model_fields_set and not date_errors(job):
+        return None
+    return date or datetime.now().strftime("%Y-%m-%d")
 
 
 def with_date(job: TrainingJob, date: str) -> TrainingJob:
@@ -170,7 +190,7 @@ def with_date(job: TrainingJob, date: str) -> TrainingJob:
     def dated(text: str) -> str:
         return text.replace(_PLACEHOLDER, date)
 
-    arguments = {key: map_texts(getattr(job, key), dated) for key in ("module_args", "data_args")}
+    arguments = {key: map_texts(getattr(job, key), dated) for key in _DATED}
     return job.model_copy(update=arguments)
 
 

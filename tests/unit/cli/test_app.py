@@ -186,6 +186,12 @@ def test_check_tries_a_night(job: str, tmp_path: Path, capsys: pytest.CaptureFix
     said = "nightly.metric: the test logs no test/loss; it logs test/score"
     assert capsys.readouterr().err.splitlines() == [f"1 fault in {job}:", f"  {said}"]
     assert run(*night, "2026-03-01", "--set", "monitor={metric: val/loss}", "--set", "nightly.metric=test/score") == 0
+    assert capsys.readouterr().out.startswith(f"{job} is in order as the night of 2026-03-01\n")
+
+
+def test_a_job_that_needs_a_date_is_no_run_of_its_own(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", job, "--run", "a", "--set", "data_args.folder=./{date}") == 2
+    assert "data_args.folder: {date} is the date of a night: train it by midstride nightly" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
