@@ -50,7 +50,7 @@ def began(pid: int) -> int | None:
 def local_world_id() -> str:
     """Return a text that is the same in all processes of one world on this machine, and differs between worlds."""
     if port := os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT"):  # each of its ranks has a parent process of its own
-        return f"horovodrun-{port}"
+        return f"horovodrun-{os.environ.get('HOROVOD_GLOO_RENDEZVOUS_ADDR', '')}-{port}"
     launcher = _launcher()
     return f"{launcher}-{began(launcher)}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from midstride.engine.processes.process_identity import local_world_id
+from midstride.engine.processes.process_identity import has_ended, local_world_id, process_identity
 from midstride.engine.strategies.torch_internals import is_in_bad_fork
 
 __all__ = ["fork_cannot_use_cuda", "free_gpus_of_world", "gpus_here", "parse_devices", "parse_gpus"]
@@ -124,18 +124,21 @@ def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
 def free_gpus_of_world() -> list[int]:
     """Return the free GPUs, the same list in every process of one world on this machine.
 
-    The first process to call this probes them and writes the list to a file: a later probe would count the GPUs that
-    other ranks of this world use by then as taken.
+    The first process to call this probes them and writes the list to a file, with its own identity: a later probe would
+    count the GPUs that other ranks of this world use by then as taken. It removes the file when it ends; the list of a
+    process that was killed does not count.
     """
     path = Path(tempfile.gettempdir()) / f"midstride-gpus-{os.getuid()}-{local_world_id()}"
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        if not (found := file.read()):
-            found = json.dumps(_free_gpus())
-            file.write(found)
+        written: dict[str, Any] = json.loads(file.read() or "{}")
+        if not written or has_ended(written["process"]):
+            written = {"process": process_identity(), "free": _free_gpus()}
+            file.truncate(0)
+            file.write(json.dumps(written))
             atexit.register(path.unlink, missing_ok=True)
-        free: list[int] = json.loads(found)
+        free: list[int] = written["free"]
         return free
 
 

@@ -1,19 +1,24 @@
 """The `torch.distributed.Store` over which the ranks of a world connect."""
 
 import fcntl
+import io
 import os
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+
+import torch.distributed as dist
 
 from midstride.engine import slurm
 from midstride.engine.errors import JobError, WorldError
 from midstride.engine.processes.loopback import ADDRESS, is_loopback
 from midstride.engine.processes.process_identity import local_world_id
+from midstride.engine.session.private_file import open_own
 from midstride.engine.strategies.torch_internals import HashStore, PrefixStore, Store, TCPStore
 from midstride.engine.world import World
 
@@ -23,6 +28,10 @@ __all__ = ["rendezvous_store", "serve_store", "serve_store_on"]
 _KNOWN_S = 60.0
 #: seconds in which all ranks of this machine connect: some may still import modules, or read their data
 _CONNECTED_S = 1800.0
+#: seconds after which a rank that waits says so
+_SILENT_S = 10.0
+#: how the names of this user's files with ports begin
+_PORT_FILES = f"midstride-port-{os.getuid()}-"
 
 
 def rendezvous_store(world: World) -> Store | None:
@@ -49,47 +58,97 @@ def rendezvous_store(world: World) -> Store | None:
             f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
             "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
-    return _local_store(world, Path(tempfile.gettempdir(), f"midstride-port-{os.getuid()}-{local_world_id()}"))
+    return _local_store(world, Path(tempfile.gettempdir(), f"{_PORT_FILES}{local_world_id()}"))
 
 
 def _local_store(world: World, path: Path) -> TCPStore:
     """Return a store that rank 0 serves at a free port; the others find the port in the file `path`.
 
     Rank 0 keeps the file locked until all have connected, and removes it then: a file without a lock is what a world
-    that was killed has left.
+    that was killed has left. The next world removes it.
 
     Raises:
         WorldError: not all ranks have connected after half an hour.
     """
-    others = [f"connected/{rank}" for rank in range(1, world.size)]
+    others = {rank: f"connected/{rank}" for rank in range(1, world.size)}
     if not world.is_first:
-        store = TCPStore(ADDRESS, _read_port(path), is_master=False)
-        store.set(others[world.rank - 1], "")
+        store = TCPStore(ADDRESS, _read_port(world, path), is_master=False)
+        store.set(others[world.rank], "")
         return store
+    for left in path.parent.glob(f"{_PORT_FILES}*"):
+        if left != path:
+            _remove_unlocked(left)
     store = serve_store()
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(str(store.port))
-        file.flush()
-        Path(file.name).replace(path)
+    with _locked(path) as file:
         try:
-            store.wait(others, timedelta(seconds=_CONNECTED_S))
+            file.truncate(0)
+            file.write(str(store.port).encode())
+            _wait_for_connections(world, store, others)
         finally:
-            path.unlink()
+            path.unlink(missing_ok=True)
     return store
 
 
-def _read_port(path: Path) -> int:
-    """Return the port that rank 0 has written into `path`, once it has."""
-    until = time.monotonic() + _CONNECTED_S
-    while time.monotonic() < until:
-        with suppress(FileNotFoundError), path.open() as file:
+def _locked(path: Path) -> io.FileIO:
+    """Return the file `path`, made if it is missing, which this process alone has locked until it closes it."""
+    while True:
+        file = open(path, "ab", buffering=0, opener=_opener)  # noqa: SIM115 - Path.open takes no opener
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # removed while this process waited for the lock
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Remove a file that no process has locked."""
+    with suppress(OSError), path.open("rb") as file:  # locked, removed meanwhile, or none of ours
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            path.unlink()
+
+
+def _wait_for_connections(world: World, store: TCPStore, others: Mapping[int, str]) -> None:
+    """Wait until the ranks of `others` have set their keys; print a line if that takes long."""
+    with suppress(dist.DistError):
+        return store.wait([*others.values()], timedelta(seconds=min(_SILENT_S, _CONNECTED_S)))
+    _say_waits(world, f"{_missing(store, others)}, not connected yet")
+    try:
+        store.wait([*others.values()], timedelta(seconds=max(_CONNECTED_S - _SILENT_S, 0.001)))
+    except dist.DistError as error:
+        raise WorldError(
+            f"rank 0 of {world.size} waited {_CONNECTED_S:.0f} s for {_missing(store, others)}: see what they printed"
+        ) from error
+
+
+def _missing(store: TCPStore, others: Mapping[int, str]) -> str:
+    ranks = [str(rank) for rank, key in others.items() if not store.check([key])]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+
+
+def _read_port(world: World, path: Path) -> int:
+    """Return the port that rank 0 has written into `path`, once it has; print a line if that takes long."""
+    began, said = time.monotonic(), False
+    while (waited_s := time.monotonic() - began) < _CONNECTED_S:
+        with suppress(FileNotFoundError), open_own(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(file.read())
+                if port := file.read():
+                    return int(port)
+        if not said and waited_s > _SILENT_S:
+            said = True
+            _say_waits(world, f"rank 0, which has not written yet into {path} at which port the ranks meet")
         time.sleep(0.01)
     raise WorldError(f"rank 0 wrote no port to meet at into {path} in {_CONNECTED_S:.0f} s; see what rank 0 printed")
+
+
+def _say_waits(world: World, what: str) -> None:
+    left_s = max(_CONNECTED_S - _SILENT_S, 0.0)
+    print(f"rank {world.rank} of {world.size} waits for {what}; for {left_s:.0f} s more", file=sys.stderr, flush=True)
 
 
 def _loopback_store(world: World) -> Store | None:

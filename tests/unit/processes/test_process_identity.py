@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
-from midstride.engine.processes.process_identity import has_ended, process_identity
+from midstride.engine.processes.process_identity import has_ended, local_world_id, process_identity
 
 PROGRAM = """
 import json
@@ -74,3 +75,13 @@ def test_ranks_of_one_launcher_have_one_world_id_and_those_of_another_another(ca
     assert first == second
     assert third == fourth
     assert first != third
+
+
+@pytest.mark.parametrize("name", ["ADDR", "PORT"])
+def test_worlds_of_horovodrun_on_two_machines_or_at_two_ports_differ(name: str) -> None:
+    first = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "41"}
+    ids = []
+    for environment in (first, first, {**first, f"HOROVOD_GLOO_RENDEZVOUS_{name}": "42"}):
+        with mock.patch.dict(os.environ, environment):
+            ids.append(local_world_id())
+    assert ids[0] == ids[1] != ids[2]

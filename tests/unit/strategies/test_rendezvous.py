@@ -1,6 +1,8 @@
 """Where ranks meet: at a free port of one machine, or at another machine, which is named if nothing knows it."""
 
+import fcntl
 import os
+import re
 import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +61,14 @@ def test_a_port_that_rank_0_cannot_listen_at_is_named(port: str, error: type[Eng
             TorchCollective().init_process_group(World.from_environment(environment), torch.device("cpu"))
 
 
-WAITS = ["rank 0 of 3 could not meet the others over gloo: .*wait timeout", "rank 0 wrote no port to meet at into "]
+#: of each rank: what it prints while it waits, and its error in the end
+WAITS = [
+    ("rank 0 of 3 waits for ranks 1, 2, not connected yet; for [0-9]+ s more", "waited 0 s for ranks 1, 2: see what"),
+    (
+        "rank 1 of 3 waits for rank 0, which has not written yet into .*; for [0-9]+ s",
+        "rank 0 wrote no port to meet at",
+    ),
+]
 
 #: launcher -> the variables of a rank of three on this machine, but its own number
 LOCAL = {
@@ -102,13 +111,29 @@ def test_ranks_of_one_machine_meet_at_a_free_port_whatever_a_killed_world_has_le
     with mock.patch.dict(os.environ, of_rank(0, launcher)), ThreadPoolExecutor(3) as ranks:
         path = folder / f"midstride-port-{os.getuid()}-{local_world_id()}"
         path.write_text("9")
+        (folder / f"midstride-port-{os.getuid()}-of-another-world").write_text("10")
         assert list(ranks.map(joined, sorted(range(3), key=lambda rank: (rank - first) % 3))) == [b"012"] * 3
     assert list(folder.iterdir()) == []
 
 
+def test_the_file_of_another_world_whose_ranks_meet_now_stays(folder: Path) -> None:
+    other = folder / f"midstride-port-{os.getuid()}-of-another-world"
+    with other.open("w") as held, ThreadPoolExecutor(2) as ranks:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        worlds = [World(rank=rank, size=2, local_rank=rank, local_size=2) for rank in range(2)]
+        assert all(ranks.map(lambda world: rendezvous._local_store(world, folder / "mine"), worlds))
+    assert list(folder.iterdir()) == [other]
+
+
 @pytest.mark.parametrize("rank", range(2))
-def test_a_rank_that_waits_for_the_others_in_vain_says_so(rank: int, folder: Path) -> None:
-    module = TorchCollective()
-    with mock.patch.object(rendezvous, "_CONNECTED_S", 0.1), pytest.raises(WorldError, match=WAITS[rank]):
+def test_a_rank_that_waits_for_the_others_says_so_and_ends_if_it_is_in_vain(
+    rank: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, (printed, error) = TorchCollective(), WAITS[rank]
+    with (
+        mock.patch.multiple(rendezvous, _SILENT_S=0.05, _CONNECTED_S=0.2),
+        pytest.raises(WorldError, match=error),
+    ):
         module.init_process_group(World.from_environment(of_rank(rank, "mpirun")), torch.device("cpu"))
+    assert len(re.findall(printed, capsys.readouterr().err)) == 1
     assert list(folder.iterdir()) == []
