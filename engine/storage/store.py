@@ -204,8 +204,11 @@ class Store(ABC):
         probe = f".probe-{uuid4().hex}"
         with self.errors_explained("written"):
             self.list()
-            first, second = self.create(probe, b"probe"), self.create(probe, b"probe")
-            self.remove(probe)
+            first = self.create(probe, b"probe")
+            try:
+                second = self.create(probe, b"probe")
+            finally:
+                self.remove(probe)
         if (first, second) != (True, False):
             raise StoreUnsafe(
                 f"{self.url} let the same file be created twice, so two worlds could advance one run. {EXCLUSIVE_HINT}"

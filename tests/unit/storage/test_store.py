@@ -1,7 +1,9 @@
 """Stores: whole files, one who creates, passwords and refusals."""
 
+import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 import uuid
@@ -99,6 +101,20 @@ def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreUnsafe, match=r"file/runs cannot be written: .*snapshots\.url"):
         Store.open(tmp_path / "file" / "runs").ensure_writable()
+
+
+def test_a_disk_with_room_for_one_file_alone_is_full_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    room = [True, False]
+
+    def fill(handle: int) -> None:
+        if not room.pop(0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", lambda handle: fill(handle) if stat.S_ISREG(os.fstat(handle).st_mode) else None)
+    with pytest.raises(StoreFull, match="Free some space"):
+        Store.open(tmp_path).ensure_writable()
+    assert room == []
+    assert names_in(tmp_path) == []
 
 
 def test_stores_without_exclusive_creation_are_refused_by_name():
