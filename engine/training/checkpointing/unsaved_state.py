@@ -4,6 +4,7 @@ Class attributes, globals of the user's modules and large data are digested at t
 snapshots, and then ever more rarely. Each change is reported once, since a resumed run would lose it.
 """
 
+import dis
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
@@ -75,7 +76,8 @@ def is_checked_at(snapshot: int) -> bool:
 def _lines_of(name: str, value: object) -> dict[str, str]:
     """Return the digest of `value` without what `set_epoch` of a data set sets, since each epoch sets it anew."""
     code = getattr(getattr(type(value), "set_epoch", None), "__code__", None)
-    set_anew = {f"{name}.{attribute}" for attribute in code.co_names} if code else set()
+    made = dis.get_instructions(code) if code else ()
+    set_anew = {f"{name}.{one.argval}" for one in made if one.opname == "STORE_ATTR"}
     return {line: text for line, text in digest_lines(name, value).items() if line not in set_anew}
 
 

@@ -150,7 +150,7 @@ class _OfLibrary:
         self._epoch, self.level = torch.tensor(0), 0
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch += epoch - self._epoch
+        self._epoch += epoch - self._epoch + self.level  # what it reads is watched
 
 
 def test_what_set_epoch_sets_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
