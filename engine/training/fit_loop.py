@@ -64,8 +64,9 @@ class FitLoop:
     def _monitors_of_epochs(self) -> list[Monitor]:
         """Return the monitors that look at the end of each epoch, by choice or for want of a validation."""
         monitors = [callback for callback in self.context.callbacks if isinstance(callback, Monitor)]
-        without = [one for one in monitors if self.validation is None and one.check_on_train_epoch_end is None]
-        return [one for one in monitors if one in without or one.waits_for_epoch_end(self._options)]
+        if self.validation is None:
+            return [one for one in monitors if one.check_on_train_epoch_end is not False]
+        return [one for one in monitors if one.waits_for_epoch_end(self._options)]
 
     def _val_every(self, interval: float) -> int | None:
         """Return the number of batches between validations; None to validate at the end of each epoch."""
@@ -144,14 +145,15 @@ class FitLoop:
         outputs = self.optimizer_step.train(batch, index)
         stepped = self.optimizer_step.stepped
         progress.batch_done(at_end=self.loader.at_end, stepped=stepped)
-        if stepped:
+        scheduled = stepped and bool(self.context.schedulers)
+        if scheduled:
             self.optimizer_step.step_schedulers("step", progress.batch, watching=False)
         for hook in self._on_batch_end:
             hook(outputs, batch, index)
         self.optimizer_step.zero_grad()
+        if scheduled and not self._validation_is_due():  # else after it, with the values it logs
+            self.optimizer_step.step_schedulers("step", progress.batch, watching=True)
         if stepped:
-            if not self._validation_is_due():  # else after it, with the values it logs
-                self.optimizer_step.step_schedulers("step", progress.batch, watching=True)
             self.boundary.after_step(self.batches, outputs)
         else:
             self.boundary.inside_accumulation()

@@ -92,8 +92,8 @@ CALLS = [
     Mutant(
         "a scheduler of steps has the value of the validation before",
         "engine/training/fit_loop.py",
-        "if not self._validation_is_due():",
-        "if True:",
+        "if scheduled and not self._validation_is_due():",
+        "if scheduled:",
         "unit/lightning/test_schedulers.py::test_schedulers_step_as_in_lightning",
     ),
     Mutant(
