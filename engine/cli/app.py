@@ -84,12 +84,15 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
 
 
 @app.command
-def rank(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
+def rank(
+    job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None
+) -> NoReturn:
     """Train as one rank of a world that torchrun, srun or mpirun has started, and may restart or resize.
 
     As in: torchrun --nnodes=1:4 --nproc-per-node=2 --max-restarts=3 --no-python -- midstride rank job.yaml --run first
     """
     from midstride.engine.launch.rank import train_as_rank
+    from midstride.engine.processes.forked_program import end_process
     from midstride.engine.world import World
 
     world = World.from_environment()
@@ -99,7 +102,7 @@ def rank(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, a
             f"set. Put torchrun, srun or mpirun before it, or let midstride start the ranks: midstride fit {job} --run "
             f"{run}"
         )
-    return train_as_rank(Run(load_undated(job, overrides, accepted), run), world).code
+    end_process(train_as_rank(Run(load_undated(job, overrides, accepted), run), world).code)
 
 
 @app.command

@@ -157,6 +157,7 @@ def train_as_rank(run: Run, world: World) -> Outcome:
             write_report(run)
         return Outcome("done", rank=world.rank, step=trainer.progress.step)
     except BaseException as error:
+        sys.last_value = error  # as of an error that nothing catches: the other ranks may have ended
         outcome = _outcome_of(error, world)
         if outcome.kind == "user_error":  # there is no launcher that would tell it
             print(f"rank {world.rank}: error in the job or its code\n{outcome.error}", file=sys.stderr, flush=True)

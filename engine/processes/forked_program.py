@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-__all__ = ["ForkedProgram", "end_with", "take_environment"]
+__all__ = ["ForkedProgram", "end_process", "end_with", "take_environment"]
 
 #: signals for which a process that forks may have handlers; no such handler may run in the fork
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -83,7 +83,7 @@ def take_environment(environment: Mapping[str, str]) -> None:
 
 
 def end_with(main: Callable[[], object]) -> NoReturn:
-    """Run `main` and exit as an interpreter does after its program, but without unloading libraries."""
+    """Run `main` as an interpreter does its program, and end as `end_process` does."""
     code: object = 0
     try:
         main()
@@ -91,13 +91,21 @@ def end_with(main: Callable[[], object]) -> NoReturn:
         code = end.code
     except BaseException as error:
         code = _uncaught(error)
+    end_process(code if isinstance(code, int) else int(code is not None))
+
+
+def end_process(code: int) -> NoReturn:
+    """Exit with `code` as an interpreter does after its program, but without unloading libraries.
+
+    A daemon thread that is inside torch, waiting for another rank, would abort an interpreter that ends.
+    """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for its threads, as at the end of any program
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(code if isinstance(code, int) else int(code is not None))
+        os._exit(code)
 
 
 def _uncaught(error: BaseException) -> object:

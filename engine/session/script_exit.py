@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from midstride.engine.errors import EngineError, StopRequested
+from midstride.engine.processes.forked_program import end_process
 from midstride.engine.world import World
 
 __all__ = ["exit_codes_of_errors"]
@@ -35,6 +36,8 @@ def _set_hook() -> None:
         elif World.from_environment().is_first:
             print(f"midstride: {error}", file=sys.stderr, flush=True)
         if isinstance(error, EngineError):
-            raise SystemExit(error.exit_code)  # a hook has no other way to set it
+            if not sys.flags.inspect:
+                end_process(error.exit_code)
+            raise SystemExit(error.exit_code)  # under `python -i`, which goes on
 
     sys.excepthook = uncaught

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from support.etcd import Etcd, why_no_etcd
 from support.flow_runs import results, tiny_job, train_forked, wait_for
+from support.launched import at
+from support.ports import free_ports
 from support.tiers import everything
 
 from midstride.engine.cli.app import main
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import descendants
+from midstride.engine.processes.loopback import ADDRESS
 from midstride.engine.runs.audit import audit
 from midstride.engine.runs.run import Run
 from midstride.engine.strategies.rendezvous import serve_store
@@ -132,6 +135,69 @@ def test_ranks_that_mpirun_starts_are_a_world(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count(", 2 processes") == 1, ended.stderr
     assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
+
+
+#: rank 0 stands still as it writes its first snapshot, and rank 1 fails at its next step: its writer waits for rank 0,
+#: and is woken by the end of rank 0 while the interpreter of rank 1 ends
+REFUSED = """\
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from midstride.engine import Trainer
+from midstride.engine.storage.local import LocalStore
+from midstride.engine.training.checkpointing import run_store
+import model
+
+run_store.GRACE_S = 0.1
+if first := os.environ["RANK"] == "0":
+    Path("first").write_text(str(os.getpid()))
+    LocalStore.write_all = lambda *_: threading.Event().wait()
+
+
+class EndsRank0:
+    kill, sleep = staticmethod(os.kill), staticmethod(time.sleep)
+
+    def __init__(self, process):
+        self.process = process
+
+    def __del__(self):  # once the interpreter ends
+        self.kill(self.process, 9)  # the modules are gone
+        self.sleep(1)
+
+
+class Net(model.Net):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 5 and not first:
+            sys.ends_rank_0 = EndsRank0(int(Path("first").read_text()))
+            assert "midstride-writer" in [thread.name for thread in threading.enumerate()]
+            raise ValueError("this is refused")
+        return super().training_step(batch, batch_idx)
+
+
+if __name__ == "__main__":
+    Trainer(strategy="ddp", max_steps=16, snapshots={"every_steps": 5}).fit(Net(), model.Data("data"), run="runs/a")
+"""
+
+
+@pytest.mark.parametrize("started", ["midstride rank", "a script"])
+def test_a_rank_that_is_refused_while_its_snapshot_waits_for_another_ends_with_2(started: str, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path)
+    (tmp_path / "refused.py").write_text(REFUSED)
+    command = [*RANK, "job.yaml", "--run", "a", "--set", "module=refused:Net", "--set", "world.launcher="]
+    if started == "a script":
+        command = [sys.executable, "refused.py"]
+    [port] = free_ports(1)
+    ranks = []
+    for rank in range(2):
+        environment = {**os.environ, **at(rank, 2, 2), "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port)}
+        ranks.append(subprocess.Popen(command, cwd=job.folder, env=environment, stderr=subprocess.PIPE, text=True))
+    said = ranks[1].communicate(timeout=600)[1]
+    ranks[0].kill()  # it has lost rank 1
+    ranks[0].communicate()
+    assert "this is refused" in said
+    assert ranks[1].returncode == 2, said
 
 
 def undisturbed(folder: Path) -> dict[str, bytes]:
