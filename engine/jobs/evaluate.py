@@ -9,15 +9,15 @@ from midstride.engine.modules.module import TrainingModule
 from midstride.engine.registry.registry import ModelRegistry, champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.seeds import seed_everything
-from midstride.engine.snapshots.weights_index import newest_weights
+from midstride.engine.snapshots.weights_index import folder_to_test
 from midstride.engine.training.trainer import Trainer
 
 __all__ = ["evaluate", "evaluate_with_champion"]
 
 
 def evaluate(run: Run) -> dict[str, float]:
-    """Return the test metrics of the best weights of `run`, of the last if none were called best."""
-    return _test(run.job, f"{run.url}/{_saved_folder(run)}")
+    """Return the test metrics of the best weights of `run`; of the last if none are the best by what it monitors."""
+    return _test(run.job, f"{run.url}/{folder_to_test(run.store)}")
 
 
 def evaluate_with_champion(run: Run) -> dict[str, Any]:
@@ -34,16 +34,13 @@ def evaluate_with_champion(run: Run) -> dict[str, Any]:
     if champion is not None:
         as_it_was = run.job.model_copy(update={"module": champion.module, "module_args": champion.module_args})
         theirs = _test(as_it_was, registry.weights_url(champion))
+    weights = folder_to_test(run.store)
     return {
-        "challenger": evaluate(run),
-        "weights": _saved_folder(run),
+        "challenger": _test(run.job, f"{run.url}/{weights}"),
+        "weights": weights,
         "champion": theirs,
         "over": champion and champion.number,
     }
-
-
-def _saved_folder(run: Run) -> str:
-    return "best" if newest_weights(run.store, "best") else "last"
 
 
 def _test(job: TrainingJob, weights: str) -> dict[str, float]:

@@ -17,7 +17,7 @@ from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.rows import join_segments
-from midstride.engine.snapshots.weights_index import metrics_of
+from midstride.engine.snapshots.weights_index import best_of, metrics_of
 from midstride.engine.storage.store import Store
 
 __all__ = [
@@ -124,6 +124,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
     facts = newest.manifest["facts"] if newest else {}
     progress = facts.get("progress", {})
     monitor = job.monitor if job else None
+    best = best_of(store, monitor.metric, monitor.mode) if monitor else metrics_of(store, "best")
     return Report(
         job=job.name if job else facts.get("identity", {}).get("module", "script"),
         run=name,
@@ -146,7 +147,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
         slow=tuple(f"attempt {attempt.number}: {line}" for attempt in attempts for line in attempt.slow),
         rounds=tuple(Round(attempt=attempt.number, **fields) for attempt in attempts for fields in attempt.rounds),
         monitor=monitor.metric if monitor else "",
-        best=metrics_of(store, "best").get("metrics", {}),
+        best=best.get("metrics", {}),
         previous=_previous(runs, name, monitor) if monitor else None,
         test=test or {},
         files=_files(store),

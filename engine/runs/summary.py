@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from midstride.engine.config.options import MonitorOptions
 from midstride.engine.errors import SnapshotError
 from midstride.engine.processes.process_identity import has_ended
 from midstride.engine.runs.run import job_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest_process
-from midstride.engine.snapshots.weights_index import metrics_of
+from midstride.engine.snapshots.weights_index import best_of
 from midstride.engine.storage.store import Store
 
 __all__ = ["RunSummary", "last_sign", "newest_snapshot", "state_of", "summary_of"]
@@ -56,7 +57,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
         state_of(store, last, progress),
         step=max((step for step in steps if step is not None), default=None),
         epoch=progress.get("epoch"),
-        best=_best(store, job.monitor.metric) if job and job.monitor else None,
+        best=_best(store, job.monitor) if job and job.monitor else None,
         attempts=len(attempts),
         time=last_sign(last, newest),
     )
@@ -100,6 +101,6 @@ def last_sign(last: Attempt | None, newest: Snapshot | None) -> float | None:
     return max((time for time in times if time), default=None)
 
 
-def _best(store: Store, metric: str) -> tuple[str, float] | None:
-    value = metrics_of(store, "best").get("metrics", {}).get(metric)
-    return None if value is None else (metric, float(value))
+def _best(store: Store, monitor: MonitorOptions) -> tuple[str, float] | None:
+    value = best_of(store, monitor.metric, monitor.mode).get("metrics", {}).get(monitor.metric)
+    return None if value is None else (monitor.metric, float(value))

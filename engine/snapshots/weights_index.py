@@ -32,7 +32,9 @@ __all__ = [
     "COPY",
     "FOLDERS",
     "SavedWeights",
+    "best_of",
     "error_with_remedy",
+    "folder_to_test",
     "is_of_the_end",
     "last_is_missing",
     "metrics_of",
@@ -112,6 +114,37 @@ def newest_weights(store: Store, folder: str) -> SavedWeights | None:
         except FileNotFoundError:
             continue  # newer ones took their place meanwhile
     return None
+
+
+def folder_to_test(store: Store) -> str:
+    """Return "best", or "last" if none were called best, or if those were by another monitor than the run's last fit.
+
+    Raises:
+        SnapshotDamaged: a manifest, or a lease of the run, is not what was written.
+    """
+    best, last = (newest_weights(store, folder) for folder in FOLDERS)
+    if best is None:
+        return "last"
+    then, now = (saved.manifest["facts"].get("monitors") if saved else None for saved in (best, last))
+    if then == now or then is None or now is None:  # None: not there, or an earlier version wrote it
+        return "best"
+    log.warning(
+        "%s/%s was called best by %s, and the run ended with %s: its last weights are taken",
+        *(store.url, best.path, _monitors(then), _monitors(now)),
+    )
+    return "last"
+
+
+def _monitors(watched: Sequence[Mapping[str, str]]) -> str:
+    return " and ".join(f"{one['monitor']} ({one['mode']})" for one in watched) or "no monitor"
+
+
+def best_of(store: Store, monitor: str, mode: str) -> dict[str, Any]:
+    """Return what the manifest of the best weights says; nothing if another value or mode made them the best."""
+    manifest = metrics_of(store, "best")
+    watched = manifest.get("facts", {}).get("monitors")
+    # None or empty: an earlier version wrote it, or a callback of the user's called them best
+    return {} if watched and {"monitor": monitor, "mode": mode} not in watched else manifest
 
 
 def metrics_of(store: Store, folder: str) -> dict[str, Any]:

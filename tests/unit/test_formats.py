@@ -46,13 +46,12 @@ WORDS = {
         run/last/000000000008.0004-g000002.json
         run/last/weights-000000000008.0004-g000002-CHECKSUM.safetensors
         run/lease/000001.json run/lease/000002.json
-        run/metrics.csv
         run/metrics/000000000002-g000001.CHECKSUM.csv
         run/metrics/000000000004-g000001.CHECKSUM.csv
         run/metrics/000000000004.0002-g000001.CHECKSUM.csv
         run/metrics/000000000006-g000002.CHECKSUM.csv
         run/metrics/000000000008-g000002.CHECKSUM.csv
-        run/run.json
+        run/metrics.csv run/run.json
         run/snapshots/000000000008.0002-g000002/aside.json
         run/snapshots/000000000008.0002-g000002/manifest.json
         run/snapshots/000000000008.0002-g000002/metrics.csv
@@ -87,7 +86,7 @@ WORDS = {
     "manifest.json/facts/start": "size batch_size validation",
     "manifest.json/facts/weights": "best",
     "manifest.json/facts/weights_facts": "best last",
-    "manifest.json/facts/weights_facts/best": "step epoch module hparams hparams_left_out metrics",
+    "manifest.json/facts/weights_facts/best": "step epoch module hparams hparams_left_out metrics monitors",
     "rank-00000-of-00001.json": "format elsewhere tree",
     # its parts
     "rank-00000-of-00001.json/tree": """
@@ -111,7 +110,8 @@ WORDS = {
     "rank-00000-of-00001.json/tree/generators": "torch cuda numpy random",
     # weights
     "best.json": "format name run_id files metrics facts state_dict time checksum",
-    "best.json/facts": "step epoch module hparams hparams_left_out",
+    "best.json/facts": "step epoch module hparams hparams_left_out monitors",
+    "best.json/facts/monitors/0": "monitor mode",
     "golden.json": "number run module module_args before decision time nonce checksum",
     "golden.json/decision": "promoted why metric mode margin challenger champion over",
     # a session
@@ -141,7 +141,7 @@ def test_a_run_is_written_in_these_words(documents: Documents, where: str) -> No
     name, *steps = where.split("/")
     found: Any = documents[name]
     for step in steps:
-        found = found[step]
+        found = found[int(step) if step.isdigit() else step]
     assert {str(word).replace(" ", "~") for word in found} == set(WORDS[where].split())
 
 

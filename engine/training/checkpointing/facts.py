@@ -3,6 +3,7 @@
 from typing import Any, get_args
 
 from midstride.engine.config.options import IdentityOption
+from midstride.engine.modules.monitors import BestCheckpoint
 from midstride.engine.training.checkpointing.identity import FREE_ARGUMENTS, environment_of, identity_of, is_json
 from midstride.engine.training.checkpointing.roots import classes_of
 from midstride.engine.training.checkpointing.text_order import text_order_facts
@@ -51,6 +52,7 @@ def weights_facts(context: FitContext) -> dict[str, Any]:
         "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
         "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
         "metrics": {name: float(value) for name, value in context.metric_logger.values.items()},
+        "monitors": [one.watched for one in context.callbacks if isinstance(one, BestCheckpoint)],
     }
 
 

@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader
 from midstride.engine import BestCheckpoint, Callback, EarlyStopping, Trainer, TrainingModule
 from midstride.engine.errors import UserError
 from midstride.engine.modules.callback_states import Callbacks
+from midstride.engine.snapshots.weights import save_weights
+from midstride.engine.snapshots.weights_index import best_of, folder_to_test
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import assert_resumes_exactly
 
 NAN, HOST = math.nan, torch.device("cpu")
@@ -150,6 +153,47 @@ def test_the_best_of_another_value_says_nothing(
     assert saved == running.state_dict()
     told = f"{kind.__name__} watches {monitor} ({mode}) now, and the snapshot has the best a (max): it begins anew"
     assert caplog.messages == ([] if best == 0.5 else [told])
+
+
+#: what the last of three epochs is trained with, after two with BestCheckpoint("value") -> what is tested at the end
+RESUMED_WITH: dict[str, tuple[list[Callback], float, str]] = {
+    "the same": ([BestCheckpoint("value")], NAN, "best"),
+    "another callback beside it": ([BestCheckpoint("value"), EarlyStopping("value", mode="max")], NAN, "best"),
+    "none": ([], 9, "last"),
+    "another mode, with a better value": ([BestCheckpoint("value", "max")], 9, "best"),
+    "another mode, without one": ([BestCheckpoint("value", "max")], NAN, "last"),
+}
+
+
+@pytest.mark.parametrize("case", RESUMED_WITH)
+def test_weights_that_another_monitor_called_best_are_not_tested(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callbacks, value, folder = RESUMED_WITH[case]
+    given: list[tuple[int, list[Callback]]] = [(2, [BestCheckpoint("value")]), (3, callbacks)]
+    for epochs, with_these in given:
+        trainer = Trainer(max_epochs=epochs, callbacks=with_these, enable_progress_bar=False)
+        data = DataLoader([1, 2], batch_size=2), DataLoader([3])
+        trainer.fit(Logs([3, 2, value]), *data, run=str(tmp_path / "run"))
+    caplog.clear()
+    store = Store.open(tmp_path / "run")
+    assert folder_to_test(store) == folder
+    assert any("was called best by value (min), and the run ended with" in line for line in caplog.messages) == (
+        folder == "last"
+    )
+    assert bool(best_of(store, "value", "min")) == (value != 9 or not callbacks)
+    assert bool(best_of(store, "value", "max")) == (folder == "best" and value == 9)
+
+
+@pytest.mark.parametrize("folder", ["best", "last"])
+def test_weights_of_a_run_that_does_not_say_what_called_them_best_are_tested_as_ever(
+    folder: str, tmp_path: Path
+) -> None:
+    store = Store.open(tmp_path)
+    for name in ("best", "last"):
+        watched = {"monitors": [{"monitor": name, "mode": "min"}]} if name != folder else {}
+        save_weights(store, name, {"w": torch.ones(1)}, {}, watched)
+    assert folder_to_test(store) == "best"
 
 
 class AtEpochEnd(Logs):
