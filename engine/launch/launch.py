@@ -26,6 +26,7 @@ from midstride.engine.session.outcome import Outcome, decide, not_started
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import GRACE_S, SignalRequests
 from midstride.engine.slurm import step_tasks
+from midstride.engine.snapshots.catalog import RUN_FOLDERS
 from midstride.engine.storage.store import Store
 
 __all__ = ["GRACE_S", "launch"]
@@ -72,12 +73,8 @@ def launch(
     """
     job = run.job
     _ensure_started_once()
-    _ensure_writable(run)
-    recover_orphaned_attempts(run)
-    attempt_log = run.attempts
-    launcher = build_launcher(job.world.launched_by, job.folder)
-    attempt = attempt_log.begin()
-    run.save_job()
+    attempt_log, launcher = run.attempts, build_launcher(job.world.launched_by, job.folder)
+    attempt = _begin_attempt(run)
     session = Session.create(run.document(attempt.number))
     # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
     watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
@@ -107,9 +104,16 @@ def _ensure_started_once() -> None:
         )
 
 
-def _ensure_writable(run: Run) -> None:
+def _begin_attempt(run: Run) -> Attempt:
+    """Record in the run's folder that another attempt begins, and the job as it is now."""
+    store = run.store
     try:
-        run.store.ensure_writable()
+        store.ensure_writable(RUN_FOLDERS)
+        with store.errors_explained("written"):
+            recover_orphaned_attempts(run)
+            attempt = run.attempts.begin()
+            run.save_job()
+        return attempt
     except StoreUnsafe as error:
         raise JobError.of(f"job {run.job.name}", [f"snapshots.url: {error}"]) from error
 

@@ -21,10 +21,22 @@ from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
 from midstride.engine.storage.checksums import check_digest, decode_document, digest_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["FORMAT", "MANIFEST", "ROWS", "SNAPSHOTS", "Position", "Snapshot", "SnapshotCatalog", "snapshot_name"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "ROWS",
+    "RUN_FOLDERS",
+    "SNAPSHOTS",
+    "Position",
+    "Snapshot",
+    "SnapshotCatalog",
+    "snapshot_name",
+]
 
 FORMAT = 1  #: raised whenever the files of a snapshot change their meaning
 SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
+#: the folders in that of a run
+RUN_FOLDERS = (SNAPSHOTS, "lease", "metrics", "best", "last", "attempts")
 _ASIDE = "aside.json"
 _KEYS = ("format", "step", "after", "generation", "world_size", "files", "facts")
 

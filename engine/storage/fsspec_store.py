@@ -1,6 +1,6 @@
 """Any fsspec URL as a store. Whether it can create files exclusively is unknown, so it needs `lease: none`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -112,8 +112,8 @@ class RemoteStore(Store):
         except FileNotFoundError:
             return
 
-    def ensure_writable(self) -> None:  # noqa: D102
+    def ensure_writable(self, folders: Iterable[str] = ()) -> None:  # noqa: D102
         if self.options.patience_s > _PROBE_PATIENCE_S:  # nothing runs yet that would be worth a longer wait
-            type(self)(self.url, replace(self.options, patience_s=_PROBE_PATIENCE_S)).ensure_writable()
+            type(self)(self.url, replace(self.options, patience_s=_PROBE_PATIENCE_S)).ensure_writable(folders)
         else:
-            super().ensure_writable()
+            super().ensure_writable(folders)

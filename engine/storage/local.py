@@ -15,7 +15,7 @@ from uuid import uuid4
 import numpy as np
 
 from midstride.engine.errors import SnapshotDamaged, StoreUnsafe
-from midstride.engine.storage.store import EXCLUSIVE_HINT, Store, StoreOptions
+from midstride.engine.storage.store import EXCLUSIVE_HINT, PROBE, Store, StoreOptions
 
 __all__ = ["LocalStore"]
 
@@ -23,6 +23,7 @@ _CHUNK_BYTES = 8 * 2**20
 _WRITE_BYTES = 32 * 2**20  # between two writes the thread may have to wait for Python's lock
 _PAGE_BYTES = 4096  # no disk has larger blocks
 _DIRECT_BYTES = 2**20
+_PROBE_S = 3600.0  # no world takes as long to try whether it may write
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -151,6 +152,21 @@ class LocalStore(Store):
             if not names and not below and Path(folder) != top:
                 found[Path(folder).relative_to(top).as_posix()] = 0  # a folder, perhaps in the place of a file
         return found
+
+    def remove_old_probes(self, probe: str) -> None:  # noqa: D102
+        written = self._at(probe).stat().st_mtime  # by the clock of the file system, as the others are
+        for pattern in (f"{PROBE}*", f".{PROBE}*.draft"):
+            for old in self._folder.glob(pattern):
+                with contextlib.suppress(FileNotFoundError):
+                    if old.stat().st_mtime < written - _PROBE_S:
+                        old.unlink()
+
+    def ensure_no_file(self, folder: str) -> None:  # noqa: D102
+        if (target := self._at(folder)).is_file():
+            raise StoreUnsafe(
+                f"{target} is a file, and has to be a folder: move it away, and bring the folder back if there is a "
+                "copy of it. Nothing was changed."
+            )
 
     def size(self, path: str) -> int:  # noqa: D102
         target = self._at(path)

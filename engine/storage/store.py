@@ -20,7 +20,7 @@ from uuid import uuid4
 from midstride.engine.errors import SnapshotError, SnapshotUnreadable, StoreFull, StoreSilent, StoreUnsafe
 from midstride.engine.storage.retry import is_transient
 
-__all__ = ["EXCLUSIVE_HINT", "PASSWORD", "STORES", "Store", "StoreOptions", "absolute_url", "holds_password"]
+__all__ = ["EXCLUSIVE_HINT", "PASSWORD", "PROBE", "STORES", "Store", "StoreOptions", "absolute_url", "holds_password"]
 
 #: scheme of a URL -> where its class lives, imported when one is opened; "*" is of all others, a path is "file"
 STORES: dict[str, str] = {
@@ -41,6 +41,9 @@ PASSWORD = (
     "the URL holds a password, which would stand in run.json, in logs and in the UI. Take it out of the URL, "
     'and give it by the environment: FSSPEC_SFTP_PASSWORD for sftp://, as fsspec calls it in "Configuration".'
 )
+
+#: how the name of a file begins that only tries whether files can be written
+PROBE = ".probe-"
 
 _FULL = "Free some space: the same command then resumes the run"
 _READ_ONLY = (
@@ -194,18 +197,25 @@ class Store(ABC):
             return False
         return True
 
-    def ensure_writable(self) -> None:
+    def ensure_writable(self, folders: Iterable[str] = ()) -> None:
         """Check, within seconds, that files can be written here and created exclusively.
+
+        Args:
+            folders: paths at which a folder or nothing has to be. Where a file is, what was in the folder would be
+                taken for gone.
 
         Raises:
             StoreUnsafe: they cannot; the message says why and what to do.
             StoreSilent: the store does not answer; a retry may help.
         """
-        probe = f".probe-{uuid4().hex}"
+        probe = f"{PROBE}{uuid4().hex}"
         with self.errors_explained("written"):
             self.list()
+            for folder in folders:
+                self.ensure_no_file(folder)
             first = self.create(probe, b"probe")
             try:
+                self.remove_old_probes(probe)
                 second = self.create(probe, b"probe")
             finally:
                 self.remove(probe)
@@ -213,6 +223,12 @@ class Store(ABC):
             raise StoreUnsafe(
                 f"{self.url} let the same file be created twice, so two worlds could advance one run. {EXCLUSIVE_HINT}"
             )
+
+    def remove_old_probes(self, probe: str) -> None:
+        """Remove what processes left that were killed in `ensure_writable` long before they would write `probe`."""
+
+    def ensure_no_file(self, folder: str) -> None:
+        """Raise StoreUnsafe if a file is at the path `folder`; where a file hides no folder, it may be."""
 
     @contextmanager
     def errors_explained(self, done: str) -> Iterator[None]:
@@ -269,7 +285,7 @@ class Store(ABC):
 
     def _way_out(self, error: OSError) -> str:
         """Return what to do about `error`, with which this store could not be read or written."""
-        return "Name a folder" if isinstance(error, NotADirectoryError) else "Allow it"
+        return "Name a folder" if isinstance(error, (NotADirectoryError, FileExistsError)) else "Allow it"
 
 
 def absolute_url(url: str, folder: Path | str = "") -> str:

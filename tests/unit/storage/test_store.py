@@ -97,10 +97,33 @@ def test_processes_take_every_generation_once(where: str, each: int, request: py
     assert len({lease.run_id for lease in leases(store)}) == 1
 
 
-def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("url", "folders", "said"),
+    [
+        ("file/runs", [], r"file/runs cannot be written: .*Name a folder.*snapshots\.url"),
+        ("file", [], r"file cannot be written: .*Name a folder.*snapshots\.url"),
+        ("", ["nothing", "folder", "file"], "file is a file, and has to be a folder: move it away"),
+    ],
+)
+def test_a_store_that_cannot_be_written_is_refused(url: str, folders: list[str], said: str, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreUnsafe, match=r"file/runs cannot be written: .*snapshots\.url"):
-        Store.open(tmp_path / "file" / "runs").ensure_writable()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreUnsafe, match=said):
+        Store.open(tmp_path / url).ensure_writable(folders)
+    assert names_in(tmp_path) == ["file", "folder"]
+
+
+def test_probes_of_processes_that_were_killed_are_removed_when_they_are_old(tmp_path: Path):
+    old, new = (
+        (f".probe-{'0' * 32}", f"..probe-{'0' * 32}.0.draft"),
+        (f".probe-{'1' * 32}", f"..probe-{'1' * 32}.0.draft"),
+    )
+    for name in (*old, *new):
+        (tmp_path / name).touch()
+    for name in old:
+        os.utime(tmp_path / name, (0, (tmp_path / name).stat().st_mtime - 3700))
+    Store.open(tmp_path).ensure_writable()
+    assert names_in(tmp_path) == sorted(new)
 
 
 def test_a_disk_with_room_for_one_file_alone_is_full_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
