@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 #: seconds that a failed run waits for snapshots that are still being written
 GRACE_S = 10.0
+_FAULTS_OF_CODE = (TypeError, AttributeError, NameError, LookupError, AssertionError)
 
 
 class RunStore:
@@ -245,8 +246,7 @@ class RunStore:
             except EngineError as error:
                 result = None, error
             except Exception as error:
-                kind = StoreSilent if self.store.is_transient(error) else SnapshotError
-                result = None, self.store.advice(error) or kind(f"{self.store.url}: {type(error).__name__}: {error}")
+                result = None, self._worded(error)
                 if not isinstance(error, OSError):  # whose message is enough
                     log.exception("in %s", self.store.url)
         value: T
@@ -254,3 +254,11 @@ class RunStore:
         if failure is not None:
             raise failure
         return value
+
+    def _worded(self, error: Exception) -> EngineError:
+        """Return `error` as the store's fault, or as that of the code, which no store raises."""
+        if isinstance(error, _FAULTS_OF_CODE):
+            what = f"{type(error).__name__}: {error}"
+            return EngineError(f"a fault in midstride itself, not in {self.store.url}, is in the log: {what}")
+        kind = StoreSilent if self.store.is_transient(error) else SnapshotError
+        return self.store.advice(error) or kind(f"{self.store.url}: {type(error).__name__}: {error}")

@@ -1,12 +1,13 @@
 """The folder of a run as a fit finds it: what is in the place of something else, and whose fault an error is."""
 
+import errno
 from pathlib import Path
 
 import pytest
 from support.refused import fit
 
-from midstride.engine.errors import StoreUnsafe
-from midstride.engine.snapshots.catalog import RUN_FOLDERS
+from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, StoreUnsafe
+from midstride.engine.snapshots.catalog import RUN_FOLDERS, SnapshotCatalog
 
 
 @pytest.mark.parametrize("folder", RUN_FOLDERS)
@@ -23,3 +24,30 @@ def test_a_run_with_a_file_in_the_place_of_a_folder_is_refused_and_nothing_is_lo
     (run / folder).unlink()
     (tmp_path / "kept").rename(run / folder)
     fit(run)
+
+
+#: what choosing a snapshot ends with -> the class of the error of the fit, and its words
+CHOICES: list[tuple[Exception, type[EngineError], str]] = [
+    (
+        TypeError("no int"),
+        EngineError,
+        r"a fault in midstride itself, not in \S+/run, is in the log: TypeError: no int",
+    ),
+    (KeyError("step"), EngineError, r"a fault in midstride itself, not in \S+/run, is in the log: KeyError: 'step'"),
+    (TimeoutError("no answer"), StoreSilent, r"/run: TimeoutError: no answer"),
+    (OSError(errno.EIO, "Broken"), SnapshotError, r"/run: OSError: \[Errno 5\] Broken"),
+    (RuntimeError("of a library"), SnapshotError, r"/run: RuntimeError: of a library"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "said"), CHOICES)
+def test_a_fault_of_the_code_is_not_said_to_be_the_stores(
+    error: Exception, kind: type[EngineError], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(catalog: SnapshotCatalog) -> None:
+        raise error
+
+    monkeypatch.setattr(SnapshotCatalog, "newest_good", fail)
+    with pytest.raises(kind, match=said) as caught:
+        fit(tmp_path / "run")
+    assert type(caught.value) is kind
