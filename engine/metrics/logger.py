@@ -322,12 +322,12 @@ class MetricLogger:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back."""
+        """Take it back; what an earlier version did not keep is added, since it is read back and compared."""
         self.rows.load_state_dict(state_dict["rows"])
         self.values = dict(state_dict["values"])
-        names = state_dict.get("names", {"progress_bar": (), "common": {}})  # an earlier version kept none
+        names = state_dict.setdefault("names", {"progress_bar": [], "common": {}})
         self.progress_bar_names, self.common_names = {*names["progress_bar"]}, dict(names["common"])
-        self.evaluation_values = dict(state_dict.get("evaluation_values", {}))
+        self.evaluation_values = dict(state_dict.setdefault("evaluation_values", {}))
         self._running = {name: Accumulator(**running) for name, running in state_dict["running"].items()}
         self._evaluated = {name: Accumulator(**running) for name, running in state_dict["evaluated"].items()}
         self._steps = {name: list(values) for name, values in state_dict["steps"].items()}

@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: what monitors keep by now, and not in snapshots of earlier versions
+_ADDED = ("monitor", "mode", "stopped_epoch")
+
 
 def by_class_name(owners: Sequence[T]) -> dict[str, T]:
     """Return callbacks by the names of their classes; the second callback of a class is `Name#1`."""
@@ -62,6 +65,9 @@ class Callbacks(AlikeOnRanks):
                 where = f"{type(callback).__name__}.load_state_dict"
                 given = copy.deepcopy(state_dict[name], placed_tensors(state_dict[name], self._device))
                 call_user_code(where, callback.load_state_dict, given)
+                if isinstance(callback, Monitor):
+                    now = self._state_of(name)
+                    state_dict[name] = {key: now[key] for key in _ADDED if key in now} | state_dict[name]
             else:
                 state_dict[name] = self._state_of(name)
 

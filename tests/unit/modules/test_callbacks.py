@@ -258,9 +258,16 @@ def test_a_value_of_validations_that_are_left_out_by_now_is_not_looked_at_again(
 
 
 def test_a_snapshot_that_does_not_say_what_was_watched_is_taken() -> None:
-    best = BestCheckpoint("a")
-    Callbacks([best], HOST).load_state_dict({"BestCheckpoint": {"best": 0.5, "best_step": 3}})
-    assert (best.best, best.best_step) == (0.5, 3)
+    """Earlier versions kept less: what is read back has what was added since, and is compared with the state."""
+    best, stopping = BestCheckpoint("a"), EarlyStopping("a")
+    saved: dict[str, Any] = {
+        "BestCheckpoint": {"best": 0.5, "best_step": 3},
+        "EarlyStopping": {"best": 2, "wait_count": 1},
+    }
+    callbacks = Callbacks([best, stopping], HOST)
+    callbacks.load_state_dict(saved)
+    assert (best.best, best.best_step, stopping.best, stopping.wait_count) == (0.5, 3, 2, 1)
+    assert saved == callbacks.state_dict()
 
 
 def test_a_callback_that_another_trainer_had_begins_anew() -> None:
