@@ -44,6 +44,15 @@ def test_a_snapshot_whose_folder_cannot_be_listed_stays(tmp_path: Path, monkeypa
     assert len(list((tmp_path / "snapshots").iterdir())) == 2
 
 
+def test_a_file_in_the_place_of_a_snapshot_is_swept(tmp_path: Path) -> None:
+    """Else no old snapshot would be removed any more, and the disk fill."""
+    store = Store.open(tmp_path)
+    first, second = take(alone(store), 1, 2)
+    (tmp_path / "snapshots" / "000000000001-g000000").touch()
+    SnapshotCatalog(store).sweep(second)
+    assert store.list("snapshots") == [first.name, second.name]
+
+
 def test_a_folder_in_the_place_of_a_draft_is_swept(tmp_path: Path) -> None:
     (tmp_path / "metrics" / ".rows.csv.0.draft" / "inside").mkdir(parents=True)
     Store.open(tmp_path).remove_drafts("metrics")
