@@ -148,7 +148,8 @@ class Objects(AlikeOnRanks):
             self._fill(root, nodes, restore)
             if root.owner is not None:
                 self._delete_attributes(root, nodes, state_dict.get("deleted", []), change)
-            restore.is_old |= not keep_order(root.owner, nodes) and bool(nodes)
+            if not keep_order(root.owner, nodes) and nodes:
+                restore.read_back()
         paths = {root.path for root in roots}
         groups = state_dict.keys() - {"deleted", "classes"}
         for path in [f"{group}/{name}" for group in groups for name in state_dict[group]]:

@@ -313,8 +313,14 @@ class SnapshotCatalog:
             if {MANIFEST, _ASIDE} & folders.get(name, set()):
                 continue
             # A folder that could not be listed seems to be empty.
-            if not any(self._store.exists(f"{SNAPSHOTS}/{name}/{file}") for file in (MANIFEST, _ASIDE)):
+            if not any(self._has(name, file) for file in (MANIFEST, _ASIDE)):
                 self._store.remove(f"{SNAPSHOTS}/{name}")
+
+    def _has(self, name: str, file: str) -> bool:
+        try:
+            return self._store.exists(f"{SNAPSHOTS}/{name}/{file}")
+        except NotADirectoryError:  # a file is in the place of the snapshot
+            return False
 
 
 class _Foreign(SnapshotDamaged):

@@ -172,10 +172,7 @@ class LocalStore(Store):
         target = self._at(path)
         if target.is_dir():
             raise FileNotFoundError(errno.ENOENT, "a folder, not a file", str(target))
-        try:
-            return target.stat().st_size
-        except NotADirectoryError as error:  # a file is where its folder would be
-            raise FileNotFoundError(errno.ENOENT, "its folder is a file", str(target)) from error
+        return target.stat().st_size
 
     def remove_drafts(self, *folders: str, upto: str | None = None) -> None:  # noqa: D102
         for folder in folders:
