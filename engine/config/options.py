@@ -211,7 +211,9 @@ class TrainerOptions(Options):
         None, title="At least epochs", description="Passes over the data before early stopping may end the training."
     )
     min_steps: Count | None = Field(
-        None, title="At least steps", description="Optimizer steps before early stopping may end the training."
+        None,
+        title="At least steps",
+        description="Optimizer steps before early stopping may end the training; without min_epochs, one epoch, too.",
     )
     precision: Annotated[Literal["32", "bf16", "16", "64"], BeforeValidator(short_precision)] = Field(
         "32", title="Precision", description="Floating-point precision; 16 and bf16 are mixed precision."
@@ -279,6 +281,11 @@ class TrainerOptions(Options):
                 f"epoch: say how many, val_check_interval=100 for example, not {self.val_check_interval}"
             )
         return self
+
+    @property
+    def least_epochs(self) -> int:
+        """Epochs before the fit may be stopped; with `min_steps` alone it is one, as in Lightning."""
+        return int(self.min_steps is not None) if self.min_epochs is None else self.min_epochs
 
     @model_validator(mode="after")
     def _clips_by_what_is_given(self) -> "TrainerOptions":

@@ -115,7 +115,7 @@ class LightningTrainer:
     @property
     def min_epochs(self) -> int:
         """Epochs before the fit may be stopped."""
-        return self._trainer.options.min_epochs or 0
+        return self._trainer.options.least_epochs
 
     @property
     def max_epochs(self) -> int:

@@ -27,7 +27,7 @@ class ModuleHooks:
         """Before the first batch of an epoch; not again where a run resumes within it."""
 
     def on_train_epoch_end(self) -> None:
-        """After the last batch of an epoch, and the validation that follows it."""
+        """After the last batch of an epoch, or that at which it is stopped, and the validation that follows it."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Before a training step; `batch` is on the device."""
@@ -42,7 +42,7 @@ class ModuleHooks:
         """After the backward pass, before gradients are clipped."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Before the optimizer's step, with all gradients there and clipped."""
+        """Before the optimizer's step, with all gradients there, not clipped yet."""
 
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:
         """After the optimizer's step, before gradients are set to zero."""

@@ -43,7 +43,7 @@ class EpochAudit:
         padding: positions at the end that repeat samples from the start, so that all ranks have the same number.
         left_over: samples that drop_last or limit_train_batches leave out.
         left_out: batches whose loss was not finite, left out of the weights.
-        is_over: whether the epoch has come to its end.
+        is_over: whether the epoch has come to its last batch; one that a stop broke off has not.
         is_counted: whether the samples were compared with those the epoch was to have; else only its positions were.
         faults: what law 3 forbids, as messages.
     """
@@ -115,7 +115,7 @@ def audit(url: str) -> Audit:
     for number in dict.fromkeys(stretch.epoch for stretch in stretches):
         own = [stretch for stretch in stretches if stretch.epoch == number]
         left_out = tuple(batch for epoch, batch in account["left_out"] if epoch == number)
-        is_over = number < facts["progress"]["epoch"]
+        is_over = number < facts["progress"]["epoch"] and number not in account.get("broken_off", ())
         epochs.append(_EpochAuditor(facts["identity"], own, is_over, left_out, planned.get(number)).audit())
     rows = list(csv.DictReader(io.StringIO(join_segments(catalog.rows()))))
     steps = [int(row["step"]) for row in rows]

@@ -88,18 +88,22 @@ class FitLoop:
     def is_done(self) -> bool:
         """Return whether the fit is complete, or was stopped."""
         options, progress = self._options, self.progress
-        had_enough = progress.epoch >= (options.min_epochs or 0) and progress.step >= (options.min_steps or 0)
         return (
-            (progress.stop and had_enough)
+            self._is_stopped()
             or (options.max_epochs is not None and progress.epoch >= options.max_epochs)
             or (options.max_steps is not None and progress.step >= options.max_steps)
         )
 
+    def _is_stopped(self) -> bool:
+        """Return whether a stop was requested, and the least number of epochs and of steps is done."""
+        options, progress = self._options, self.progress
+        had_enough = progress.epoch >= options.least_epochs and progress.step >= (options.min_steps or 0)
+        return progress.stop and had_enough
+
     def run(self) -> None:
         """Train from the position in `progress` to the end."""
         self.validate_if_due()  # if resumed between a step and its validation
-        if self.progress.at_end:
-            self.end_epoch()  # if resumed between the last step of an epoch and its end
+        self._end_epoch_if_over()  # if resumed between the last step of an epoch and its end
         while not self.is_done():
             self.epoch()
         self.context.finite_losses.verify()
@@ -123,7 +127,12 @@ class FitLoop:
             if progress.batch == 0 or self.loader.begins_pass:
                 self._check_order()
             self.batch(batch)
-        if progress.at_end:
+        self._end_epoch_if_over()
+
+    def _end_epoch_if_over(self) -> None:
+        """End the epoch after its last batch, or where a stop breaks it off; `max_steps` leaves it open, to go on."""
+        progress = self.progress
+        if progress.at_end or (progress.in_epoch and self._is_stopped()):
             self.end_epoch()
 
     def _check_order(self) -> None:
@@ -190,6 +199,8 @@ class FitLoop:
             return False
         if epochs is not None and (progress.epoch + 1) % epochs:
             return False
+        if self._is_stopped():
+            return True
         batches = progress.batch if epochs is not None else progress.earlier_batches + progress.batch
         return progress.at_end if self.val_every is None else batches % self.val_every == 0
 
@@ -199,13 +210,17 @@ class FitLoop:
         context.finite_losses.verify()
         with context.heartbeat.during(Phase.EVALUATING):
             context.inject_fault("epoch_end")
-            self.optimizer_step.step_schedulers("epoch", progress.epoch + 1, watching=False)
+            if progress.at_end:
+                self.optimizer_step.step_schedulers("epoch", progress.epoch + 1, watching=False)
+            else:
+                context.samples.break_off(progress.epoch)
             if context.hooks.has("on_train_epoch_end"):
                 context.metric_logger.preview_epoch()
             with context.metric_logger.epoch_end():  # values logged in the hook belong to this epoch
                 context.hooks.call("on_train_epoch_end")
             self._judge_epoch(context.metric_logger.close_epoch())
-        self.optimizer_step.step_schedulers("epoch", progress.epoch + 1, watching=True)
+        if progress.at_end:
+            self.optimizer_step.step_schedulers("epoch", progress.epoch + 1, watching=True)
         progress.next_epoch()
         self.loader.set_at_end(False)
 

@@ -85,6 +85,8 @@ class SampleLog:
         self._planned: list[BatchRange] = []
         #: epochs in which data of some rank had states of their own, from which an attempt may have resumed
         self._stateful: set[int] = set()
+        #: epochs that a stop broke off before their last batch
+        self._broken_off: list[int] = []
 
     def plan(self, epoch: int, batches: Iterable[Sequence[Any]]) -> None:
         """Record the batches that a sampler gives this rank in `epoch`, to compare the trained batches with them."""
@@ -140,6 +142,10 @@ class SampleLog:
         self.left_out.append((epoch, batch))
         self.left_out_in_a_row += 1
 
+    def break_off(self, epoch: int) -> None:
+        """Record that the rest of `epoch` is left out on every rank, as training was stopped within it."""
+        self._broken_off.append(epoch)
+
     def keep(self) -> None:
         """Record that the last batch is trained on."""
         self.left_out_in_a_row = 0
@@ -172,6 +178,7 @@ class SampleLog:
         state: dict[str, Any] = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
         state |= {"planned": [astuple(one) for one in self._planned]} if self._planned else {}
         state |= {"left_out_in_a_row": self.left_out_in_a_row} if self.left_out_in_a_row else {}
+        state |= {"broken_off": list(self._broken_off)} if self._broken_off else {}
         return {**state, "stateful": sorted(self._stateful)} if self._stateful else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -179,5 +186,6 @@ class SampleLog:
         self._merged = [BatchRange(*one) for one in state_dict["stretches"]]
         self._planned = [BatchRange(*one) for one in state_dict.get("planned", ())]
         self._stateful = set(state_dict.get("stateful", ()))
+        self._broken_off = list(state_dict.get("broken_off", ()))
         self.left_out_in_a_row = state_dict.get("left_out_in_a_row", 0)
         self.left_out, self._open, self._plans = list(state_dict["left_out"]), [], {}

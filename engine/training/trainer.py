@@ -84,7 +84,7 @@ class Trainer(TrainerState):
             given.
         max_steps: stop after this many optimizer steps.
         min_epochs: passes over the data before early stopping may end the training.
-        min_steps: optimizer steps before it may.
+        min_steps: optimizer steps before it may; without `min_epochs`, one epoch, too.
         precision: "32", "64", or mixed precision "bf16" or "16".
         accumulate_grad_batches: batches that make one optimizer step.
         gradient_clip_val: largest norm (or value) of the gradients; None clips nothing.

@@ -129,12 +129,13 @@ ENDS: dict[str, dict[str, Any]] = {
     "steps": {"max_epochs": None, "max_steps": 6, "val_check_interval": 1.0},
     "patience": {"max_epochs": 9, "val_check_interval": 1.0},
     "patience, at least 4 epochs": {"max_epochs": 9, "min_epochs": 4, "val_check_interval": 1.0},
+    "patience, within an epoch": {"max_epochs": 9, "val_check_interval": 1},
 }
 
 
 @pytest.mark.parametrize("phase", ["epoch_end", "validation"])
 @pytest.mark.parametrize("name", ENDS)
-def test_a_fit_that_ends_with_an_epoch_ends_it_whole(
+def test_a_fit_that_ends_with_an_epoch_or_is_stopped_within_it_ends_it_whole(
     name: str, phase: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(layout="every step", options=ENDS[name], module=Worsening, patience=2)

@@ -5,7 +5,7 @@ from mutants.mutant import Mutant
 __all__ = ["TRAINING"]
 
 MODULES = "laws/test_resume.py::test_every_kind_of_module_resumes"
-ENDS = "laws/test_resume.py::test_a_fit_that_ends_with_an_epoch_ends_it_whole"
+ENDS = "laws/test_resume.py::test_a_fit_that_ends_with_an_epoch_or_is_stopped_within_it_ends_it_whole"
 
 TRAINING = [
     Mutant(
@@ -39,9 +39,23 @@ TRAINING = [
     Mutant(
         "early stopping waits for no epoch",
         "engine/training/fit_loop.py",
-        "had_enough = progress.epoch >= (options.min_epochs or 0) and ",
+        "had_enough = progress.epoch >= options.least_epochs and ",
         "had_enough = ",
         "unit/training/test_trainer.py::test_early_stopping_waits_for_the_least_number_of_epochs[7-7]",
+    ),
+    Mutant(
+        "a stop within an epoch validates nothing",
+        "engine/training/fit_loop.py",
+        "        if self._is_stopped():\n            return True\n",
+        "",
+        "unit/lightning/test_hook_order.py",
+    ),
+    Mutant(
+        "a stop within an epoch leaves it open",
+        "engine/training/fit_loop.py",
+        "if progress.at_end or (progress.in_epoch and self._is_stopped()):",
+        "if progress.at_end:",
+        "unit/lightning/test_hook_order.py",
     ),
     Mutant(
         "a LightningModule within another is left as it is",

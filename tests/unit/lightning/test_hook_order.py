@@ -1,6 +1,7 @@
 """Hooks beside Lightning's: their order, and what holds in each: modes, gradients, the place in the fit."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,13 +27,16 @@ HOOKS = [*FIT, *(f"{stage}_{where}" for stage in ("train", "validation", "test",
 class Noting(L.LightningModule):
     """Notes at every hook what holds there; one of its layers was frozen by eval()."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop: tuple[str, int] | None = None) -> None:
+        """`stop` is a hook or a step, and at which of its calls, from 1, it ends the fit."""
         super().__init__()
         torch.manual_seed(7)
+        self.stop, self.calls = stop, Counter[str]()
         self.frozen, self.layer = nn.Sequential(nn.BatchNorm1d(4)).eval(), nn.Linear(4, 1)
         self.notes: list[Any] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.stop_if_asked("training_step")
         return self.layer(self.frozen(batch[0])).square().mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -46,6 +50,11 @@ class Noting(L.LightningModule):
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
+    def stop_if_asked(self, where: str) -> None:
+        self.calls[where] += 1
+        if self.stop == (where, self.calls[where]):
+            self.trainer.should_stop = True
+
     def note(self, hook: str, *_: Any) -> None:
         frozen, grad = self.frozen[0], [None if p.grad is None else p.grad.sum().item() for p in self.parameters()]
         at = self.trainer.current_epoch, self.trainer.global_step
@@ -56,6 +65,7 @@ class Noting(L.LightningModule):
             else None
         )
         self.notes.append((hook, self.training, frozen.training, torch.is_grad_enabled(), at, gradients))
+        self.stop_if_asked(hook)
 
 
 class Beside(L.Callback):
@@ -91,16 +101,55 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
+#: where a fit is stopped: a hook or a step, and at which of its calls
+STOPS = [
+    *((name, count) for name in ("training_step", "train_batch_start", "train_batch_end") for count in (1, 2, 4, 6)),
+    *(("train_epoch_start", 2), ("train_epoch_end", 1), ("train_start", 1), ("validation_end", 1)),
+]
+#: options of both Trainers in a fit that is stopped
+STOPPED: list[dict[str, Any]] = [
+    {},
+    {"min_epochs": 2},
+    {"min_steps": 3},
+    {"min_epochs": 2, "min_steps": 7},
+    {"val_check_interval": 3},
+    {"val_check_interval": 3, "min_steps": 2},
+    {"check_val_every_n_epoch": 2},
+    {"check_val_every_n_epoch": None, "val_check_interval": 5},
+    {"accumulate_grad_batches": 3},
+    {"accumulate_grad_batches": 2, "min_steps": 2},
+]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_hooks_come_as_in_lightning(case: str) -> None:
     options, verbs = CASES[case]
+    expected, found = _beside(options, verbs)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("stop", "options"),
+    [(stop, STOPPED[(at + more) % len(STOPPED)]) for at, stop in enumerate(STOPS) for more in (0, 5)],
+    ids=str,
+)
+def test_a_stop_within_an_epoch_calls_the_hooks_that_it_calls_in_lightning(
+    stop: tuple[str, int], options: dict[str, Any]
+) -> None:
+    expected, found = _beside({"max_epochs": 3, **options}, ("fit",), stop)
+    assert found == expected
+
+
+def _beside(options: dict[str, Any], verbs: tuple[str, ...], stop: tuple[str, int] | None = None) -> list[list[Any]]:
+    """Return what is noted under Lightning's Trainer, and under ours."""
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     theirs = partial(L.Trainer, accelerator="cpu", num_sanity_val_steps=0, callbacks=[Beside()], **quiet)
     notes = []
     for trainer in (theirs(**options), Trainer(**options, callbacks=[Beside()], enable_progress_bar=False)):
-        module = Noting()
+        module = Noting(stop)
         for verb in verbs:
             loaders = [style.loader(16), style.loader(8)] if verb == "fit" else [style.loader(8)]
             getattr(trainer, verb)(module, *loaders)
-        notes.append(module.notes)
-    assert notes[1] == notes[0]
+        assert stop is None or trainer.should_stop
+        notes.append([*module.notes, (trainer.current_epoch, trainer.global_step)])
+    return notes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.cli.app import main
 from midstride.engine.data.order import InOrder, StridedOrder
 from midstride.engine.errors import SnapshotMissing
@@ -65,6 +65,21 @@ def test_an_epoch_under_way_misses_nothing_yet(tmp_path: Path) -> None:
     first, second = audit(str(tmp_path)).epochs
     assert first.is_over
     assert (second.is_over, second.batches, second.missing, second.faults) == (False, 2, 0, ())
+
+
+def test_an_epoch_that_a_stop_broke_off_misses_nothing(tmp_path: Path) -> None:
+    class Stops(Callback):
+        def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+            if trainer.global_step == 2:
+                trainer.stop()
+
+    fit(tmp_path, callbacks=Stops())
+    (only,) = audit(str(tmp_path)).epochs
+    assert (only.is_over, only.batches, only.missing, only.faults) == (False, 2, 0, ())
+    fit(tmp_path, callbacks=Stops(), min_epochs=2)
+    broken_off, whole = audit(str(tmp_path)).epochs
+    assert (broken_off.is_over, broken_off.batches, broken_off.faults) == (False, 2, ())
+    assert (whole.is_over, whole.once, whole.faults) == (True, 10, ())
 
 
 def left_out(account: SampleLog, epoch: int, batch: int, indices: list[int], *rest: int) -> None:

@@ -18,6 +18,7 @@ from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
+from midstride.engine.testing import assert_resumes_exactly
 from midstride.engine.training.checkpointing.identity import identity_changes
 
 
@@ -219,3 +220,28 @@ def test_an_argument_of_another_type_is_refused_as_the_trainer_is_made(arguments
     with pytest.raises(JobError) as refused:
         Trainer(**arguments)
     assert words in str(refused.value)
+
+
+def test_the_end_of_an_epoch_that_a_stop_breaks_off_resumes_exactly() -> None:
+    class Stops(Line):
+        validated = 0
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            if batch_idx == 1:
+                self.trainer.stop()
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            self.validated += 1
+
+        def on_train_epoch_end(self) -> None:
+            assert (self.trainer.progress.batch, self.validated) == (2, 2)
+            with torch.no_grad():
+                self.layer.weight.mul_(1 + self.validated)
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(TensorDataset(torch.ones(8, 2)), 1)
+
+        val_dataloader = train_dataloader
+
+    assert_resumes_exactly(Stops, steps=6)
