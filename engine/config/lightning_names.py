@@ -1,10 +1,13 @@
 """What Lightning's users are used to say, and what is said here instead."""
 
+from datetime import timedelta
+
 __all__ = [
     "LIGHTNING_ARGUMENTS",
     "LIGHTNING_HOOKS",
     "LIGHTNING_OPTIONS",
     "LIGHTNING_STRATEGIES",
+    "LIGHTNING_VALUES",
     "STRATEGY_ALIASES",
 ]
 
@@ -39,6 +42,19 @@ LIGHTNING_OPTIONS: dict[str, str] = {
     "reload_dataloaders_every_n_epochs": "let the sampler or the data set follow set_epoch",
     "resume_from_checkpoint": "the same run again resumes",
     "sync_batchnorm": "it is an argument of ddp: strategy_args={sync_batchnorm: true}",
+}
+
+#: an option -> types of values that Lightning takes for it and midstride does not, and the way out
+LIGHTNING_VALUES: dict[str, tuple[tuple[type, ...], str]] = {
+    "accumulate_grad_batches": (
+        (dict,),
+        "should be one number for the whole run; where it changes, step by hand: automatic_optimization = False",
+    ),
+    "val_check_interval": (
+        (str, dict, timedelta),
+        "should be a number of batches, such as 100, or a share of an epoch, such as 0.5: a clock would decide which "
+        "weights are validated",
+    ),
 }
 
 #: a name that fit, validate, test and predict do not know -> the way out

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from midstride.engine.config.lightning_names import LIGHTNING_OPTIONS
+from midstride.engine.config.lightning_names import LIGHTNING_OPTIONS, LIGHTNING_VALUES
 
 __all__ = ["validation_errors"]
 
@@ -66,6 +66,9 @@ def _reasons(detail: Mapping[str, Any], path: str, known_paths: Sequence[str]) -
     if detail["type"] == "value_error":
         return [message]
     given = "null" if detail["input"] is None else repr(detail["input"])
+    kinds, way = LIGHTNING_VALUES.get(_leaf(path), ((), ""))
+    if isinstance(detail["input"], kinds):
+        return [f"{way}, not {given}"]
     if detail["type"] in ("model_type", "dict_type"):
         below = [_leaf(inner) for inner in known_paths if path and inner.rpartition(".")[0] == _without_numbers(path)]
         return [f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)]

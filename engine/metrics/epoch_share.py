@@ -7,7 +7,7 @@ from midstride.engine.metrics.accumulator import Accumulator, over_ranks
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.metrics.values import numbers_in
 
-__all__ = ["EpochShare", "newest_over_ranks", "reduced_over_ranks", "union"]
+__all__ = ["EpochShare", "logged_once", "newest_over_ranks", "reduced_over_ranks", "union"]
 
 
 class EpochShare(NamedTuple):
@@ -42,6 +42,13 @@ def newest_over_ranks(shares: Sequence[EpochShare]) -> tuple[set[str], dict[str,
     found = over_ranks([rank.newest_step for rank in shares])
     common = union([rank.common_names for rank in shares])
     return {*found}, {**found, **{common[name]: value for name, value in found.items() if name in common}}
+
+
+def logged_once(reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> dict[str, float]:
+    """Return, of `reduced`, what was logged for the epoch alone, under names that another stage logs for steps, too."""
+    common = union([rank.common_names for rank in shares])
+    once = {*common.values()} - {common[name] for name in reduced if name in common}
+    return {name: value for name, value in reduced.items() if name in once}
 
 
 def union(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Logged values: taken batch by batch, reduced over an epoch and over the ranks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from numbers import Real
@@ -16,7 +16,7 @@ from midstride.engine.metrics.accumulator import (
     steps_over_ranks,
     weighted_over_ranks,
 )
-from midstride.engine.metrics.epoch_share import EpochShare, newest_over_ranks, reduced_over_ranks, union
+from midstride.engine.metrics.epoch_share import EpochShare, logged_once, newest_over_ranks, reduced_over_ranks, union
 from midstride.engine.metrics.log_target import LoggingStage, LogRequest, LogTarget, log_target
 from midstride.engine.metrics.metric_log import MetricLog, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
@@ -55,7 +55,8 @@ class MetricLogger:
         self.rows, self.is_recording, self._micro_batches = MetricLog(), True, None  # steps look these up
         #: the newest values by name, alike on every rank
         self.values: dict[str, float] = {}
-        #: the newest value of each name that an evaluation logs for its steps; among `values` are those of epochs alone
+        #: the newest value of each name that an evaluation logs for its steps, which `values` lacks, and of each that a
+        #: stage logs for the epoch alone and another for both, of which `values` may have the other's
         self.evaluation_values: dict[str, float] = {}
         #: of the last evaluation, what was logged for each step, over all ranks
         self.step_values: dict[str, list[float]] = {}
@@ -249,13 +250,12 @@ class MetricLogger:
     def close_epoch(self) -> dict[str, float]:
         """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
         shares = self._gather_shares(self._share_of_epoch)
-        self._adopt_newest_step(shares)
         reduced = reduced_over_ranks(shares, self.metrics, reset=True)
+        self._adopt(reduced, shares)
         if self.stage != "train":
             self.step_values = steps_over_ranks([rank.steps for rank in shares])
             self.evaluation_values |= {name: values[-1] for name, values in self.step_values.items()}
         self._forget(self.stage)
-        self.values.update(reduced)
         seconds = {name for rank in shares for name in rank.common_names}
         for name, value in reduced.items():
             if name not in seconds:
@@ -266,17 +266,18 @@ class MetricLogger:
         """Return the names of what the newest step logged, alike on every rank, as of when the ranks met last."""
         return {*self.rows.newest} if self._size == 1 else self._of_steps
 
-    def _adopt_newest_step(self, shares: Sequence[EpochShare]) -> None:
-        """Have the newest step's values among `values` on several ranks, which do not meet at each step."""
+    def _adopt(self, reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> None:
+        """Have `reduced` among `values`; on several ranks, which do not meet at each step, the newest step's values."""
         if self._size > 1:
             self._of_steps, newest = newest_over_ranks(shares)
             self.values |= newest
+        self.values |= reduced
+        self.evaluation_values |= logged_once(reduced, shares)
 
     def preview_epoch(self) -> None:
         """Have what the epoch (or evaluation) that ends has logged so far among `values`: its last hook looks there."""
         shares = self._gather_shares(self._share_of_epoch)
-        self._adopt_newest_step(shares)
-        self.values.update(reduced_over_ranks(shares, self.metrics, reset=False))
+        self._adopt(reduced_over_ranks(shares, self.metrics, reset=False), shares)
 
     def _share_of_epoch(self) -> EpochShare:
         """Return what this rank has of the epoch that ends, and of the newest step."""

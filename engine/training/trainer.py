@@ -78,7 +78,7 @@ class Trainer(TrainerState):
         callbacks: one callback, or several.
         loggers: trackers that get the metric log, as in a job: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
         seed: seeds Python, numpy and torch, alike on every rank. Build the Trainer before the module.
-        accept_change: keys of the run's identity that may differ from its snapshot, such as "seed".
+        accept_change: one or several keys of the run's identity that may differ from its snapshot, such as "seed".
         identity: further entries of the run's identity, for callers that build the module themselves.
         max_epochs: stop after this many passes over the data; -1 for no limit; 1000 if neither this nor `max_steps` is
             given.
@@ -124,7 +124,7 @@ class Trainer(TrainerState):
         callbacks: Sequence[Callback] | Callback | None = (),
         loggers: Sequence[str | Mapping[str, Any] | LoggerOptions] = (),
         seed: int = 0,
-        accept_change: Collection[str] = (),
+        accept_change: str | Collection[str] = (),
         identity: Mapping[str, Any] | None = None,
         max_epochs: int | None = None,
         max_steps: int | None = None,
@@ -170,7 +170,8 @@ class Trainer(TrainerState):
             self.placement, faults = resolve_placement(request, Hardware.here())
             asked, unknown = checked_loggers(loggers)
             checked = checked_options(options, snapshots, seed, [*faults, *unknown, *logger_errors(asked)])
-        settings = TrainerSettings(*checked, seed, tuple(accept_change), dict(identity or {}), asked, global_batch_size)
+        accepted = (accept_change,) if isinstance(accept_change, str) else tuple(accept_change)
+        settings = TrainerSettings(*checked, seed, accepted, dict(identity or {}), asked, global_batch_size)
         super().__init__(self.placement.strategy, settings, callbacks)
         seed_call(seed)
 

@@ -113,6 +113,14 @@ CASES: dict[str, tuple[dict[str, list[Call]], dict[str, Any]]] = {
         {"training_step": [("m", "mean", OF_EPOCH)], "validation_step": [("m", "mean", {})]},
         {},
     ),
+    "for step and epoch, and once in validation": (
+        {"training_step": [("x", "number", BOTH)], "validation_step": [("x", "number", {"prog_bar": True})]},
+        {},
+    ),
+    "for the epoch, and for both in validation": (
+        {"training_step": [("x", "number", OF_EPOCH)], "validation_step": [("x", "number", BOTH)]},
+        {},
+    ),
     "a collection for both": ({"training_step": [("", "some", BOTH)]}, {}),
 }
 

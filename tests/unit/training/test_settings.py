@@ -2,6 +2,7 @@
 
 import json
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_another_optimizer_than_the_snapshot_has_the_state_of_is_refused(tmp_pat
     data = DataLoader(TensorDataset(torch.ones(4, 2)), 2)
     words = "has the state of SGD, StepLR, and configure_optimizers returned AdamW: start the run with those it had"
     with pytest.raises(IdentityChanged, match=words):
-        Trainer(max_epochs=2, accept_change=("module",)).fit(Adaptive(), data, run=str(tmp_path / "run"))
+        Trainer(max_epochs=2, accept_change="module").fit(Adaptive(), data, run=str(tmp_path / "run"))
 
 
 class Sets(Callback):
@@ -212,6 +213,9 @@ def test_should_stop_that_a_callback_sets_ends_the_fit() -> None:
         ({"callbacks": [BestCheckpoint]}, "callbacks: should be objects of classes derived from Callback, not <class"),
         ({"val_check_interval": True}, "val_check_interval: should be a whole number; or should be a number, not True"),
         ({"check_val_every_n_epoch": None}, "say how many, val_check_interval=100 for example, not 1.0"),
+        ({"val_check_interval": "00:01:00"}, "val_check_interval: should be a number of batches, such as 100, or a sh"),
+        ({"val_check_interval": timedelta(1)}, "a clock would decide which weights are validated, not datetime.timed"),
+        ({"accumulate_grad_batches": {4: 2}}, "should be one number for the whole run; where it changes, step by han"),
         ({"snapshots": {"every_seconds": True}}, "snapshots.every_seconds: should be a number, not True"),
         ({"snapshots": False}, "snapshots: should be keys and values, not False"),
     ],
