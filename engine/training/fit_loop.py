@@ -97,8 +97,7 @@ class FitLoop:
     def _is_stopped(self) -> bool:
         """Return whether a stop was requested, and the least number of epochs and of steps is done."""
         options, progress = self._options, self.progress
-        had_enough = progress.epoch >= options.least_epochs and progress.step >= (options.min_steps or 0)
-        return progress.stop and had_enough
+        return progress.stop and progress.epoch >= options.least_epochs and progress.step >= (options.min_steps or 0)
 
     def run(self) -> None:
         """Train from the position in `progress` to the end."""

@@ -145,4 +145,18 @@ CALLS = [
         "if name not in names and value is not None",
         "unit/training/test_reporter.py::test_a_step_is_told_with_what_was_logged_for_the_progress_bar",
     ),
+    Mutant(
+        "a stop within an epoch validates nothing",
+        "engine/training/fit_loop.py",
+        "        if self._is_stopped():\n            return True\n",
+        "",
+        "unit/lightning/test_hook_order.py",
+    ),
+    Mutant(
+        "a stop within an epoch leaves it open",
+        "engine/training/fit_loop.py",
+        "if progress.at_end or (progress.in_epoch and self._is_stopped()):",
+        "if progress.at_end:",
+        "unit/lightning/test_hook_order.py",
+    ),
 ]

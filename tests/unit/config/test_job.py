@@ -278,8 +278,8 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("module=model.py", "module: \"package.module:attribute\" is needed, such as model:Classifier, not 'model.py'"),
         (
             "trainer.val_check_interval=often",
-            "trainer.val_check_interval: should be a number of batches, such as 100, or a share of an epoch, such as 0.5: "
-            "a clock would decide which weights are validated, not 'often'",
+            "trainer.val_check_interval: should be a number of batches, such as 100, or a share of an epoch, such as "
+            "0.5: a clock would decide which weights are validated, not 'often'",
         ),
     ],
 )
