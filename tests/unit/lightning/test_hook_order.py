@@ -96,7 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"max_epochs": 3, "check_val_every_n_epoch": None, "val_check_interval": 5},
         ("fit",),
     ),
-    "no validation": ({"max_epochs": 2, "limit_val_batches": 0}, ("fit",)),
+    "no validation": ({"max_epochs": 2, "limit_val_batches": 0, "limit_test_batches": 0}, ("fit", "validate", "test")),
     "a share of the batches": ({"max_epochs": 1, "limit_train_batches": 0.5, "limit_val_batches": 1}, ("fit", "test")),
 }
 
