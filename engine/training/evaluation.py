@@ -57,7 +57,7 @@ class EvaluationLoop:
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
 
     def run(self) -> dict[str, float]:
-        """Evaluate, or resume an interrupted evaluation; return the reduced values by name, none where the limit is 0."""
+        """Evaluate, or resume an interrupted evaluation; return the reduced values by name, none if the limit is 0."""
         context, progress, hooks = self.context, self.context.progress, self.context.hooks
         limits = {"validate": context.options.limit_val_batches, "test": context.options.limit_test_batches}
         if limits.get(self.stage) == 0:
