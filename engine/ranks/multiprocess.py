@@ -155,7 +155,7 @@ def _run_rank(folder: Path, call: TrainerCall | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which ends the ranks
     rank = World.from_environment().rank
     try:
-        made: TrainerCall = call or torch.load(folder / "call.pt", weights_only=False)
+        made: TrainerCall = call or _read(folder / "call.pt")
         _write(folder / f"result-{rank}.pt", made.make())
         leave_process_group()
     except BaseException as error:
@@ -169,7 +169,10 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return what a rank has written, with tensors on the host: a process that uses CUDA cannot fork ranks again."""
+    """Return what another process has written, with tensors on the host.
+
+    A rank has to begin CUDA on its own GPU and no other, and a process that uses CUDA cannot fork ranks again.
+    """
     return torch.load(path, map_location="cpu", weights_only=False)
 
 

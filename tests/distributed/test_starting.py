@@ -266,6 +266,19 @@ def test_what_cannot_be_pickled_is_named_before_any_process_starts(tmp_path: Pat
     assert "ddp_fork can" in printed
 
 
+#: torch writes where a tensor was; of a GPU it takes back none on a machine without one, unless it is told otherwise
+FROM_A_GPU = """
+if __name__ == "__main__":
+    torch.serialization.location_tag = lambda storage: "cuda:0"
+    Trainer(devices=2, max_epochs=1, strategy="ddp_spawn").fit(Line())
+"""
+
+
+def test_ranks_take_tensors_of_a_gpu_on_the_host(tmp_path: Path) -> None:
+    code, printed = run(MODULE + FROM_A_GPU, tmp_path)
+    assert code == 0, printed
+
+
 @pytest.mark.parametrize("options", [{}, {"strategy": "ddp_fork"}], ids=["script", "fork"])
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_no_rank_outlives_its_caller(ending: signal.Signals, options: dict[str, Any], tmp_path: Path) -> None:
