@@ -42,7 +42,7 @@ class UnwritableWarnings:
     def warn(self, walk: GraphWalk) -> None:
         """Warn once of each value that cannot be written: one line per class in modules, one line for all others."""
         found: dict[str, list[str]] = {}
-        beside = []
+        beside: dict[str, str] = {}
         for path, value in walk.opaque.items():
             if path in self._reported:
                 continue
@@ -50,19 +50,21 @@ class UnwritableWarnings:
             if path.startswith("module/"):
                 found.setdefault(_kind(value), []).append(_attribute(path))
             elif not issubclass(type(value), DATA):  # a weak proxy fails to say its class
-                beside.append(f"{shown(path)}, a {_class(_kind(value))}")
+                beside[f"{shown(path)}, a {_class(_kind(value))}"] = _kind(value)
         if beside:
             log.warning(
                 "not part of snapshots: %s. If training changes it, keep it by on_save_checkpoint and "
-                "on_load_checkpoint",
-                format_names(beside),
+                "on_load_checkpoint%s",
+                format_names([*beside]),
+                _example(beside.values()),
             )
         for kind, names in found.items():
             log.warning(
-                "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep %s",
+                "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep %s%s",
                 format_names(names),
                 _class(kind),
                 _KEPT_AS.get(_class(kind), "it by on_save_checkpoint and on_load_checkpoint"),
+                _example([kind]),
             )
         if deep := [path for path in walk.deep if _add(self._reported, path)]:
             log.warning(
@@ -137,6 +139,12 @@ def _kind(value: Any) -> str:
     kind = kind_name(type(value))
     other = other_kind(value) if issubclass(type(value), Tensor) else None
     return kind if other is None else kind.replace(":", f":{other} ")
+
+
+def _example(kinds: Iterable[str]) -> str:
+    """Return text that leads to an example of how to keep such objects; "" if there is none."""
+    is_environment = any(kind.startswith("gymnasium.") for kind in kinds)
+    return ". docs/module.md shows how, under An environment of gymnasium" if is_environment else ""
 
 
 def _class(kind: str) -> str:

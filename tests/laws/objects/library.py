@@ -88,6 +88,32 @@ class Narrows(Wraps):
         return self.wrapper.width
 
 
+class CartPole:
+    """As an environment of gymnasium, which can be closed."""
+
+    __module__ = "gymnasium.envs.classic_control.cartpole"
+
+    def __init__(self) -> None:
+        self.angle = 0.0
+
+    def step(self) -> float:
+        self.angle += 0.1
+        return self.angle
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Plays(Small):
+    """An environment that training steps."""
+
+    def build(self) -> None:
+        self.env = CartPole()
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.env.step()
+
+
 class Numbers(Small):
     """In memory that others may look at, too."""
 

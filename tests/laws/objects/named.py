@@ -36,7 +36,7 @@ from laws.objects.functions import (
 )
 from laws.objects.hooks import HookedLate, TensorHookedLate, Unhooked
 from laws.objects.imported import CountsWhereImported
-from laws.objects.library import Narrows
+from laws.objects.library import Narrows, Plays
 from laws.objects.loaders import (
     CollatesToLongest,
     LoadsLocked,
@@ -145,6 +145,11 @@ NAMED: dict[str, tuple[Any, bool, str]] = {
         (Narrows, None, list),
         False,
         r"part of no snapshot: module\.wrapper\.width \(70, now 7\d\)",
+    ),
+    "an environment": (
+        (Plays, None, list),
+        False,
+        r"attribute env, a CartPole, is not part of snapshots; .*shows how, under An environment of gymnasium",
     ),
     "a weak reference with a callback": (
         (WeakWithCallback, None, list),
