@@ -33,6 +33,7 @@ __all__ = [
     "item_nodes",
     "list_node",
     "opaque_node",
+    "pipeline_node",
     "set_node",
     "tuple_node",
 ]
@@ -49,6 +50,7 @@ class Walk(Protocol):
     """The methods of a `GraphWalk` that writers of nodes call."""
 
     anchors: Mapping[int, str]
+    is_small: bool
     opaque: dict[str, object]
     constants: dict[str, str]
     compared: dict[str, object]
@@ -127,6 +129,14 @@ def compared_node(walk: Walk, value: Any, path: str) -> Any:
 def _is_own_module(value: object) -> bool:
     """Return whether `value` is a Python module that code created without an import, which may hold anything."""
     return isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is not value
+
+
+def pipeline_node(walk: Walk, value: Any, path: str) -> Any:
+    """Describe a pipeline of torchdata by its class only: asked for its state, it begins to read."""
+    if not walk.is_small:
+        return opaque_node(walk, value, path)
+    walk.meet(value, path)  # in data, of which copies are read: the loader keeps their position
+    return instance_of(value, "opaque")
 
 
 def bytes_node(walk: Walk, value: bytearray, path: str) -> Any:

@@ -30,6 +30,7 @@ from midstride.engine.objects.container_writers import (
     item_nodes,
     list_node,
     opaque_node,
+    pipeline_node,
     set_node,
     tuple_node,
 )
@@ -332,6 +333,8 @@ def _library_writer(kind: type) -> Writer:
     is_ours = kind_name(kind).startswith("midstride.engine")  # kept elsewhere in the state
     if is_ours or issubclass(kind, DATA):
         return opaque_node
+    if kind.__module__.startswith("torchdata.nodes"):
+        return pipeline_node
     return _stateful if issubclass(kind, Stateful) else _library_object
 
 

@@ -153,7 +153,8 @@ class ShardReader(Dataset[Any]):
         if not (self.copies or copied) or self._uncopied or self._is_live:
             return self.dataset
         try:
-            return copy.deepcopy(self.dataset)
+            # Modules, which pipelines of torchdata hold, cannot be copied.
+            return copy.deepcopy(self.dataset, {id(module): module for module in [*sys.modules.values()]})
         except Exception as error:
             log.warning(
                 "%s: %s cannot be copied (%s). What it changes in itself while it is read goes on from epoch to epoch, "

@@ -1,8 +1,9 @@
 """Checks at the start that a stream gives the same when it is read again, and resumes from its state.
 
 At the start of each attempt some samples are read from copies of the data set: once while states are taken, once more
-from the start, and once from each state. States from the first one on with which the stream does not resume correctly
-are not used: a resume reads again from the last correct state, or from the start of the epoch.
+from the start, once from each state, and once by copies of which each resumes from a state of the one before. States
+from the first one on with which the stream does not resume correctly are not used: a resume reads again from the last
+correct state, or from the start of the epoch.
 """
 
 import time
@@ -99,12 +100,19 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
                 "seeded with a number, and give it set_epoch(epoch), which is called before each pass."
             )
     trial = Trial(first.failed, 0, len(first.digests), seconds)
+    _try_states(trial, open_, first)
+    return trial
+
+
+def _try_states(trial: Trial, open_: Callable[[ShardState | None, bool], ShardReading], first: _FirstReading) -> None:
+    """Set `passed`, and `refused` if a state does not bring the stream back, or not twice."""
     for saved in first.states:
         if (refused := _refusal(open_, saved, first.digests)) is not None:
             trial.refused = refused
-            break
+            return
         trial.passed = saved.batch
-    return trial
+    if (refused := _chain_refusal(open_, first)) is not None:
+        trial.refused, trial.passed = refused, 0
 
 
 def _read_first(reading: ShardReading, batch_size: int) -> _FirstReading:
@@ -145,6 +153,25 @@ def _refusal(
         for number in range(saved.batch, len(digests)):
             if resumed.next_digest() != digests[number]:
                 return f"from the state after batch {saved.batch} on, batch {number + 1} was another one"
+    except EngineError as error:
+        return _last_line(error)
+    return None
+
+
+def _chain_refusal(open_: Callable[[ShardState | None, bool], ShardReading], first: _FirstReading) -> str | None:
+    """Return why states taken after a resume are wrong, from copies of which each resumes from the one before."""
+    cuts = [saved.batch for saved in first.states[1:]]
+    saved = first.states[0] if cuts else None
+    try:
+        for end in [*cuts, len(first.digests)]:
+            if saved is None:
+                break
+            resumed = open_(saved, True)
+            for number in range(saved.batch, end):
+                if resumed.next_digest() != first.digests[number]:
+                    what = f"the state after batch {saved.batch}, taken after a resume,"
+                    return f"from {what} on, batch {number + 1} was another one"
+            saved = resumed.state() if end in cuts else None
     except EngineError as error:
         return _last_line(error)
     return None

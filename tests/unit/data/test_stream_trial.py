@@ -135,9 +135,22 @@ class Lost(Forgetful):
         return {"at": self.at - 1}
 
 
+class Stale(Stateful):
+    """Once it has resumed, gives the state that it was given, on and on."""
+
+    given: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.given or {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.given = state["at"], state
+
+
 @pytest.mark.parametrize(
     ("kind", "why", "passed"),
     [
+        (Stale, "the state after batch 3, taken after a resume, on, batch 4 was another one). {again}; here", []),
         (Forgetful, "batch 4 was another one). {again} after batch 1; here", [1]),
         (Mute, "KeyError: 'position'). {again} after batch 1; here", [1]),
         (Lost, "batch 2 was another one). {again}; here", []),

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine import DataModule, TrainingModule
 from midstride.engine.testing import assert_resumes_exactly
@@ -168,6 +168,56 @@ class Cached(Rows):
         return self.cache[index]
 
 
+class Pipeline:
+    """As `torchdata.nodes.Loader`: begins to read when asked for a state, holds a Python module, counts resumes."""
+
+    __module__ = "torchdata.nodes.loader"
+
+    def __init__(self) -> None:
+        self.context, self.rows = torch.multiprocessing, Rows().rows
+        self.at, self.resumes = 0, 0
+        self.reading: Iterator[Tensor] | None = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.reading = self.rest()
+        return self.reading
+
+    def rest(self) -> Iterator[Tensor]:
+        first = self.at % len(self.rows)
+        self.at = first
+        for row in self.rows[first:]:
+            self.at += 1
+            yield row
+
+    def state_dict(self) -> dict[str, int]:
+        if self.reading is None:
+            iter(self)
+        return {"at": self.at, "resumes": self.resumes}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.resumes = state["at"], state["resumes"] + 1
+
+
+class Piped(IterableDataset[Tensor]):
+    """Reads a pipeline, again in each epoch."""
+
+    def __init__(self) -> None:
+        self.pipeline = Pipeline()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from self.pipeline
+
+
+class PipedWithState(Piped):
+    """Gives the pipeline's state for its own."""
+
+    def state_dict(self) -> dict[str, int]:
+        return self.pipeline.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.pipeline.load_state_dict(state)
+
+
 class Data(DataModule):
     def __init__(self, dataset: Dataset[Tensor], workers: int = 0) -> None:
         self.dataset, self.workers = dataset, workers
@@ -185,6 +235,11 @@ def test_what_is_exact_passes_and_leaves_this_process_as_it_was(module: type[Pla
     assert_resumes_exactly(module, Data(Rows(), workers=2 if module is Plain else 0))
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == random.getstate()
+
+
+@pytest.mark.parametrize("stream", [Piped, PipedWithState])
+def test_a_pipeline_that_a_stream_holds_resumes(stream: type[Piped]) -> None:
+    assert_resumes_exactly(Plain, lambda: DataLoader(stream(), 4))
 
 
 def test_a_module_may_be_given_as_it_is_and_bring_its_loader() -> None:
