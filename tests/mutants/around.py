@@ -86,13 +86,6 @@ AROUND = [
         f"{EXACT}::test_a_wrong_module_is_told_what_is_wrong_with_it",
     ),
     Mutant(
-        "states that are taken after a resume are not tried",
-        "engine/data/iterable/trial.py",
-        "if (refused := _chain_refusal(open_, first)) is not None:",
-        "if (refused := None) is not None:",
-        "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
-    ),
-    Mutant(
         "a stop that comes while Prefect is called is lost",
         "tasks/monitor.py",
         "    if pending:\n        before[pending[0]](pending[0], None)",

@@ -314,6 +314,13 @@ COPIES = [
         "unit/training/test_workers_end.py::test_no_worker_outlives_a_fit[of two loaders-at its end]",
     ),
     Mutant(
+        "states that are taken after a resume are not tried",
+        "engine/data/iterable/trial.py",
+        "if (refused := _chain_refusal(open_, first)) is not None:",
+        "if (refused := None) is not None:",
+        "unit/data/test_stream_trial.py::test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used",
+    ),
+    Mutant(
         "a collate_fn that counts is not tried in the workers of a stream",
         "engine/data/iterable/collation.py",
         "        if not self._is_checked:\n            self._is_checked = True\n",
