@@ -123,6 +123,8 @@ def _tensors_content(items: Sequence[Tensor]) -> Any:
 
 
 def _tensor_content(tensor: Tensor) -> Any:
+    if tensor.is_nested:
+        return "nested", [_tensor_content(part) for part in tensor.unbind()]
     shape = tuple(tensor.shape)
     if tensor.layout != torch.strided:
         return shape, [_tensor_content(tensor.coalesce().indices()), _tensor_content(tensor.coalesce().values())]

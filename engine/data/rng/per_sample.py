@@ -24,7 +24,7 @@ from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.owned_generators import OwnedGenerators, Seeders
 from midstride.engine.data.rng.repeatability import collate_name, copied, ensure_same_batch, is_repeatable
 from midstride.engine.data.torch_internals import worker_info
-from midstride.engine.errors import NotExact
+from midstride.engine.errors import EngineError, NotExact
 from midstride.engine.seeds import mix
 
 __all__ = ["IsolatedReads", "Rng", "SampleSeeder"]
@@ -52,6 +52,12 @@ _KEEPS_STATE = (
     "{collate} of {dataset} gave another batch than where nothing was read before it: reading changes what they hold "
     "({what}), in each worker for itself, and no snapshot holds that. A resumed run, and each worker, would begin "
     "without it. Make it in __init__, keep it in the module, or read with num_workers=0, where it is kept."
+)
+
+_NOT_CHECKED = (
+    "reading changes what the data hold in a worker (%s), and it could not be tried whether batches depend on that: "
+    "read again without it, they raised %s. An open file or database is no matter; where it decides what is read, make "
+    "it in __init__, or read with num_workers=0"
 )
 
 
@@ -218,10 +224,14 @@ class SampleSeeder:
         if side_effects is None or not side_effects.is_due():
             return
         if (what := side_effects.changed()) is not None and (given := copied(batch)) is not None:
-            with side_effects.reverted():
-                side_effects.reset()
-                samples = self.samples(fetch._replace(probe=0), side_effects.dataset)
-                again = self.collate(fetch._replace(probe=0), samples[0] if single else samples, collate)
+            try:
+                with side_effects.reverted():
+                    side_effects.reset()
+                    samples = self.samples(fetch._replace(probe=0), side_effects.dataset)
+                    again = self.collate(fetch._replace(probe=0), samples[0] if single else samples, collate)
+            except Exception as error:
+                self._stop_checking(error, what)
+                return
             if not is_repeatable(given, again):
                 names = {"collate": collate_name(collate), "dataset": type(side_effects.dataset).__name__}
                 raise NotExact(_KEEPS_STATE.format(**names, what=what))
@@ -235,6 +245,20 @@ class SampleSeeder:
                 type(side_effects.dataset).__name__,
                 changing,
             )
+
+    def _stop_checking(self, error: Exception, what: str) -> None:
+        """Check side effects no more, since data that cannot be read as by a new worker raised `error`.
+
+        One reason is a database that a process may open only once.
+
+        Raises:
+            EngineError: `error`, if it is one.
+        """
+        if isinstance(error, EngineError):
+            raise error
+        if worker_info().id == 0:
+            log.warning(_NOT_CHECKED, what, f"{type(error).__name__}: {error}")
+        self.side_effects = None
 
     def _read_until_settled(
         self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], seeders: Seeders

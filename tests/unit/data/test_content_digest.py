@@ -71,6 +71,7 @@ def test_nothing_that_samples_differ_in_is_left_out() -> None:
         *(rows, [rows], tuple(rows[:2]), [x.to_sparse()] * 4),
         *([{"a": 1}] * 4, [{"b": 1}] * 4, [{"a": 1}] * 5, [{"a": True}] * 4, [{"a": 1.0}] * 4, [[1]] * 4),
         *([{"a": x}] * 4, [{"b": x}] * 4, [{"a": x}] * 3 + [{"b": x}], [{"a": x}] * 5, [(x,)] * 4, [(x, x)] * 4),
+        *([torch.nested.nested_tensor([x[:n], x[n:]], layout=torch.jagged)] for n in (2, 3)),
         *([(x, x)] * 3 + [(x, x[:2])], [(x, x)] * 3 + [(x,)], [(x, (x, 1))] * 4, [(x, (x, 2))] * 4),
     ]
     assert len({content_digest(samples) for samples in other}) == len(other)

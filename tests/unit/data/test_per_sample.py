@@ -1,9 +1,11 @@
 """Random numbers in the data: functions of the position, whichever process reads it; others are not touched."""
 
+import logging
 import os
 import queue
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.data.map_style import MapLoader
+from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.errors import NotExact
 from midstride.engine.seeds import Generators, mix, rank_seed
 from midstride.engine.state.codec import differences
@@ -200,3 +203,51 @@ def test_a_batch_that_is_collated_twice_is_copied_without_the_data_that_its_samp
     plain = DataLoader(data, 4, collate_fn=collate)
     next(training_loader(plain, World(), seed=5, shard=False, limit=1.0).batches(0))
     assert [found_bytes.get() for _ in range(found_bytes.qsize())] == [rows.nbytes] * 4 + [8 * 4] * 4
+
+
+def test_a_batch_of_a_nested_tensor_is_compared_by_its_parts() -> None:
+    """Two of the same parts have shapes that differ, in a symbol."""
+
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nested.nested_tensor(samples, layout=torch.jagged)
+
+    rows = [torch.arange(float(length)) for length in (2, 3, 1, 4)]
+    data: Any = rows
+    plain = DataLoader(data, 4, collate_fn=collate)
+    (batch,) = training_loader(plain, World(), seed=5, shard=False, limit=1.0).batches(0)
+    assert [part.tolist() for part in batch.unbind()] == [row.tolist() for row in rows]
+    assert not is_repeatable(batch, collate(rows[::-1]))
+    assert not is_repeatable(batch, torch.zeros(4, 1))
+
+
+OPENED = torch.multiprocessing.Value("b", 0)  # copies share it, as processes do what the system knows of them
+
+
+class OpenedOnce(Dataset[int]):
+    """Opens, when it is first read, what a process may open only once."""
+
+    def __init__(self) -> None:
+        self.file: list[int] | None = None
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        if self.file is None:
+            if OPENED.value:
+                raise OSError("already open in this process")
+            OPENED.value = 1
+            self.file = list(range(16))
+        return self.file[index]
+
+
+def _opened_once(folder: str) -> None:
+    logging.basicConfig(filename=f"{folder}/log", force=True)
+    plain = DataLoader(OpenedOnce(), 4, num_workers=1, collate_fn=list)
+    batches = list(training_loader(plain, World(), seed=5, shard=False, limit=1.0).batches(0))
+    assert batches == [[*range(first, first + 4)] for first in range(0, 16, 4)]
+
+
+def test_what_a_worker_cannot_open_again_is_said_and_read(tmp_path: Path) -> None:
+    assert run_ranks(_opened_once, str(tmp_path)) == [0]
+    assert (tmp_path / "log").read_text().count("OSError: already open in this process") == 1
