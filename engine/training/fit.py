@@ -108,11 +108,12 @@ class Fit:
 
     def _train(self, run: str | None, resume: Resume, devices: str) -> None:
         context, progress = self.context, self.context.progress
-        loop = self._begin(run, resume, devices)
+        loop = self._begin(run, resume)
         if (store := context.collective.key_value_store()) is not None:
             self._last_seen = LastSeen(store, context.world, lambda: progress.step)
         with context.requests.listening(store, context.world, self._last_seen):
-            # Requests may follow this event. It comes here, since a signal that came earlier would be ignored.
+            # Requests may follow these lines and this event. They come here, as an earlier signal is not heard.
+            self._announce(loop, devices)
             generation = self.checkpointer.generation if self.checkpointer is not None else None
             context.reporter.begin(progress, loop.batches, context.options, generation)
             if not (progress.finished and loop.is_done()):
@@ -137,7 +138,7 @@ class Fit:
             f"waiting for longer than collective_timeout_s, {context.options.collective_timeout_s:g} s, give it more"
         )
 
-    def _begin(self, run: str | None, resume: Resume, devices: str) -> FitLoop:
+    def _begin(self, run: str | None, resume: Resume) -> FitLoop:
         """Call the first hooks and resume from a snapshot, or seed; return the loop."""
         context, snapshots = self.context, self.context.settings.snapshots
         _check_loggers(context.settings, run)
@@ -154,14 +155,16 @@ class Fit:
         if not resumed:
             rank = context.world.rank if context.lanes is None else 0  # each lane is seeded when it runs
             seed_everything(rank_seed(context.settings.seed, rank), context.generator)
-        loop = FitLoop(context, self.checkpointer)
+        return FitLoop(context, self.checkpointer)
+
+    def _announce(self, loop: FitLoop, devices: str) -> None:
+        """Tell the user on what it trains, and if nothing is left to train."""
+        context, progress = self.context, self.context.progress
         context.reporter.announce(self._announcement(devices))
-        progress = context.progress
-        if resumed and loop.is_done():
+        if progress.step and loop.is_done():
             why = ": training was stopped there, by a callback or trainer.stop()" if progress.stop else ""
             done = f"{format_count(progress.epoch, 'epoch')}, {format_count(progress.step, 'step')}"
             context.reporter.announce(f"nothing is left to train: {done} done{why}")
-        return loop
 
     def _announcement(self, devices: str) -> str:
         """Return a line with the devices and the number of samples in a step."""

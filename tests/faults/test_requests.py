@@ -1,6 +1,7 @@
 """Asked to stop, or for a snapshot, at any moment: all ranks do it together, and not a bit is other for it."""
 
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -12,8 +13,13 @@ import torch
 import torch.distributed as dist
 from laws.axes import cover
 from laws.lives import LAYOUTS, Setting, Tangled, assert_alike, live
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.errors import StopRequested
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.session.signals import SignalRequests
 from midstride.engine.world import World
 
@@ -126,6 +132,40 @@ def test_asked_again_a_world_has_no_more_time() -> None:
             assert request is not None
             deadlines.add(request.deadline)
     assert len(deadlines) == 1
+
+
+class Squares(TrainingModule):
+    """Trains one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return (self.weight * batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_asked_as_soon_as_a_fit_says_on_what_it_trains_it_stops_after_a_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(record: logging.LogRecord) -> bool:
+        if "samples a step" in record.getMessage():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    unheard: list[int] = []
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(ask)
+    with (
+        signal_handlers({signal.SIGTERM: lambda number, frame: unheard.append(number)}),
+        pytest.raises(StopRequested, match="asked to stop, after step 1"),
+    ):
+        Trainer(max_epochs=1).fit(Squares(), DataLoader([1.0, 2.0]), run=str(tmp_path / "run"))
+    assert not unheard
+    assert [snapshot.name[:12] for snapshot in (tmp_path / "run" / "snapshots").iterdir()] == [f"{1:012}"]
 
 
 @pytest.mark.parametrize("phase", ["backward", "validation"])
