@@ -117,7 +117,7 @@ def newest_weights(store: Store, folder: str) -> SavedWeights | None:
 
 
 def folder_to_test(store: Store) -> str:
-    """Return "best", or "last" if none were called best, or if those were by another monitor than the run's last fit.
+    """Return "best", or "last" if none were called best, or if those were by a monitor that the last fit has not.
 
     Raises:
         SnapshotDamaged: a manifest, or a lease of the run, is not what was written.
@@ -126,7 +126,7 @@ def folder_to_test(store: Store) -> str:
     if best is None:
         return "last"
     then, now = (saved.manifest["facts"].get("monitors") if saved else None for saved in (best, last))
-    if then == now or then is None or now is None:  # None: not there, or an earlier version wrote it
+    if then is None or now is None or all(one in now for one in then):  # None: not there, or of an earlier version
         return "best"
     log.warning(
         "%s/%s was called best by %s, and the run ended with %s: its last weights are taken",

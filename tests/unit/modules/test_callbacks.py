@@ -159,6 +159,7 @@ def test_the_best_of_another_value_says_nothing(
 RESUMED_WITH: dict[str, tuple[list[Callback], float, str]] = {
     "the same": ([BestCheckpoint("value")], NAN, "best"),
     "another callback beside it": ([BestCheckpoint("value"), EarlyStopping("value", mode="max")], NAN, "best"),
+    "another mode beside it, without a value": ([BestCheckpoint("value"), BestCheckpoint("value", "max")], NAN, "best"),
     "none": ([], 9, "last"),
     "another mode, with a better value": ([BestCheckpoint("value", "max")], 9, "best"),
     "another mode, without one": ([BestCheckpoint("value", "max")], NAN, "last"),
