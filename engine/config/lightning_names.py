@@ -14,7 +14,7 @@ __all__ = [
 #: a name that neither the Trainer nor a job knows -> the way out
 LIGHTNING_OPTIONS: dict[str, str] = {
     "batch_size": "it is your data's: data_args",
-    "barebones": "leave it out: a hook that is not written costs nothing",
+    "barebones": "a hook that is not written costs nothing anyway",
     "benchmark": "set torch.backends.cudnn.benchmark, with deterministic=False",
     "ckpt_path": "the same run again resumes",
     "default_root_dir": "a run has its place: snapshots.url of a job, run= of fit",
@@ -50,6 +50,7 @@ LIGHTNING_VALUES: dict[str, tuple[tuple[type, ...], str]] = {
         (dict,),
         "should be one number for the whole run; where it changes, step by hand: automatic_optimization = False",
     ),
+    "deterministic": ((str,), "should be true, or false where an operation has no deterministic form"),
     "val_check_interval": (
         (str, dict, timedelta),
         "should be a number of batches, such as 100, or a share of an epoch, such as 0.5: a clock would decide which "

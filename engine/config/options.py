@@ -90,6 +90,11 @@ def _none_if_minus_one(value: object) -> object:
     return None if value == -1 else value
 
 
+def _none_if_zero(value: object) -> object:
+    """Return None for 0, with which Lightning says that nothing is clipped."""
+    return None if type(value) in (int, float) and value == 0 else value
+
+
 class Record(BaseModel):
     """Base of documents: unknown keys are errors, and values are immutable."""
 
@@ -219,8 +224,8 @@ class TrainerOptions(Options):
         "32", title="Precision", description="Floating-point precision; 16 and bf16 are mixed precision."
     )
     accumulate_grad_batches: Count = Field(1, title="Accumulate", description="Batches that make one optimizer step.")
-    gradient_clip_val: Annotated[float, Field(strict=True, gt=0)] | None = Field(
-        None, title="Clip gradients", description="Largest norm (or value) of the gradients."
+    gradient_clip_val: Annotated[Annotated[float, Field(strict=True, gt=0)] | None, BeforeValidator(_none_if_zero)] = (
+        Field(None, title="Clip gradients", description="Largest norm (or value) of the gradients.")
     )
     gradient_clip_algorithm: Literal["norm", "value"] = Field("norm", title="Clip by", description="Norm or value.")
     on_nan: Literal["fail", "skip"] = Field(

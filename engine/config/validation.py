@@ -38,11 +38,12 @@ def validation_errors(error: ValidationError, model: type[BaseModel], group: str
         model: a group of options, which may hold others.
         group: the key that `model` stands under, where the messages name it.
     """
-    known_paths = _locations(model)
+    optional = _optional_by_path(model)
+    known_paths = [*optional]
     messages: dict[str, list[str]] = {}
     for detail in error.errors():
         path = _path(detail["loc"], known_paths)
-        for message in _reasons(detail, path, known_paths):
+        for message in _reasons(detail, path, optional):
             if message not in messages.setdefault(path, []):
                 messages[path].append(message)
     named = [(".".join(filter(None, (group, path))), _joined(several)) for path, several in messages.items()]
@@ -57,12 +58,13 @@ def _joined(messages: Sequence[str]) -> str:
     return f"{'; or '.join(heads)}, not {messages[-1].rpartition(', not ')[2]}"
 
 
-def _reasons(detail: Mapping[str, Any], path: str, known_paths: Sequence[str]) -> list[str]:
+def _reasons(detail: Mapping[str, Any], path: str, optional: Mapping[str, bool]) -> list[str]:
+    known_paths = [*optional]
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "missing":
         return ["is missing"]
     if detail["type"] == "extra_forbidden":
-        return [_unknown(path, known_paths)]
+        return [_unknown(path, detail["input"], known_paths)]
     if detail["type"] == "value_error":
         return [message]
     given = "null" if detail["input"] is None else repr(detail["input"])
@@ -74,10 +76,12 @@ def _reasons(detail: Mapping[str, Any], path: str, known_paths: Sequence[str]) -
         return [f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)]
     for theirs, ours in _MESSAGES.items():
         message = message.replace(theirs, ours)
+    if detail["input"] is None and optional.get(_without_numbers(path)):
+        message = f"{message}, or left out"
     return [f"{message}, not {given}"]
 
 
-def _unknown(path: str, known_paths: Sequence[str]) -> str:
+def _unknown(path: str, value: object, known_paths: Sequence[str]) -> str:
     """Return a message about an unknown key: where it belongs, or which keys there are."""
     group, _, name = path.rpartition(".")
     group = _without_numbers(group)
@@ -87,7 +91,7 @@ def _unknown(path: str, known_paths: Sequence[str]) -> str:
     if name in _OLD_NAMES:
         return f"is the old name of {_OLD_NAMES[name]}, which is given too: leave it out"
     if name in LIGHTNING_OPTIONS:
-        return f"is unknown here: {LIGHTNING_OPTIONS[name]}"
+        return f"is unknown here: {LIGHTNING_OPTIONS[name]}{'' if value else '; or leave it out'}"
     here = [known for known in known_paths if known.rpartition(".")[0] == group]
     for near, cutoff in ((here, 0.6), (known_paths, 0.8)):
         if close := get_close_matches(name, [_leaf(known) for known in near], n=1, cutoff=cutoff):
@@ -104,13 +108,14 @@ def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _locations(model: type[BaseModel]) -> list[str]:
-    """Every key path of the job; groups come before what is in them."""
-    known_paths: list[str] = []
+def _optional_by_path(model: type[BaseModel]) -> dict[str, bool]:
+    """For every key path of the job whether it may be left out; groups come before what is in them."""
+    optional: dict[str, bool] = {}
     for name, field in model.model_fields.items():
-        below = [inner for group in _models(field.annotation) for inner in group.model_fields]
-        known_paths += [name, *(f"{name}.{inner}" for inner in below)]
-    return known_paths
+        optional[name] = not field.is_required()
+        for group in _models(field.annotation):
+            optional |= {f"{name}.{inner}": not below.is_required() for inner, below in group.model_fields.items()}
+    return optional
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

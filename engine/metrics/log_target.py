@@ -33,7 +33,7 @@ def log_target(asked: LogRequest, stage: LoggingStage, loader: int | None, *, st
         asked: of `self.log`.
         stage: what is going on.
         loader: number of the loader being evaluated, where there are several.
-        stepping: whether a step of training is under way, not the end of an epoch.
+        stepping: whether a step of training is under way, not a hook of an epoch, or of the whole training.
 
     Raises:
         UserError: the name is taken, there is no such reduction, or the value would be kept nowhere.

@@ -46,7 +46,7 @@ class MetricLogger:
     is_recording: bool
     #: the key in NOT_TAKEN where no value is taken; see `begin`
     closed: str | None = None
-    _in_epoch_end = False
+    _in_epoch_hook = False
     _loader: int | None = None
     _micro_batches: dict[str, Accumulator] | None
 
@@ -137,7 +137,7 @@ class MetricLogger:
             return None
         if self.closed:
             raise UserError(f"self.log({asked[0]!r}) {NOT_TAKEN[self.closed]}")
-        stepping = self.stage == "train" and not self._in_epoch_end
+        stepping = self.stage == "train" and not self._in_epoch_hook
         target = self._targets[asked] = log_target(asked, self.stage, self._loader, stepping=stepping)
         if target.also:
             self.common_names |= dict.fromkeys((target.step, target.also), target.epoch)
@@ -160,7 +160,7 @@ class MetricLogger:
                 f"earlier in this epoch reduce_fx={running.reduce_fx!r}, sync_dist={running.sync}: use two names."
             )
         running.add(value, weight)
-        if self._in_epoch_end and self._size == 1:
+        if self._in_epoch_hook and self._size == 1:
             self.values |= over_ranks([{wanted.epoch: running}])
 
     def _log_step(self, key: str, value: Any, weight: float, sync: bool, reduce_fx: str) -> None:
@@ -194,14 +194,14 @@ class MetricLogger:
         return back
 
     @contextmanager
-    def epoch_end(self) -> Iterator[None]:
+    def epoch_hook(self) -> Iterator[None]:
         """Log for the epoch, by default, what is logged within, and what comes after belongs to no batch."""
-        self._in_epoch_end, self.batch = True, None
+        self._in_epoch_hook, self.batch = True, None
         self._targets.clear()
         try:
             yield
         finally:
-            self._in_epoch_end = False
+            self._in_epoch_hook = False
             self._targets.clear()
 
     def mute(self) -> None:

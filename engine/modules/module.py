@@ -149,9 +149,9 @@ class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.M
         Args:
             name: such as "train/loss".
             value: what to log.
-            on_step: a value for this batch; the default while training. With on_epoch too, the step's is called
-                "..._step" and the epoch's "..._epoch" as well. Of a metric it is that of the batch alone.
-            on_epoch: one value for the epoch; the default while validating and testing.
+            on_step: a value for this batch; the default in a step of training and its hooks. With on_epoch too, the
+                step's is called "..._step" and the epoch's "..._epoch" as well. Of a metric it is the batch's alone.
+            on_epoch: one value for the epoch; the default in hooks of an epoch, and while validating and testing.
             prog_bar: while training, show it in the progress bar in place of the loss; all values of a validation
                 are there.
             sync_dist: reduce it over the ranks; a metric always is.

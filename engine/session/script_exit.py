@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from midstride.engine.errors import EngineError, StopRequested
+from midstride.engine.errors import EngineError, StopRequested, Superseded
 from midstride.engine.processes.forked_program import end_process
 from midstride.engine.world import World
 
@@ -31,7 +31,7 @@ def _set_hook() -> None:
         return
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, StopRequested):
+        if not isinstance(error, (StopRequested, Superseded)):
             before(kind, error, trace)
         elif World.from_environment().is_first:
             print(f"midstride: {error}", file=sys.stderr, flush=True)

@@ -82,7 +82,7 @@ class EvaluationLoop:
         context.metric_logger.begin(self.stage)
         if hooks.has(f"on_{self.prefix}_epoch_end"):
             context.metric_logger.preview_epoch()
-        with context.metric_logger.epoch_end():
+        with context.metric_logger.epoch_hook():
             hooks.call(f"on_{self.prefix}_epoch_end")
         values = context.metric_logger.close_epoch()
         context.metric_logger.begin(self.stage, closed="reduced")

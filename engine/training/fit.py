@@ -144,7 +144,8 @@ class Fit:
         _check_loggers(context.settings, run)
         context.hooks.call("on_fit_start")
         # Before state is loaded, which overrides what the hook changes or draws.
-        context.hooks.call("on_train_start")
+        with context.metric_logger.epoch_hook():
+            context.hooks.call("on_train_start")
         resumed = False
         if run is not None and snapshots is not None:
             refuse_cudnn_dropout(context.module)

@@ -115,7 +115,8 @@ class FitLoop:
         context, progress, heartbeat = self.context, self.progress, self.context.heartbeat
         if not progress.in_epoch:
             progress.begin_epoch()
-            context.hooks.call("on_train_epoch_start")
+            with context.metric_logger.epoch_hook():
+                context.hooks.call("on_train_epoch_start")
         batches = self.loader.batches(progress.epoch, progress.batch)
         while not progress.at_end and not self.is_done():
             for fault in self._on_fetch:
@@ -215,7 +216,7 @@ class FitLoop:
                 context.samples.break_off(progress.epoch)
             if context.hooks.has("on_train_epoch_end"):
                 context.metric_logger.preview_epoch()
-            with context.metric_logger.epoch_end():  # values logged in the hook belong to this epoch
+            with context.metric_logger.epoch_hook():  # values logged in the hook belong to this epoch
                 context.hooks.call("on_train_epoch_end")
             self._judge_epoch(context.metric_logger.close_epoch())
         if progress.at_end:

@@ -87,7 +87,7 @@ class Trainer(TrainerState):
         min_steps: optimizer steps before it may; without `min_epochs`, one epoch, too.
         precision: "32", "64", or mixed precision "bf16" or "16".
         accumulate_grad_batches: batches that make one optimizer step.
-        gradient_clip_val: largest norm (or value) of the gradients; None clips nothing.
+        gradient_clip_val: largest norm (or value) of the gradients; None, or 0, clips nothing.
         gradient_clip_algorithm: "norm" or "value".
         on_nan: action on a loss that is not finite: "fail" ends the run, "skip" leaves the batch out on every rank.
         val_check_interval: share of an epoch (0.5) or number of batches (100) between validations; None: a whole epoch.
@@ -124,7 +124,7 @@ class Trainer(TrainerState):
         callbacks: Sequence[Callback] | Callback | None = (),
         loggers: Sequence[str | Mapping[str, Any] | LoggerOptions] = (),
         seed: int = 0,
-        accept_change: str | Collection[str] = (),
+        accept_change: str | Collection[str] | None = (),
         identity: Mapping[str, Any] | None = None,
         max_epochs: int | None = None,
         max_steps: int | None = None,
@@ -170,7 +170,7 @@ class Trainer(TrainerState):
             self.placement, faults = resolve_placement(request, Hardware.here())
             asked, unknown = checked_loggers(loggers)
             checked = checked_options(options, snapshots, seed, [*faults, *unknown, *logger_errors(asked)])
-        accepted = (accept_change,) if isinstance(accept_change, str) else tuple(accept_change)
+        accepted = (accept_change,) if isinstance(accept_change, str) else tuple(accept_change or ())
         settings = TrainerSettings(*checked, seed, accepted, dict(identity or {}), asked, global_batch_size)
         super().__init__(self.placement.strategy, settings, callbacks)
         seed_call(seed)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from laws.lives import Setting, assert_alike, live
 from support.flow_runs import wait_for
+from support.fork_server import run_program
 
 from midstride.engine.fault_injection import FaultPlan
 
@@ -45,3 +46,39 @@ def test_a_world_that_slept_while_another_took_over_stops(
     assert_alike(tmp_path, undisturbed(setting))
     for path, data in finished.items():
         assert path.read_bytes() == data, f"{path} was changed by a world that was superseded"
+
+
+SCRIPT = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+from midstride.engine import Trainer, TrainingModule
+from midstride.engine.snapshots.lease import acquire
+from midstride.engine.storage.store import Store
+
+class Overtaken(TrainingModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 2 and self.trainer.world.is_first:
+            acquire(Store.open(sys.argv[1]), None, {})
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+Trainer(devices=2, max_epochs=1, snapshots={"every_steps": 1}).fit(
+    Overtaken(), DataLoader(torch.ones(20, 1), 2), run=sys.argv[1]
+)
+"""
+
+
+def test_a_script_that_was_superseded_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    code = run_program(tmp_path / "script.py", tmp_path / "log.txt", str(tmp_path / "run"))
+    said = (tmp_path / "log.txt").read_text()
+    assert code == SUPERSEDED, said
+    assert "Traceback" not in said
+    assert said.count("generation 2 advances") == 1, said

@@ -123,8 +123,8 @@ CHANGES = [
     Mutant(
         "what is logged at the end of an epoch weighs as much as the batch that was last",
         "engine/metrics/logger.py",
-        "self._in_epoch_end, self.batch = True, None",
-        "self._in_epoch_end = True",
+        "self._in_epoch_hook, self.batch = True, None",
+        "self._in_epoch_hook = True",
         f"{KEPT}[LogsWithoutValidation]",
     ),
     Mutant(

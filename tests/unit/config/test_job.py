@@ -271,7 +271,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("callbacks=['m:Mine']", "callbacks.0: should be keys and values, not 'm:Mine'; its keys are path, args"),
         ("trainer.gradient_clip_val=true", "trainer.gradient_clip_val: should be a number, not True"),
         ("module_args=[3]", "module_args: should be keys and values, not [3]"),
-        ("seed=null", "seed: should be a whole number, not null"),
+        ("seed=null", "seed: should be a whole number, or left out, not null"),
         ("name=a b", "name: should be letters, digits and . _ -, a letter or digit first, not 'a b'"),
         ("module=model.py:Net", "module: a module is named without .py: model:Net, not 'model.py:Net'"),
         ("trainer.max_epochs=null", "trainer: say max_epochs or max_steps: the training would never end"),

@@ -94,11 +94,22 @@ def test_a_strategy_that_is_made_for_lightning_is_refused_by_name() -> None:
 @pytest.mark.parametrize("name", [name for name in signature(L.Trainer).parameters])
 def test_every_argument_of_lightnings_trainer_works_or_is_answered(name: str) -> None:
     answer = ""
+    default = signature(L.Trainer).parameters[name].default
     try:
-        Trainer(**{name: signature(L.Trainer).parameters[name].default})
+        Trainer(**{name: default})
     except JobError as error:
         answer = str(error)
     assert not answer or LIGHTNING_OPTIONS.get(name, "should be") in answer
+    assert not answer or default or "leave it out" in answer or "left out" in answer
+
+
+def test_what_asks_for_nothing_in_lightning_asks_for_nothing() -> None:
+    options = Trainer(gradient_clip_val=0, accept_change=None).options
+    assert options.gradient_clip_val is None
+    with pytest.raises(JobError, match="gradient_clip_val: should be more than 0, not -1"):
+        Trainer(gradient_clip_val=-1)
+    with pytest.raises(JobError, match="deterministic: should be true, or false where .*, not 'warn'"):
+        Trainer(deterministic="warn")
 
 
 class Impatient(style.AutoEncoder):

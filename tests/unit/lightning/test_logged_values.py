@@ -104,6 +104,10 @@ CASES: dict[str, tuple[dict[str, list[Call]], dict[str, Any]]] = {
         {name: [(name, "number", {"prog_bar": True})] for name in (*TRAINING, *VALIDATION[:-1])},
         {},
     ),
+    "in every hook of an epoch, for the epoch": (
+        {name: [(name, "number", {"on_epoch": True, "prog_bar": True})] for name in (TRAINING[0], TRAINING[-1])},
+        {},
+    ),
     "in every hook of a batch, for both": (
         {name: [(name, "number", BOTH)] for name in (*TRAINING[1:3], *VALIDATION[2:4])},
         {},

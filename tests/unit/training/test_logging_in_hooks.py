@@ -17,8 +17,9 @@ ENDS = ("3", "6")
 #: hook -> the steps in whose rows it logs, of two epochs of three batches; or what it is told
 WHERE: dict[str, tuple[str, ...] | str] = {
     "setup": "in setup, before there is a row for it: log in on_train_start or later",
-    **dict.fromkeys(("on_fit_start", "on_train_start"), ("1",)),
-    "on_train_epoch_start": ("1", "4"),
+    "on_fit_start": ("1",),
+    "on_train_start": ("3",),
+    "on_train_epoch_start": ENDS,
     **dict.fromkeys(("on_train_batch_start", "on_before_backward", "on_after_backward"), STEPS),
     **dict.fromkeys(("on_before_optimizer_step", "on_before_zero_grad", "on_train_batch_end"), STEPS),
     **dict.fromkeys(("on_validation_start", "on_validation_epoch_start", "on_validation_batch_start"), ENDS),
