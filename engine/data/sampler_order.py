@@ -19,7 +19,7 @@ from midstride.engine.data.rng.isolation import seeded_rng
 from midstride.engine.data.sampler_state import SamplerState, samplers_in
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.seeds import mix
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.user_code import is_retryable
 
 __all__ = ["BatchSamplerOrder", "SamplerOrder"]

@@ -24,7 +24,8 @@ from midstride.engine.metrics.torchmetrics_internals import (
     sync_by,
     updates,
 )
-from midstride.engine.state.codec import differences, encode
+from midstride.engine.state.codec import encode
+from midstride.engine.state.differences import differences
 from midstride.engine.trees import convert
 
 if TYPE_CHECKING:

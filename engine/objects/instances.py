@@ -42,7 +42,7 @@ from midstride.engine.objects.python_objects import (
     fill_object_array,
     parts_of_iterator,
 )
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.state.hash_table import fill_set, is_as_described
 from midstride.engine.state.nodes import Instance, kind_text
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import UnsupportedState
 from midstride.engine.state.arrays import array_of, describe_dtype, dtype_of, scalar_of, tensor_of
-from midstride.engine.state.differences import differences
 from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.hash_table import described_table, fill_set
 from midstride.engine.state.naming import joined, kind_of, unwritable
@@ -30,7 +29,7 @@ from midstride.engine.state.sharing import AGAIN, SharedContainers, node_at
 from midstride.engine.state.tensors import TensorEntry, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["FACTORIES", "Encoded", "decode", "differences", "encode", "walk"]
+__all__ = ["FACTORIES", "Encoded", "decode", "encode", "walk"]
 
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})

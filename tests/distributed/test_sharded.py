@@ -22,7 +22,7 @@ from midstride.engine.errors import EngineError
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.inspection import inspect_run
 from midstride.engine.snapshots.reader import read
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.state.row_shards import RowShard, join_rows
 from midstride.engine.storage.store import Store
 from midstride.engine.strategies import sharded

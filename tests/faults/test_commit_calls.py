@@ -18,7 +18,7 @@ from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.weights import WeightsRequest, load_weights
 from midstride.engine.snapshots.writer import Writer
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 
 #: all through which a local store asks something of the kernel

@@ -12,7 +12,7 @@ from unit.cli.test_app import run as command
 
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.weights import load_weights
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 
 #: how a run was trained -> its setting; at the last step the weights are the best so far

@@ -17,7 +17,7 @@ from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, Learning
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import Audit, audit
 from midstride.engine.snapshots.weights import weights_at
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state, run_ranks
 

@@ -20,7 +20,7 @@ from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor,
 from midstride.engine.errors import NotExact
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import audit
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 
 

@@ -22,7 +22,8 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.seeds import Generators
-from midstride.engine.state.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, encode
+from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
 

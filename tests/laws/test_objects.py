@@ -31,7 +31,7 @@ from midstride.engine import Trainer
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.objects.object_state import Objects, upgrade
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.state.nodes import Same
 from midstride.engine.testing import final_state, run_ranks
 

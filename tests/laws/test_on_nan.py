@@ -17,7 +17,7 @@ from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import audit
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.weights_index import metrics_of
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.state.stateful import state_of
 from midstride.engine.storage.store import Store
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.snapshots.weights import weights_at
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 
 

@@ -24,7 +24,8 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import audit
-from midstride.engine.state.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, encode
+from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 
 SEED = 7

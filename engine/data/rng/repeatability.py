@@ -9,7 +9,7 @@ from torch import Tensor
 
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import members_of
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.trees import convert
 
 __all__ = ["collate_name", "copied", "ensure_same_batch", "is_repeatable"]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.runs.audit import audit
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 from midstride.engine.testing.laws.small_training import EPOCHS, STEPS, SmallData, SmallModule
 from midstride.engine.testing.ranks import run_ranks

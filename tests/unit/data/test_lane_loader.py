@@ -12,7 +12,7 @@ from midstride.engine import CombinedLoader
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.lanes import Lanes, allowed_sizes
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.world import World
 

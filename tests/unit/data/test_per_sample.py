@@ -18,7 +18,7 @@ from midstride.engine.data.map_style import MapLoader
 from midstride.engine.data.rng.repeatability import is_repeatable
 from midstride.engine.errors import NotExact
 from midstride.engine.seeds import Generators, mix, rank_seed
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
 

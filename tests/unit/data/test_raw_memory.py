@@ -18,7 +18,7 @@ from midstride.engine.data.rng.fast_state import (
     seed_generators,
 )
 from midstride.engine.seeds import Generators
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 
 #: what draws -> which of torch, numpy and `random` is moved by it
 DRAWS: dict[str, tuple[Callable[[], object], list[bool]]] = {

@@ -24,8 +24,8 @@ from midstride.engine.data.items import as_items, pack_items, unpack_items
 from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.data.sampler_state import SamplerState
 from midstride.engine.errors import NotExact
-from midstride.engine.state.codec import decode, differences, encode
-from midstride.engine.state.differences import same_key_order
+from midstride.engine.state.codec import decode, encode
+from midstride.engine.state.differences import differences, same_key_order
 
 EPOCHS, SAMPLES, BATCH = 6, 24, 4
 

@@ -18,7 +18,7 @@ from unit.data.test_iterable import REST
 from midstride.engine.data.iterable import trial
 from midstride.engine.data.iterable.shard_state import ShardState
 from midstride.engine.errors import NotExact
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 
 DRAW = random.Random(4)
 

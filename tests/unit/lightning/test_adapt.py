@@ -108,7 +108,7 @@ def test_what_asks_for_nothing_in_lightning_asks_for_nothing() -> None:
     assert options.gradient_clip_val is None
     with pytest.raises(JobError, match="gradient_clip_val: should be more than 0, not -1"):
         Trainer(gradient_clip_val=-1)
-    with pytest.raises(JobError, match="deterministic: should be true, or false where .*, not 'warn'"):
+    with pytest.raises(JobError, match=r"deterministic: should be true, or false where .*, not 'warn'"):
         Trainer(deterministic="warn")
 
 

@@ -17,7 +17,8 @@ from midstride.engine.errors import EngineError, UserError
 from midstride.engine.loggers.base import CommittedRows
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.snapshots.weights import weights_at
-from midstride.engine.state.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, encode
+from midstride.engine.state.differences import differences
 
 
 def numbers() -> DataLoader[Any]:

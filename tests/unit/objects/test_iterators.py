@@ -9,7 +9,8 @@ import torch
 from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.roots import Root
-from midstride.engine.state.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, encode
+from midstride.engine.state.differences import differences
 
 pytestmark = pytest.mark.fast
 

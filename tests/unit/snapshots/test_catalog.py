@@ -10,7 +10,7 @@ from midstride.engine.errors import (
 )
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog, snapshot_name
 from midstride.engine.snapshots.reader import read
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 
 

@@ -13,7 +13,7 @@ from midstride.engine.errors import (
     SnapshotMissing,
 )
 from midstride.engine.snapshots.weights import load_weights, save_weights
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 
 

@@ -20,7 +20,7 @@ from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.staging import Stager
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World

@@ -20,7 +20,8 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 from midstride.engine.errors import UnsupportedState
-from midstride.engine.state.codec import differences, encode
+from midstride.engine.state.codec import encode
+from midstride.engine.state.differences import differences
 
 ODD_NAN = struct.unpack(">d", bytes.fromhex("fff8000000000003"))[0]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR
 
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 
 STEPS_BEFORE, STEPS_AFTER = 7, 20
 

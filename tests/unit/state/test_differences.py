@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 
 DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "value": (1, 2, "x (1, now 2)"),

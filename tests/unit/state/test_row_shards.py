@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from midstride.engine.errors import NotExact
-from midstride.engine.state.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, encode
+from midstride.engine.state.differences import differences
 from midstride.engine.state.row_shards import RowShard, join_rows, reshard_rows, shard_rows
 
 

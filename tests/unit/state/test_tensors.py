@@ -6,7 +6,8 @@ import torch
 from support.codec_round_trip import through_files
 from torch import Tensor, nn
 
-from midstride.engine.state.codec import decode, differences, encode
+from midstride.engine.state.codec import decode, encode
+from midstride.engine.state.differences import differences
 
 
 def _tensors() -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.writer import Writer
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.storage import local
 from midstride.engine.storage.store import Store
 

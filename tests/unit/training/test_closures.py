@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import UserError
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 
 
 class Line(TrainingModule):

@@ -38,7 +38,7 @@ from midstride.engine.errors import (
     UserError,
 )
 from midstride.engine.session.outcome import Outcome
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.testing import final_state
 
 

@@ -14,7 +14,7 @@ from unit.modules.test_callbacks import Logs
 
 from midstride.engine import BestCheckpoint, EarlyStopping, Trainer, TrainingModule
 from midstride.engine.errors import NotExact, ReadBackDiffers
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.state.stateful import restore_parts
 from midstride.engine.testing import final_state
 from midstride.engine.training.checkpointing import checkpointer

@@ -16,7 +16,7 @@ from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.optim.optimizers import SchedulerList
 from midstride.engine.seeds import Generators, seed_everything
-from midstride.engine.state.codec import differences
+from midstride.engine.state.differences import differences
 from midstride.engine.training.checkpointing.state_parts import Gradients
 from midstride.engine.training.checkpointing.world_size import padding_change
 
