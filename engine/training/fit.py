@@ -39,7 +39,7 @@ __all__ = ["Fit", "earlier_facts"]
 log = logging.getLogger(__name__)
 
 #: parts of gloo's messages that are left out: the place in its code, and its advice
-_GLOO_DETAILS = re.compile(r"^\[[^]]*\] |\. This is typically caused by .*")
+_GLOO_DETAILS = re.compile(r"\[[^]]*\.cc:\d+\] |\. This is typically caused by .*")
 
 
 def earlier_facts(context: EvaluationContext, run: str | None, resume: Resume) -> dict[str, Any]:
@@ -97,10 +97,11 @@ class Fit:
         try:
             self._train(run, resume, devices)
         except Exception as error:
-            if self.checkpointer is not None:
-                self.checkpointer.raise_cause(error)
-            if self._last_seen is not None and self.context.collective.is_peer_failure(error):
-                raise WorldError(self._lost_rank_message(error, self._last_seen)) from error
+            cause = error if self.checkpointer is None else self.checkpointer.cause_of(error)
+            if self._last_seen is not None and self._is_loss_of_rank(cause):
+                raise WorldError(self._lost_rank_message(cause, self._last_seen)) from error
+            if cause is not error:
+                raise cause from error
             raise
         finally:
             if self.checkpointer is not None:
@@ -125,6 +126,13 @@ class Fit:
                 self.checkpointer.finish()
         context.hooks.call("on_fit_end")
         context.reporter.emit("finished", step=progress.step, epoch=progress.epoch)
+
+    def _is_loss_of_rank(self, error: Exception) -> bool:
+        """Return whether `error` says that another rank ended, in a step or while a snapshot was written."""
+        collective, origin = self.context.collective, error.__cause__
+        if isinstance(error, WorldError) and isinstance(origin, Exception) and collective.is_peer_failure(origin):
+            return True
+        return collective.is_peer_failure(error)
 
     def _lost_rank_message(self, error: Exception, seen: LastSeen) -> str:
         context = self.context

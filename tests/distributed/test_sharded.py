@@ -5,13 +5,16 @@ import logging
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from laws.lives import SampleData, Tangled
+from support.limit import LIMIT_S
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -20,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.errors import EngineError
 from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.committer import Committer
 from midstride.engine.snapshots.inspection import inspect_run
 from midstride.engine.snapshots.reader import read
 from midstride.engine.state.differences import differences
@@ -264,6 +268,14 @@ class Clipped(Tangled):
         self.log("norm", nn.utils.clip_grad_norm_(self.parameters(), 1.0).full_tensor())
 
 
+class ClippedWhileWritten(Clipped):
+    """Rank 1 dies before its snapshot of the step before is written, and the others wait for it there as well."""
+
+    def on_train_start(self) -> None:
+        if self.global_rank == 1:
+            patch.object(Committer, "commit", lambda *_, **__: time.sleep(LIMIT_S)).start()
+
+
 class Resilient(Tangled):
     """Has an optimizer that torch has not taught to step tensors that are cut."""
 
@@ -284,6 +296,11 @@ def ends(folder: str, strategy: str, module: type[TrainingModule]) -> None:
     ("module", "codes", "said"),
     [
         (Clipped, [1, -signal.SIGKILL, 1], "WorldError: rank {rank} lost another rank after step 3"),
+        (
+            ClippedWhileWritten,
+            [1, -signal.SIGKILL, 1],
+            "WorldError: rank {rank} lost another rank after step 3 .snapshot 000000000002-g000001 was not taken",
+        ),
         (Resilient, [2, 2, 2], "UserCodeError: Traceback .*raised in Rprop.step"),
     ],
 )

@@ -243,11 +243,10 @@ class Checkpointer:
                 f"{self.run.resume_message()}, and a retry ends with the same bits."
             ) from error
 
-    def raise_cause(self, error: Exception) -> None:
-        """Raise the error of the writing thread if `error` is a consequence: another rank failed by it and ended."""
+    def cause_of(self, error: Exception) -> Exception:
+        """Return the error of the writing thread if `error` is a consequence: another rank failed by it and ended."""
         failure = self.run.close()
-        if isinstance(failure, EngineError) and failure is not error and not isinstance(error, EngineError):
-            raise failure from error
+        return failure if isinstance(failure, EngineError) and not isinstance(error, EngineError) else error
 
     def close(self) -> None:
         """Commit pending snapshots if that is still possible; end the writing thread and the loggers."""
