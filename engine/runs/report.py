@@ -38,7 +38,7 @@ METRICS, MARKDOWN, REPORT, CURVES = "metrics.csv", "report.md", "report.json", "
 #: the metric log up to the newest snapshot, of a run that is not done
 METRICS_SO_FAR = "metrics-so-far.csv"
 _RUNS_COMPARED = 100  # a file is read of each
-_DEFAULT_CAUSES = {"stopped": "stopped on request", "lost": "its launcher was killed"}
+_DEFAULT_CAUSES = {"stopped": "stopped on request", "lost": "its launcher was killed, or it still runs"}
 
 
 class Interruption(Record):

@@ -14,6 +14,7 @@ from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.runs.report import metric_rows, report_at
 from midstride.engine.runs.summary import newest_snapshot, summary_of
 from midstride.engine.session.attempts import AttemptLog
+from midstride.engine.session.outcome import Outcome
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.storage.store import Store
 
@@ -49,6 +50,18 @@ def test_the_report_of_a_run_that_failed_counts_the_steps_of_its_newest_snapshot
     assert (report.steps, report.epochs) == (kept, 1)
     assert summary_of("run", store).step == kept
     assert len(metric_rows(store)) == kept - 1, "the row of the last step is under way"
+
+
+def test_an_attempt_without_an_end_is_not_said_to_be_over_when_another_began(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "run")
+    first, second = AttemptLog(store).begin(), AttemptLog(store).begin()
+    report = report_at(store)
+    assert report.outcome == "running"
+    told = [(failure.attempt, failure.cause) for failure in report.failures]
+    assert told == [(first.number, "its launcher was killed, or it still runs")]
+    AttemptLog(store).record(first, Outcome("done"))
+    AttemptLog(store).record(second, Outcome("done"))
+    assert report_at(store).failures == ()
 
 
 @pytest.mark.parametrize("attempts", [0, 1])
