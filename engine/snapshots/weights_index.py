@@ -33,6 +33,7 @@ __all__ = [
     "FOLDERS",
     "SavedWeights",
     "best_of",
+    "best_to_show",
     "error_with_remedy",
     "folder_to_test",
     "is_of_the_end",
@@ -122,17 +123,31 @@ def folder_to_test(store: Store) -> str:
     Raises:
         SnapshotDamaged: a manifest, or a lease of the run, is not what was written.
     """
+    best, others = _best_and_other_monitors(store)
+    if best is not None and not others:
+        return "best"
+    if best is not None:
+        log.warning("%s/%s was %s: its last weights are taken", store.url, best.path, others)
+    return "last"
+
+
+def best_to_show(store: Store) -> SavedWeights | None:
+    """Return the best weights; None if there are none, or if those were by a monitor that the last fit has not.
+
+    Raises:
+        SnapshotDamaged: a manifest, or a lease of the run, is not what was written.
+    """
+    best, others = _best_and_other_monitors(store)
+    return None if others else best
+
+
+def _best_and_other_monitors(store: Store) -> tuple[SavedWeights | None, str]:
+    """Return the best weights, and a text if other monitors called them so than those of the last fit."""
     best, last = (newest_weights(store, folder) for folder in FOLDERS)
-    if best is None:
-        return "last"
     then, now = (saved.manifest["facts"].get("monitors") if saved else None for saved in (best, last))
     if then is None or now is None or all(one in now for one in then):  # None: not there, or of an earlier version
-        return "best"
-    log.warning(
-        "%s/%s was called best by %s, and the run ended with %s: its last weights are taken",
-        *(store.url, best.path, _monitors(then), _monitors(now)),
-    )
-    return "last"
+        return best, ""
+    return best, f"called best by {_monitors(then)}, and the run ended with {_monitors(now)}"
 
 
 def _monitors(watched: Sequence[Mapping[str, str]]) -> str:

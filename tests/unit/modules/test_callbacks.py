@@ -1,6 +1,7 @@
 """What the built-in callbacks make of the values that they are given, and how several are told apart."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader
 
 from midstride.engine import BestCheckpoint, Callback, EarlyStopping, Trainer, TrainingModule
 from midstride.engine.errors import UserError
+from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.loggers.delivery import Delivery
 from midstride.engine.modules.callback_states import Callbacks
 from midstride.engine.snapshots.weights import save_weights
 from midstride.engine.snapshots.weights_index import best_of, folder_to_test
@@ -155,6 +158,21 @@ def test_the_best_of_another_value_says_nothing(
     assert caplog.messages == ([] if best == 0.5 else [told])
 
 
+class Tracker(Logger):
+    """Keeps whether it was given best weights."""
+
+    got_best: bool | None = None
+
+    def open(self, run: LoggedRun, rows: CommittedRows) -> int:
+        return 0
+
+    def log_rows(self, rows: Sequence[Row]) -> None:
+        pass
+
+    def finish(self, best: Path | None) -> None:
+        self.got_best = best is not None and best.stat().st_size > 0
+
+
 #: what the last of three epochs is trained with, after two with BestCheckpoint("value") -> what is tested at the end
 RESUMED_WITH: dict[str, tuple[list[Callback], float, str]] = {
     "the same": ([BestCheckpoint("value")], NAN, "best"),
@@ -167,7 +185,7 @@ RESUMED_WITH: dict[str, tuple[list[Callback], float, str]] = {
 
 
 @pytest.mark.parametrize("case", RESUMED_WITH)
-def test_weights_that_another_monitor_called_best_are_not_tested(
+def test_weights_that_another_monitor_called_best_are_not_tested_and_no_tracker_gets_them(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callbacks, value, folder = RESUMED_WITH[case]
@@ -178,6 +196,10 @@ def test_weights_that_another_monitor_called_best_are_not_tested(
         trainer.fit(Logs([3, 2, value]), *data, run=str(tmp_path / "run"))
     caplog.clear()
     store = Store.open(tmp_path / "run")
+    tracker = Tracker()
+    Delivery(store, tracker).finish()
+    assert tracker.got_best == (folder == "best")
+    assert caplog.messages == []
     assert folder_to_test(store) == folder
     assert any("was called best by value (min), and the run ended with" in line for line in caplog.messages) == (
         folder == "last"
