@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, Superseded, WorldError
 from midstride.engine.snapshots.catalog import FORMAT, MANIFEST, ROWS, SNAPSHOTS, Snapshot
-from midstride.engine.snapshots.lease import Lease, ensure_newest
+from midstride.engine.snapshots.lease import Lease, ensure_newest, newest
 from midstride.engine.snapshots.position import Position, rank_stem, snapshot_name
 from midstride.engine.snapshots.staging import Staged
 from midstride.engine.storage.checksums import FileDigest, decode_document, digest_of, encode_document
@@ -103,13 +103,32 @@ class Committer:
             before()
             return self._write(name, request)
 
-        ranks = self._on_all_ranks(name, write)
-        manifest = self._on_all_ranks(name, lambda: self._commit(name, request, ranks))[0]
+        try:
+            ranks = self._on_all_ranks(name, write)
+            manifest = self._on_all_ranks(name, lambda: self._commit(name, request, ranks))[0]
+        except (StoreSilent, WorldError):
+            raise  # the store would not answer now, or another rank may still be writing
+        except EngineError:
+            self._remove_uncommitted(name)
+            raise
         return Snapshot(name, request.position, self._lease.generation, manifest)
 
     def name_of(self, request: SnapshotRequest) -> str:
         """Return what `request` is called once it is committed."""
         return snapshot_name(request.position, self._lease.generation)
+
+    def _remove_uncommitted(self, name: str) -> None:
+        """Remove what all ranks wrote of a snapshot that was not committed; no later attempt may come."""
+        if not self._world.is_first:
+            return
+        try:
+            last = newest(self._store)
+            # A run that was begun in the place of this one has such names, too.
+            is_ours = last is not None and last.run_id == self._lease.run_id
+            if is_ours and not self._store.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
+                self._store.remove(f"{SNAPSHOTS}/{name}")
+        except Exception as error:
+            log.debug("what was written of snapshot %s is left: %s", name, error)
 
     def close(self) -> None:
         """Let go of what hashes in the background."""

@@ -15,6 +15,7 @@ from support.snapshot_writers import open_writer
 from midstride.engine.errors import (
     SnapshotError,
     StoreFull,
+    StoreSilent,
     Superseded,
     UnsupportedState,
 )
@@ -123,7 +124,7 @@ def test_an_error_of_one_rank_reaches_all(store: Store, rank: int, phase: str):
         assert f"rank {rank} says: OSError: [Errno 5] Broken disk" in str(error)
     assert isinstance(errors[rank].__cause__, OSError)
     if phase == "snapshot_write" or rank == 0:
-        assert SnapshotCatalog(store).snapshots() == []
+        assert store.find("snapshots") == {}, "what was not committed is removed"
 
 
 @pytest.mark.parametrize(
@@ -189,3 +190,21 @@ def test_superseded_reaches_every_rank(store: Store):
     errors = take_with(store, lease)
     assert [type(error) for error in errors] == [Superseded] * 3
     assert all(str(error).startswith("generation ") for error in errors), "nothing is wrong with the store"
+    assert store.find("snapshots") == {}, "no later attempt may come, which would remove it"
+
+
+def test_a_world_whose_run_was_begun_anew_removes_nothing_of_the_other(store: Store):
+    """A snapshot that the other run is about to commit may have the very name."""
+    lease = acquire(store, None, {})
+    store.remove("lease")
+    acquire(store, None, {})
+    errors = take_with(store, lease)
+    assert [type(error) for error in errors] == [Superseded] * 3
+    assert "another run begun there" in str(errors[0])
+    assert store.find("snapshots")
+
+
+def test_what_a_silent_store_may_hold_is_not_removed(store: Store):
+    errors = take_with(store, acquire(store, None, {}), probes={1: _fail("no answer", number=errno.ETIMEDOUT)})
+    assert [type(error) for error in errors] == [StoreSilent] * 3
+    assert store.find("snapshots"), "to remove it would be to wait for the store again"
