@@ -26,7 +26,7 @@ from midstride.engine.session.outcome import Outcome, decide, not_started
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import GRACE_S, SignalRequests
 from midstride.engine.slurm import step_tasks
-from midstride.engine.snapshots.catalog import RUN_FOLDERS
+from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS
 from midstride.engine.storage.store import Store
 
 __all__ = ["GRACE_S", "launch"]
@@ -108,7 +108,7 @@ def _begin_attempt(run: Run) -> Attempt:
     """Record in the run's folder that another attempt begins, and the job as it is now."""
     store = run.store
     try:
-        store.ensure_writable(RUN_FOLDERS)
+        store.ensure_writable(RUN_FOLDERS, RUN_FILES)
         with store.errors_explained("written"):
             recover_orphaned_attempts(run)
             attempt = run.attempts.begin()

@@ -25,6 +25,7 @@ __all__ = [
     "FORMAT",
     "MANIFEST",
     "ROWS",
+    "RUN_FILES",
     "RUN_FOLDERS",
     "SNAPSHOTS",
     "Position",
@@ -37,6 +38,8 @@ FORMAT = 1  #: raised whenever the files of a snapshot change their meaning
 SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
 #: the folders in that of a run
 RUN_FOLDERS = (SNAPSHOTS, "lease", "metrics", "best", "last", "attempts")
+#: the files in it
+RUN_FILES = ("run.json", "job.json", "metrics.csv")
 _ASIDE = "aside.json"
 _KEYS = ("format", "step", "after", "generation", "world_size", "files", "facts")
 

@@ -112,8 +112,8 @@ class RemoteStore(Store):
         except FileNotFoundError:
             return
 
-    def ensure_writable(self, folders: Iterable[str] = ()) -> None:  # noqa: D102
+    def ensure_writable(self, folders: Iterable[str] = (), files: Iterable[str] = ()) -> None:  # noqa: D102
         if self.options.patience_s > _PROBE_PATIENCE_S:  # nothing runs yet that would be worth a longer wait
-            type(self)(self.url, replace(self.options, patience_s=_PROBE_PATIENCE_S)).ensure_writable(folders)
+            type(self)(self.url, replace(self.options, patience_s=_PROBE_PATIENCE_S)).ensure_writable(folders, files)
         else:
-            super().ensure_writable(folders)
+            super().ensure_writable(folders, files)

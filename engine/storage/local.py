@@ -168,6 +168,11 @@ class LocalStore(Store):
                 "copy of it. Nothing was changed."
             )
 
+    def ensure_no_folder(self, file: str) -> None:  # noqa: D102
+        target = self._at(file)
+        if target.is_dir() and not target.is_symlink() and any(target.iterdir()):
+            raise StoreUnsafe(f"{target} is a folder, and has to be a file: move it away. Nothing was changed.")
+
     def size(self, path: str) -> int:  # noqa: D102
         target = self._at(path)
         if target.is_dir():

@@ -197,12 +197,13 @@ class Store(ABC):
             return False
         return True
 
-    def ensure_writable(self, folders: Iterable[str] = ()) -> None:
+    def ensure_writable(self, folders: Iterable[str] = (), files: Iterable[str] = ()) -> None:
         """Check, within seconds, that files can be written here and created exclusively.
 
         Args:
             folders: paths at which a folder or nothing has to be. Where a file is, what was in the folder would be
                 taken for gone.
+            files: paths at which no folder with anything in it may be.
 
         Raises:
             StoreUnsafe: they cannot; the message says why and what to do.
@@ -213,6 +214,8 @@ class Store(ABC):
             self.list()
             for folder in folders:
                 self.ensure_no_file(folder)
+            for file in files:
+                self.ensure_no_folder(file)
             first = self.create(probe, b"probe")
             try:
                 self.remove_old_probes(probe)
@@ -229,6 +232,9 @@ class Store(ABC):
 
     def ensure_no_file(self, folder: str) -> None:
         """Raise StoreUnsafe if a file is at the path `folder`; where a file hides no folder, it may be."""
+
+    def ensure_no_folder(self, file: str) -> None:
+        """Raise StoreUnsafe if a folder that is not empty is at the path `file`, and keeps it from being written."""
 
     @contextmanager
     def errors_explained(self, done: str) -> Iterator[None]:

@@ -11,7 +11,7 @@ from midstride.engine.formatting import url_name
 from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
-from midstride.engine.snapshots.catalog import RUN_FOLDERS, Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
@@ -55,7 +55,7 @@ class RunStore:
         self._writer: Writer | None = None
         self._channel: SideChannel | None = None
         self.lease: Lease | None = None
-        self._on_rank0(partial(self.store.ensure_writable, RUN_FOLDERS))
+        self._on_rank0(partial(self.store.ensure_writable, RUN_FOLDERS, RUN_FILES))
 
     def resume(self, resume: Resume) -> tuple[Snapshot, Any] | None:
         """Return the snapshot to resume from and this rank's tree in it; None to start from the beginning.

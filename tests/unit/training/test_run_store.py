@@ -7,7 +7,7 @@ import pytest
 from support.refused import fit
 
 from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, StoreUnsafe
-from midstride.engine.snapshots.catalog import RUN_FOLDERS, SnapshotCatalog
+from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, SnapshotCatalog
 
 
 @pytest.mark.parametrize("folder", RUN_FOLDERS)
@@ -24,6 +24,23 @@ def test_a_run_with_a_file_in_the_place_of_a_folder_is_refused_and_nothing_is_lo
     (run / folder).unlink()
     (tmp_path / "kept").rename(run / folder)
     fit(run)
+
+
+@pytest.mark.parametrize("file", RUN_FILES)
+def test_a_run_with_a_folder_in_the_place_of_a_file_is_refused_before_it_takes_a_lease(
+    file: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    fit(run)
+    (run / file).unlink(missing_ok=True)
+    (run / file / "kept").mkdir(parents=True)
+    before = sorted(run.rglob("*"))
+    with pytest.raises(StoreUnsafe, match=f"run/{file} is a folder, and has to be a file: move it away"):
+        fit(run)
+    assert sorted(run.rglob("*")) == before
+    (run / file / "kept").rmdir()
+    fit(run, max_epochs=2)
+    assert (run / file).is_file() == (file != "job.json"), "an empty folder is replaced, where the file is written"
 
 
 #: what choosing a snapshot ends with -> the class of the error of the fit, and its words
