@@ -134,7 +134,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
         error=last.error if last and last.outcome != "done" else "",
         steps=progress.get("step", len(rows)),  # the row of the last one may be under way
         epochs=len({row["epoch"] for row in rows}),
-        seconds=sum(attempt.ended - attempt.started for attempt in attempts if attempt.ended),
+        seconds=sum(max(0.0, attempt.ended - attempt.started) for attempt in attempts if attempt.ended),
         snapshots=_snapshots_of(catalog),
         set_aside=catalog.set_aside_reasons(),
         gaps=_gaps(catalog),

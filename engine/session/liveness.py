@@ -1,6 +1,7 @@
 """Where each rank was last seen: said in the store in which the ranks met, and read when one of them is lost."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -28,17 +29,17 @@ class LastSeen:
 
     def __init__(self, store: Any, world: World, step: Callable[[], int]) -> None:
         self._store, self._world, self._step = store, world, step
-        self._at, self._since, self._published_at = -1, 0.0, 0.0
+        self._at, self._since, self._published_at = -1, 0.0, -math.inf
         self.publish(store)
 
     def publish(self, store: Any) -> None:
         """Say where this rank is, once a second, over a connection of the thread that calls this."""
-        now = time.time()
-        if now - self._published_at < _EVERY_S:
+        if (due := time.monotonic()) - self._published_at < _EVERY_S:
             return
+        now = time.time()
         if (step := self._step()) != self._at:
             self._at, self._since = step, now
-        self._published_at = now
+        self._published_at = due
         store.set(f"seen/{self._world.rank}", json.dumps({"step": step, "since": self._since, "time": now}))
 
     def others(self) -> str:
@@ -68,7 +69,7 @@ class LastSeen:
 def _line(rank: int, said: dict[str, Any] | None, now: float) -> str:
     if said is None:
         return f"rank {rank} was never seen in training"
-    silent_s = now - said["time"]
+    silent_s, stood_s = (max(0.0, now - said[key]) for key in ("time", "since"))  # clocks may be set back
     if silent_s > _SILENT_S:
         return f"rank {rank} was last seen {silent_s:.0f} s ago, after step {said['step']}: it is gone, or frozen"
-    return f"rank {rank} was seen {silent_s:.0f} s ago, after step {said['step']} for {now - said['since']:.0f} s"
+    return f"rank {rank} was seen {silent_s:.0f} s ago, after step {said['step']} for {stood_s:.0f} s"
