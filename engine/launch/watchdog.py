@@ -16,7 +16,7 @@ from midstride.engine.session.session import Session
 if TYPE_CHECKING:
     from midstride.engine.config.world import WorldOptions
 
-__all__ = ["DUMP_STACKS", "Hang", "Straggler", "Watchdog", "write_stacks"]
+__all__ = ["DUMP_STACKS", "Hang", "RunningClock", "Straggler", "Watchdog", "write_stacks"]
 
 #: the signal at which a rank writes the Python stack of its every thread to the log
 DUMP_STACKS = signal.SIGUSR2
@@ -26,6 +26,7 @@ _BATCHES = 20  # that every rank must have done in it
 _SLOW_FACTOR = 1.5  # a straggler takes so many times as long as the others,
 _SLOW_SHARE = 0.1  # and they wait for it for this share of the time
 _STACKS_S = 0.5  # that a rank gets to write its stacks
+_LONGEST_GAP_S = 2.0  # between two looks of a process that runs
 
 _DOING = {
     Phase.STARTING: ("came to a first step", "startup_timeout_s"),
@@ -80,6 +81,23 @@ class Hang:
         return f"{self.words}: the world hung and was ended.{who} The stack of every rank is in the log."
 
 
+class RunningClock:
+    """Seconds in which this process ran, as it is called twice a second or more.
+
+    A machine, a container or a job of Slurm's may be suspended as a whole: ranks that did nothing then do not hang.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._before = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        """Return the seconds so far."""
+        now = time.monotonic()
+        self._seconds += min(now - self._before, _LONGEST_GAP_S)
+        self._before = now
+        return self._seconds
+
+
 class Watchdog:
     """Reads the heartbeats of one world.
 
@@ -87,7 +105,7 @@ class Watchdog:
         session: of the world.
         options: how many ranks there are, and how long they may take.
         patience_s: seconds to wait beyond the limits: the process that watches the nodes ends a hang first.
-        clock: seconds, for tests.
+        clock: seconds, for tests; a `RunningClock` by default.
     """
 
     def __init__(
@@ -95,9 +113,10 @@ class Watchdog:
         session: Session,
         options: "WorldOptions",
         patience_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self._session, self._options, self._patience_s, self._clock = session, options, patience_s, clock
+        self._session, self._options, self._patience_s = session, options, patience_s
+        self._clock = clock = clock or RunningClock()
         self._seen: list[tuple[int, Phase]] = []
         self._since = self._window = clock()
         self._before: list[HeartbeatReading] = []

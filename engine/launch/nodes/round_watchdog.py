@@ -1,11 +1,10 @@
 """Looks for a hang of one round, and gives its ranks time to write their stacks before it is ended."""
 
 import math
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from midstride.engine.launch.watchdog import Hang, Watchdog
+from midstride.engine.launch.watchdog import Hang, RunningClock, Watchdog
 from midstride.engine.session.session import Session
 
 if TYPE_CHECKING:
@@ -25,11 +24,12 @@ class RoundWatchdog:
     Args:
         session: with the heartbeats of the round.
         options: how long the ranks may take.
-        clock: seconds, for tests.
+        clock: seconds, for tests; a `RunningClock` by default.
     """
 
-    def __init__(self, session: Session, options: "WorldOptions", clock: Callable[[], float] = time.monotonic) -> None:
-        self._watchdog, self._clock = Watchdog(session, options, clock=clock), clock
+    def __init__(self, session: Session, options: "WorldOptions", clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or RunningClock()
+        self._watchdog = Watchdog(session, options, clock=self._clock)
         self._look_at, self._stacks_by = -math.inf, math.inf
         #: why the round does not get on; None while it does, as far as was seen
         self.hang: Hang | None = None

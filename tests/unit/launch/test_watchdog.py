@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from midstride.engine.config.world import WorldOptions
+from midstride.engine.launch import watchdog
 from midstride.engine.launch.nodes.round_watchdog import RoundWatchdog
 from midstride.engine.launch.watchdog import WINDOW_S, Watchdog
 from midstride.engine.session.heartbeat import Heartbeat, HeartbeatReading, Phase
@@ -71,6 +73,21 @@ def test_a_beat_of_any_rank_is_progress(tmp_path: Path) -> None:
         world.ranks[1].beat(7)
         assert not world.stuck_after(90)
     assert "after step 7" in world.stuck_after(101)
+
+
+def test_a_world_that_was_suspended_with_its_launcher_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, session = World(tmp_path), Session(tmp_path)
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: world.now))
+    for rank in world.ranks:
+        rank.enter(Phase.TRAINING)
+    world.watchdog, of_round = Watchdog(session, world.options), RoundWatchdog(session, world.options)
+    assert of_round.look() is None
+    assert not world.stuck_after(1e6)
+    assert of_round.look() is None
+    looks = [(bool(world.stuck_after(1)), of_round.look() is not None) for _ in range(10)]
+    assert (looks[0], looks.count((True, True))) == ((False, False), 1), "what came after it counts"
 
 
 def test_the_most_patient_limit_counts(tmp_path: Path) -> None:
@@ -170,12 +187,12 @@ def test_a_round_that_hangs_has_time_to_write_its_stacks(tmp_path: Path) -> None
     world = World(tmp_path)
     for rank in world.ranks:
         rank.enter(Phase.TRAINING)
-    watchdog = RoundWatchdog(Session(tmp_path), world.options, lambda: world.now)
-    assert watchdog.look() is None
+    of_round = RoundWatchdog(Session(tmp_path), world.options, lambda: world.now)
+    assert of_round.look() is None
     world.now = 11.0
-    assert watchdog.look() is not None
-    assert watchdog.look() is None  # it was said
-    assert watchdog.hang is not None
-    assert not watchdog.stacks_are_late()
+    assert of_round.look() is not None
+    assert of_round.look() is None  # it was said
+    assert of_round.hang is not None
+    assert not of_round.stacks_are_late()
     world.now = 22.0
-    assert watchdog.stacks_are_late()
+    assert of_round.stacks_are_late()
