@@ -50,7 +50,7 @@ def start_machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[St
     def start(job: TrainingJob, name: str = "elastic") -> "subprocess.Popen[bytes]":
         options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--monitor-interval=0.1"]
         meeting = [f"--rdzv-backend={backend}", f"--rdzv-endpoint={address}", f"--rdzv-id={name}"]
-        rank = ["--no-python", "--", *RANK, f"{job.folder}/job.yaml", *CHOSEN]
+        rank = ["--no-python", "--", *TOGETHER, str(tmp_path / "mark"), *RANK, f"{job.folder}/job.yaml", *CHOSEN]
         command = [sys.executable, "-m", "torch.distributed.run", *options, *meeting]
         command = [*command, f"--rdzv-conf={CONFIGURATION[backend]}", "--local-addr=127.0.0.1", *rank]
         with (tmp_path / f"machine-{len(machines)}.txt").open("wb") as log:
@@ -67,6 +67,8 @@ def start_machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[St
 #: what a rank is, and of which run
 RANK = (sys.executable, "-m", "midstride.engine", "rank")
 CHOSEN = ("--run", "a", "--set", "world.lanes=2")
+#: a rank that is alone waits until the run has been at its mark: on a busy machine agents may start far apart
+TOGETHER = ("sh", "-c", 'while [ "$WORLD_SIZE" = 1 ] && [ ! -e "$0" ]; do sleep 0.1; done; exec "$@"')
 #: where agents meet, and whether the one that is lost comes back
 LOST = [("c10d", False), ("c10d", True), ("etcd-v2", False), ("etcd-v2", True)]
 
