@@ -1,10 +1,11 @@
 """Calls of the user's code: an exception in it is the user's, and says where."""
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed
 
@@ -25,17 +26,31 @@ def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) ->
         UserCodeError: the function raised.
         Exception: communication with another rank failed in it, or the GPU did; a retry may help.
     """
+    process = os.getpid()
     try:
         return function(*arguments)
-    except (EngineError, InjectedFault):
-        raise
-    except Exception as error:
-        if is_retryable(error):
+    except BaseException as error:
+        if os.getpid() != process:
+            _end_fork(error)
+        is_of_user = isinstance(error, Exception) and not isinstance(error, (EngineError, InjectedFault))
+        if not is_of_user or is_retryable(error):
             raise
         raise UserCodeError.of(where, error) from error
 
 
-def is_retryable(error: Exception) -> bool:
+def _end_fork(error: BaseException) -> NoReturn:
+    """End this process, which the user's code has forked and which `error` ends: it is no rank, and says of none."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    elif code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def is_retryable(error: BaseException) -> bool:
     """Whether `error`, raised in the user's code, is that of a GPU or of an exchange with other ranks."""
     return isinstance(error, torch.AcceleratorError) or _is_of_communication(error)
 

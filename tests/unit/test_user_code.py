@@ -1,5 +1,6 @@
 """Whose an exception is that comes out of the user's code: theirs, or that of a rank that is gone."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -71,3 +72,31 @@ def test_an_error_of_an_exchange_is_not_the_users(function: Callable[[], Any]) -
 def test_any_other_is_the_users(function: Callable[[], Any]) -> None:
     with pytest.raises(UserCodeError, match=r"raised in Module\.training_step"):
         call_user_code("Module.training_step", function)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (SystemExit(), 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit("why"), 1, "why"),
+        (ValueError("no"), 1, "ValueError: no"),
+    ],
+)
+def test_a_process_that_the_users_code_forks_ends_before_it_is_taken_for_the_rank(
+    error: BaseException, code: int, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rank = os.getpid()
+
+    def forks() -> int:
+        if (process := os.fork()) == 0:
+            raise error
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+    try:
+        ended_with = call_user_code("Module.training_step", forks)
+    finally:
+        if os.getpid() != rank:
+            os._exit(99)
+    assert ended_with == code
+    assert capfd.readouterr().err.strip().rpartition("\n")[2] == said
