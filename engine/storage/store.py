@@ -55,6 +55,10 @@ _ADVICE: dict[int, tuple[type[SnapshotError], str]] = {
     errno.ENOSPC: (StoreFull, _FULL),
     errno.EDQUOT: (StoreFull, _FULL),
     errno.EROFS: (SnapshotError, _READ_ONLY),
+    errno.EMFILE: (
+        SnapshotError,
+        "Raise the limit on open files (ulimit -n): the same command then resumes the run",
+    ),
     errno.EFBIG: (
         SnapshotError,
         "Raise the limit on the size of a file (ulimit -f): the same command then resumes the run",

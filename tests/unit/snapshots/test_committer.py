@@ -133,6 +133,7 @@ def test_an_error_of_one_rank_reaches_all(store: Store, rank: int, phase: str):
         (errno.ENOSPC, StoreFull, "Free some space: the same command then resumes the run"),
         (errno.EDQUOT, StoreFull, "Free some space: the same command then resumes the run"),
         (errno.EROFS, SnapshotError, "It is mounted read-only"),
+        (errno.EMFILE, SnapshotError, "Raise the limit on open files"),
         (errno.EFBIG, SnapshotError, "Raise the limit on the size of a file"),
     ],
 )
