@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -22,6 +23,8 @@ __all__ = [
     "start_workers",
 ]
 
+#: seconds that a worker whose connection was cut gets to end
+_ENDS_S = 5.0
 #: loader -> its iterators that are still referenced
 _ITERATORS: WeakKeyDictionary[DataLoader[Any], WeakSet[Any]] = WeakKeyDictionary()
 
@@ -124,9 +127,13 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: An
     """
     try:
         batch = next(iterator)
-    except RuntimeError as error:
+    except (RuntimeError, OSError, EOFError) as error:
+        # A batch in shared memory is opened by way of its worker, which may be on its way out.
+        found = lost_workers(iterator, 0.0 if isinstance(error, RuntimeError) else _ENDS_S)
+        if not found and not isinstance(error, RuntimeError):
+            raise
         # Ended now, since the traceback of the error refers to them.
-        lost = ", ".join(lost_workers(iterator)) or str(error)
+        lost = ", ".join(found) or str(error)
         end_workers(iterator)
         raise WorldError(f"{lost}{where(*position)}. No sample is lost: a retry reads them again.") from error
     if isinstance(batch, WorkerFailure):
@@ -135,11 +142,12 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: An
     return batch
 
 
-def lost_workers(iterator: Any) -> list[str]:
-    """Return text on each worker of `iterator` that has ended, with its signal or exit code."""
-    lost = []
-    for number, process in enumerate(workers_of(iterator)):
-        process.join(0)
+def lost_workers(iterator: Any, wait_s: float = 0.0) -> list[str]:
+    """Return text on each worker of `iterator` that has ended, or does in `wait_s`, with its signal or exit code."""
+    lost, processes = [], workers_of(iterator)
+    ending = wait([process.sentinel for process in processes], wait_s)
+    for number, process in enumerate(processes):
+        process.join(None if process.sentinel in ending else 0)
         code = process.exitcode
         if code is not None:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,6 +1,7 @@
 """What goes wrong in workers: told with loader, rank, worker and batch, to be retried or not, and no sample is lost."""
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import signal
@@ -140,6 +141,27 @@ def _loses_a_worker_elsewhere() -> None:
 
 def test_a_worker_that_dies_while_nobody_waits_for_it_is_told_when_somebody_does() -> None:
     assert run_ranks(_loses_a_worker_elsewhere) == [0]
+
+
+def _loses_a_worker_as_it_opens_its_batch() -> None:
+    """What a batch in shared memory is opened by is cut while the worker ends: torch takes it for alive."""
+    loader = DataLoader(range(20), 2, num_workers=1, collate_fn=list)
+    feed = training_loader(loader, World(), seed=1, shard=False, limit=1.0)  # type: ignore[arg-type]
+    batches: Any = feed.batches(0)
+    next(batches)
+    iterator = batches.gi_frame.f_locals["iterator"]
+
+    def reset(*_: object) -> None:
+        os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    iterator._get_data = reset
+    with pytest.raises(WorldError, match="signal 9"):
+        list(batches)
+
+
+def test_a_worker_that_ends_while_its_batch_is_opened_is_told() -> None:
+    assert run_ranks(_loses_a_worker_as_it_opens_its_batch) == [0]
 
 
 class Counted(IterableDataset[int]):
