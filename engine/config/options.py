@@ -24,7 +24,7 @@ from pydantic import (
 from midstride.engine.config.json_schema import snapshots_schema, whole_schema
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError
-from midstride.engine.storage.store import PASSWORD, StoreOptions, holds_password
+from midstride.engine.storage.store import PASSWORD, StoreOptions, holds_password, url_fault
 
 __all__ = [
     "LONG_PRECISIONS",
@@ -109,8 +109,8 @@ class Options(Record):
 
 def _checked_place(place: str, info: ValidationInfo) -> str:
     """Return `place`; refuse a variable that was not filled in, or half a URL: it would become the name of a folder."""
-    if half := re.match(r"([a-z][a-z0-9+]+:)/(?!/)", place):
-        raise ValueError(f"{place} is a folder called {half[1]} here; a URL has two slashes: {half[1]}//")
+    if fault := url_fault(place):
+        raise ValueError(fault)
     if found := re.search(r"\$[A-Za-z_]\w*|\$?\{.*?\}+", place):
         key = "snapshots.url" if info.field_name == "url" else info.field_name
         raise ValueError(

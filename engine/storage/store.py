@@ -7,6 +7,7 @@ fsspec URL (`fsspec_store.py`) only the first is believed.
 
 import errno
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,17 @@ from uuid import uuid4
 from midstride.engine.errors import SnapshotError, SnapshotUnreadable, StoreFull, StoreSilent, StoreUnsafe
 from midstride.engine.storage.retry import is_transient
 
-__all__ = ["EXCLUSIVE_HINT", "PASSWORD", "PROBE", "STORES", "Store", "StoreOptions", "absolute_url", "holds_password"]
+__all__ = [
+    "EXCLUSIVE_HINT",
+    "PASSWORD",
+    "PROBE",
+    "STORES",
+    "Store",
+    "StoreOptions",
+    "absolute_url",
+    "holds_password",
+    "url_fault",
+]
 
 #: scheme of a URL -> where its class lives, imported when one is opened; "*" is of all others, a path is "file"
 STORES: dict[str, str] = {
@@ -63,6 +74,12 @@ _ADVICE: dict[int, tuple[type[SnapshotError], str]] = {
         SnapshotError,
         "Raise the limit on the size of a file (ulimit -f): the same command then resumes the run",
     ),
+}
+
+#: what else it says -> the way out
+_WAYS_OUT = {
+    errno.ENAMETOOLONG: "Give it a shorter name",
+    errno.ENOLINK: "Mount what the link leads to, or mend the link",
 }
 
 
@@ -295,7 +312,9 @@ class Store(ABC):
 
     def _way_out(self, error: OSError) -> str:
         """Return what to do about `error`, with which this store could not be read or written."""
-        return "Name a folder" if isinstance(error, (NotADirectoryError, FileExistsError)) else "Allow it"
+        if isinstance(error, (NotADirectoryError, FileExistsError)):
+            return "Name a folder"
+        return _WAYS_OUT.get(error.errno or 0, "Allow it")
 
 
 def absolute_url(url: str, folder: Path | str = "") -> str:
@@ -303,10 +322,27 @@ def absolute_url(url: str, folder: Path | str = "") -> str:
 
     >>> absolute_url("../runs/a", "/jobs/digits"), absolute_url("s3://bucket/a", "/jobs")
     ('/jobs/runs/a', 's3://bucket/a')
+    >>> absolute_url("file://runs/a", "/jobs")
+    '/jobs/runs/a'
     """
-    if "://" in url:
+    scheme, mark, rest = url.partition("://")
+    if mark and scheme not in ("file", "local"):
         return url
+    url = rest if mark else url
     return os.path.abspath(Path(folder, os.path.expanduser(url)))  # noqa: PTH100, PTH111 (links and ~x stay)
+
+
+def url_fault(url: str) -> str | None:
+    """Return what is wrong with `url`, which would become the name of a folder here; None if nothing is.
+
+    >>> url_fault("s3://")
+    's3:// names no folder: write it out, as in s3://bucket/runs'
+    """
+    if half := re.match(r"([a-z][a-z0-9+]+:)/(?!/)", url):
+        return f"{url} is a folder called {half[1]} here; a URL has two slashes: {half[1]}//"
+    if re.fullmatch(r"[a-z][a-z0-9+]+:/{2,}", url):
+        return f"{url} names no folder: write it out, as in {url}bucket/runs"
+    return None
 
 
 def holds_password(url: str) -> bool:

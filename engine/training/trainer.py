@@ -30,11 +30,10 @@ from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.ranks.predictions import of_loaders
 from midstride.engine.session.script_exit import exit_codes_of_errors
 from midstride.engine.snapshots.weights import weights_at
-from midstride.engine.storage.store import absolute_url
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.mixins import Measures, device_generator, lanes_of, load_full_state_dict, stop_watching
-from midstride.engine.training.checkpointing.run_store import Resume
+from midstride.engine.training.checkpointing.run_store import Resume, run_url_of
 from midstride.engine.training.checkpointing.world_size import apply_initial_sharding
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
@@ -198,7 +197,7 @@ class Trainer(TrainerState):
         """
         if resume not in ("auto", "never") and type(resume) is not int:
             raise UserError(f'resume={resume!r}: "auto", "never" or the step of a snapshot, a number, is needed')
-        run = None if run is None else absolute_url(os.fspath(run))
+        run = None if run is None else run_url_of(run)
         is_recorded = run is not None and self.settings.snapshots is not None
         self.reset_callbacks()
         with self._prepare(module, data, "fit") as ready, Determinism(self.options.deterministic, on=is_recorded):

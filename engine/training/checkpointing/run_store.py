@@ -1,12 +1,13 @@
 """The folder of a run as one fit uses it: choice of the snapshot to resume, snapshots, weights, metric log."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent
+from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent, UserError
 from midstride.engine.formatting import url_name
 from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
@@ -19,11 +20,11 @@ from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
-from midstride.engine.storage.store import Store, StoreOptions
+from midstride.engine.storage.store import Store, StoreOptions, absolute_url, url_fault
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.side_channel import SideChannel
 
-__all__ = ["Resume", "RunStore"]
+__all__ = ["Resume", "RunStore", "run_url_of"]
 
 Resume = Literal["auto", "never"] | int
 T = TypeVar("T")
@@ -32,6 +33,19 @@ log = logging.getLogger(__name__)
 #: seconds that a failed run waits for snapshots that are still being written
 GRACE_S = 10.0
 _FAULTS_OF_CODE = (TypeError, AttributeError, NameError, LookupError, AssertionError)
+
+
+def run_url_of(run: object) -> str:
+    """Return the URL of the run that a script calls `run`; a path is made absolute.
+
+    Raises:
+        UserError: it names no folder.
+    """
+    if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
+        raise UserError(f'run={run!r}: the folder or URL of a run is needed, such as "runs/first"; None keeps nothing')
+    if fault := url_fault(os.fspath(run)):
+        raise UserError(f"run: {fault}")
+    return absolute_url(os.fspath(run))
 
 
 class RunStore:

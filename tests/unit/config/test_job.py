@@ -171,6 +171,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
             "snapshots.url=s3:/runs",
             "snapshots.url: s3:/runs is a folder called s3: here; a URL has two slashes: s3://",
         ),
+        ("snapshots.url=s3://", "snapshots.url: s3:// names no folder: write it out, as in s3://bucket/runs"),
         ("snapshots.url=''", "snapshots.url: String should have at least 1 character, not ''"),
         ("trainer.seed=1", "trainer.seed: has its place at the top of the job: seed"),
         ("trainer.strategy=ddp", "trainer.strategy: has its place under world: world.strategy"),

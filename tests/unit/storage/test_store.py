@@ -102,15 +102,18 @@ def test_processes_take_every_generation_once(where: str, each: int, request: py
     [
         ("file/runs", [], r"file/runs cannot be written: .*Name a folder.*snapshots\.url"),
         ("file", [], r"file cannot be written: .*Name a folder.*snapshots\.url"),
+        (256 * "a", [], r"File name too long.*Give it a shorter name.*snapshots\.url"),
+        ("link/runs", [], r"leads nowhere: '.*link'\. Mount what the link leads to, or mend the link.*snapshots\.url"),
         ("", ["nothing", "folder", "file"], "file is a file, and has to be a folder: move it away"),
     ],
 )
 def test_a_store_that_cannot_be_written_is_refused(url: str, folders: list[str], said: str, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(StoreUnsafe, match=said):
         Store.open(tmp_path / url).ensure_writable(folders)
-    assert names_in(tmp_path) == ["file", "folder"]
+    assert names_in(tmp_path) == ["file", "folder", "link"]
 
 
 def test_probes_of_processes_that_were_killed_are_removed_when_they_are_old(tmp_path: Path):

@@ -2,12 +2,15 @@
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.refused import fit
+from support.refused import Module, Numbers, fit
+from torch.utils.data import DataLoader
 
-from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, StoreUnsafe
+from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, StoreUnsafe, UserError
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, SnapshotCatalog
+from midstride.engine.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("folder", RUN_FOLDERS)
@@ -68,3 +71,21 @@ def test_a_fault_of_the_code_is_not_said_to_be_the_stores(
     with pytest.raises(kind, match=said) as caught:
         fit(tmp_path / "run")
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("", "run='': the folder or URL of a run is needed"),
+        (7, "run=7: the folder or URL of a run is needed"),
+        ("s3:/bucket/first", "run: s3:/bucket/first is a folder called s3: here; a URL has two slashes: s3://"),
+        ("s3://", "run: s3:// names no folder"),
+    ],
+)
+def test_a_run_that_names_no_folder_is_refused(
+    run: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        Trainer(max_epochs=1).fit(Module(), DataLoader(Numbers(), 2), run=run)
+    assert not [*tmp_path.iterdir()]
