@@ -65,8 +65,8 @@ def call_with(make: Any, arguments: dict[str, Any], spec: str, key: str) -> Any:
     """Return `make(**arguments)`.
 
     Raises:
-        JobError: `make`, which the job names by `spec`, does not take these arguments. The message has one line for
-            each fault, with `key`, under which the job has them.
+        JobError: `make`, which the job names by `spec`, is no class and no function, or does not take these
+            arguments. The message has one line for each fault, with `key`, under which the job has them.
         UserCodeError: it raises; the message starts with the traceback.
     """
     if faults := _argument_faults(spec, make, arguments, key):
@@ -108,6 +108,8 @@ def _no_attribute(module: ModuleType, attribute: str) -> str:
 
 
 def _argument_faults(spec: str, make: Any, arguments: dict[str, Any], key: str) -> list[str]:
+    if not callable(make):
+        return [f"{spec} is a {type(make).__name__}; a class or a function is needed"]
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):  # written in C: it will speak for itself

@@ -9,7 +9,7 @@ from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.lightning_names import STRATEGY_ALIASES
 from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import Start, StrategyRequest, StrategySpec
-from midstride.engine.errors import StrategyUnavailable
+from midstride.engine.errors import JobError, StrategyUnavailable, UserError
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, devices_of_machine, devices_of_rank
 from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.slurm import is_one_task
@@ -46,6 +46,8 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
 
     Raises:
         StrategyUnavailable: no such strategy, or its library is not installed.
+        JobError: a strategy of the user's own does not take its options.
+        UserCodeError: importing or building it raises.
     """
     world = World.from_environment(hardware.environment)
     request, tpu_faults = _resolve_tpu_cores(_resolve_alias(request))
@@ -145,8 +147,12 @@ def _own_strategy(request: DeviceRequest) -> tuple[Strategy | None, list[str]]:
         return None, []
     try:
         return build_strategy(given, request.strategy_args), []
-    except TypeError as error:
-        return build_strategy(given), [f"strategy_args: {error}"]
+    except JobError as error:
+        faults = str(error).splitlines()
+    try:
+        return build_strategy(given), faults  # so that faults of devices are found, too
+    except UserError:
+        raise JobError.of("Trainer(...)", faults) from None
 
 
 def _default_strategy(world: World, count: int, hardware: Hardware) -> str:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from midstride.engine.config.import_paths import call_with
 from midstride.engine.config.lightning_names import LIGHTNING_STRATEGIES
 from midstride.engine.config.strategies import STRATEGIES
-from midstride.engine.errors import StrategyUnavailable
+from midstride.engine.errors import StrategyUnavailable, UserCodeError
 
 if TYPE_CHECKING:
     from midstride.engine.strategies.base import Strategy
@@ -23,7 +24,9 @@ def build_strategy(name: str, options: Mapping[str, Any] | None = None, lanes: i
         lanes: number of equal parts of every batch; only for strategies that support lanes.
 
     Raises:
-        StrategyUnavailable: the name is unknown, or its library is not installed.
+        StrategyUnavailable: the name is unknown or that of no strategy, or its library is not installed.
+        JobError: your own does not take these options.
+        UserCodeError: importing or building your own raises.
     """
     row = STRATEGIES.get(name)
     target = name if row is None else row.target if lanes is None else row.in_lanes
@@ -35,14 +38,38 @@ def build_strategy(name: str, options: Mapping[str, Any] | None = None, lanes: i
             f"no strategy {name!r}; there are: {', '.join(sorted(STRATEGIES))}, "
             'and your own as "package.module:Class" or as an instance'
         )
-    try:
-        strategy: type[Strategy] = getattr(import_module(module), attribute)
-    except AttributeError as error:
-        raise StrategyUnavailable(f"strategy {name!r}: {error}") from error
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("midstride."):
-            raise  # our own broken import is a bug, not a missing extra
-        remedy = f"install {error.name}, or mend the name" if row is None else row.remedy
-        raise StrategyUnavailable(f"strategy {name!r} needs {error.name}, not installed here: {remedy}") from error
     arguments: dict[str, Any] = {**(options or {}), **({} if lanes is None else {"lanes": lanes})}
-    return strategy(**arguments)
+    if row is None:
+        own = _own_class(name, module, attribute)
+        strategy: Strategy = call_with(own, arguments, name, "strategy_args")
+        return strategy
+    try:
+        kind: type[Strategy] = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise _not_installed(name, error, row.remedy) from error
+    return kind(**arguments)
+
+
+def _own_class(name: str, module: str, attribute: str) -> "type[Strategy]":
+    """Return the class `attribute` of `module`, a strategy of the user's that is called `name`."""
+    from midstride.engine.strategies.base import Strategy
+
+    try:
+        kind = getattr(import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        raise _not_installed(name, error, f"install {error.name}, or mend the name") from error
+    except Exception as error:
+        raise UserCodeError.of(f"import of {module}", error) from error
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        what = f"is {kind!r}" if kind is not None else f"is not in {module}"
+        raise StrategyUnavailable(
+            f"strategy {name!r}: {attribute} {what}; a class is needed that inherits midstride.engine.Strategy"
+        )
+    return kind
+
+
+def _not_installed(name: str, error: ModuleNotFoundError, remedy: str) -> Exception:
+    """Return what to raise for `error`, raised in importing the strategy `name`."""
+    if (error.name or "").startswith("midstride."):
+        return error  # our own broken import is a bug, not a missing extra
+    return StrategyUnavailable(f"strategy {name!r} needs {error.name}, not installed here: {remedy}")

@@ -55,3 +55,8 @@ def test_wrong_arguments_are_faults_of_the_job() -> None:
         "module_args.hiden: model:build takes no 'hiden', did you mean 'hidden'?; it takes hidden, depth",
         "module_args.hidden: is missing; model:build needs it",
     ]
+
+
+def test_what_cannot_be_called_is_a_fault_of_the_job() -> None:
+    with pytest.raises(JobError, match="model:torch is a module; a class or a function is needed"):
+        call_with(pytest, {"hidden": 3}, "model:torch", "module_args")

@@ -1,6 +1,7 @@
 """Strategies by name: their rows, and what is said of one that is not here."""
 
 import sys
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ from midstride.engine import TrainingModule
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import StrategyRequest
-from midstride.engine.errors import StrategyUnavailable, UserError
+from midstride.engine.errors import JobError, StrategyUnavailable, UserCodeError, UserError
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer
@@ -36,12 +37,50 @@ def test_a_row_names_the_options_of_its_class_or_what_it_needs(name: str) -> Non
         ("dpp", "no strategy 'dpp'; there are: ddp"),
         ("deepspeed", "no strategy 'deepspeed' here: say sharded or fully_sharded"),
         ("nowhere:Ddp", "needs nowhere"),
-        ("torch:Ddp2", "Ddp2"),
+        ("torch:Ddp2", "Ddp2 is not in torch; a class is needed that inherits midstride.engine.Strategy"),
+        ("torch.nn:ReLU", "ReLU is <class 'torch.nn.modules.activation.ReLU'>; a class is needed that inherits"),
+        ("torch:nn", "nn is <module 'torch.nn' .*; a class is needed that inherits"),
     ],
 )
 def test_a_strategy_that_is_not_there_says_what_to_do(name: str, words: str) -> None:
     with pytest.raises(StrategyUnavailable, match=words):
         Trainer(strategy=name)
+
+
+OWN = """
+from midstride.engine.strategies.single import Single
+
+
+class Wide(Single):
+    def __init__(self, width):
+        super().__init__()
+        self.halves = width // 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "kind", "words"),
+    [
+        (OWN, {"widht": 3}, JobError, r"strategy_args.widht: \S+ takes no 'widht', did you mean 'width'"),
+        (OWN, {}, JobError, r"strategy_args.width: is missing; \S+ needs it"),
+        (OWN, {"width": "3"}, UserCodeError, r"TypeError: unsupported operand .*\s+raised in building"),
+        ("import math\nmath.nothing", {}, UserCodeError, r"AttributeError: .* 'nothing'\s+raised in import of"),
+    ],
+    ids=["mistyped", "missing", "raises", "import"],
+)
+def test_a_fault_in_a_strategy_of_your_own_is_named(
+    code: str,
+    arguments: dict[str, Any],
+    kind: type[Exception],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "own_strategy.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_strategy", raising=False)
+    with pytest.raises(kind, match=words):
+        Trainer(strategy="own_strategy:Wide", strategy_args=arguments)
 
 
 SPARSE = TrainingModule()
