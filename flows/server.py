@@ -22,6 +22,7 @@ __all__ = ["ServerError", "api", "name_faults", "need_server"]
 
 _PORTS_TRIED = 3
 _LAST_LINES = 20
+_LONGER = "give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300"
 # What Prefect itself runs for an ephemeral server (prefect.server.api.server), only detached from our signals.
 _APPLICATION = "prefect.server.api.server:create_app"
 
@@ -113,16 +114,24 @@ def _embedded(timeout_s: float) -> Iterator[str]:
                         _drain()
                     return
                 if process.poll() is None:
-                    raise _start_error(f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log)
+                    raise _start_error(
+                        f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log, _LONGER
+                    )
             finally:
                 _stop(process)
-        raise _start_error("Prefect's embedded server ended before it answered", log)
+        raise _start_error("Prefect's embedded server ended before it answered", log, _home_remedy())
 
 
-def _start_error(what: str, log: IO[bytes]) -> ServerError:
+def _home_remedy() -> str:
+    from prefect.settings import get_current_settings
+
+    return f"let it write:      in PREFECT_HOME, now {get_current_settings().home}, or set that to another folder"
+
+
+def _start_error(what: str, log: IO[bytes], remedy: str) -> ServerError:
     return ServerError(
         f"{what}. Its log ends with:\n{_tail(log)}\n"
-        "  give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300\n"
+        f"  {remedy}\n"
         "  or use a server:   prefect server start, and set PREFECT_API_URL\n"
         "  or do without it:  midstride fit"
     )

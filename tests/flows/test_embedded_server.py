@@ -9,8 +9,12 @@ from midstride.flows import server
 
 #: what is served, seconds given to it, what is said
 STARTS = {
-    "it cannot be imported": ("no_such_module:create_app", 60, "ended before it answered(.|\n)*no_such_module"),
-    "it is slow": (server._APPLICATION, 0, "did not answer within 0 s"),
+    "it cannot be imported": (
+        "no_such_module:create_app",
+        60,
+        "ended before it answered(.|\n)*no_such_module(.|\n)*in PREFECT_HOME, now /",
+    ),
+    "it is slow": (server._APPLICATION, 0, "did not answer within 0 s(.|\n)*give it longer"),
 }
 
 
