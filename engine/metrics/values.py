@@ -62,7 +62,8 @@ def of_batch(name: str, metric: Any) -> Any:
     if not isinstance(value, Tensor):
         raise UserError(
             f"self.log({name!r}, on_step=True): the {type(metric).__name__} has no single value for this batch. "
-            "Call it, as in self.accuracy(x, y), instead of update; of a collection log the values one by one."
+            "Call it, as in self.accuracy(x, y), instead of update; of a wrapper that keeps none, such as Running, log "
+            "what the call returns; of a collection log the values one by one."
         )
     return number(name, value)
 

@@ -83,7 +83,10 @@ class SchedulerConfig:
                 log.warning(text, kind, self.monitor)
             return
         why = "; " + _OF_A_STEP if self.interval == "step" else ""
-        raise UserError(f"{kind} watches {self.monitor!r}, not logged; logged so far: {known}{why}.")
+        raise UserError(
+            f"{kind} watches {self.monitor!r}, not logged; logged so far: {known}{why}. "
+            'With "strict": False beside the scheduler it waits until the value is there.'
+        )
 
 
 class OptimizerList:

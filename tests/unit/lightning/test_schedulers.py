@@ -10,6 +10,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
 
 from midstride.engine import Trainer
+from midstride.engine.errors import UserError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -123,3 +124,10 @@ def test_each_fit_says_once_that_a_value_may_be_missing(caplog: pytest.LogCaptur
         module = Scheduled(lambda o: [{"scheduler": _Plateau(o), "monitor": "none", "strict": False}])
         Trainer(max_epochs=3, enable_progress_bar=False).fit(module, style.loader(8))  # type: ignore[arg-type]
     assert caplog.text.count("ReduceLROnPlateau watches 'none', which is not logged so far") == 2
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_value_that_is_missing_is_an_error_that_says_how_to_wait_for_it(interval: str) -> None:
+    module = Scheduled(lambda o: [{"scheduler": _Plateau(o), "monitor": "none", "interval": interval}])
+    with pytest.raises(UserError, match=r'watches .none., not logged; .*With "strict": False .* it waits'):
+        Trainer(max_epochs=1, enable_progress_bar=False).fit(module, style.loader(8))  # type: ignore[arg-type]

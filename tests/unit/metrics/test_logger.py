@@ -157,6 +157,27 @@ def test_a_metric_without_a_value_for_the_batch_says_how_to_get_one() -> None:
         Trainer(max_epochs=1).fit(Updates(), numbers())
 
 
+def test_a_wrapper_that_keeps_no_value_for_the_batch_is_logged_by_what_its_call_returns() -> None:
+    class Wrapped(Logs):
+        by_value = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.recent = torchmetrics.wrappers.Running(torchmetrics.MeanMetric(), window=2)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            value = self.recent(batch[0])
+            self.log("recent", value if self.by_value else self.recent, on_step=True)
+            return self.layer(batch[0]).mean()
+
+    with pytest.raises(UserError, match="such as Running, log what the call returns"):
+        Trainer(max_epochs=1).fit(Wrapped(), numbers())
+    Wrapped.by_value = True
+    trainer = Trainer(max_epochs=1)
+    trainer.fit(Wrapped(), numbers())
+    assert "recent" in trainer.callback_metrics
+
+
 @pytest.mark.parametrize("value", ["0.5", None, 1j, Decimal(1)], ids=repr)
 def test_what_is_no_real_number_is_refused_where_it_is_logged(value: Any) -> None:
     class Odd(Logs):
