@@ -29,7 +29,8 @@ from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import JobError
-from midstride.engine.storage.store import StoreOptions, absolute_url
+from midstride.engine.storage.store import StoreOptions
+from midstride.engine.storage.urls import absolute_url
 
 __all__ = ["TrainingJob"]
 

@@ -24,7 +24,8 @@ from pydantic import (
 from midstride.engine.config.json_schema import snapshots_schema, whole_schema
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError
-from midstride.engine.storage.store import PASSWORD, StoreOptions, holds_password, url_fault
+from midstride.engine.storage.store import StoreOptions
+from midstride.engine.storage.urls import PASSWORD, holds_password, url_fault
 
 __all__ = [
     "LONG_PRECISIONS",

@@ -6,7 +6,7 @@ from midstride.engine.errors import EngineError, StoreUnsafe, UserCodeError
 from midstride.engine.jobs.build import build_data
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import Manifest, manifest_of
-from midstride.engine.storage.store import PASSWORD, absolute_url, holds_password
+from midstride.engine.storage.urls import PASSWORD, absolute_url, holds_password
 
 __all__ = ["prepare"]
 

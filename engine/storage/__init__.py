@@ -8,4 +8,5 @@ local         local folders as a store: rename and link are atomic, and fsync ma
 retry         a call to a store that does not answer is repeated, with growing pauses, for a limited time
 s3            S3 and what speaks like it, through s3fs: conditional puts, uploads in parts, errors explained
 store         where the files of a run live
+urls          URLs of stores, as text: made absolute, and what is wrong with them
 """

@@ -7,31 +7,19 @@ fsspec URL (`fsspec_store.py`) only the first is believed.
 
 import errno
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from midstride.engine.errors import SnapshotError, SnapshotUnreadable, StoreFull, StoreSilent, StoreUnsafe
 from midstride.engine.storage.retry import is_transient
+from midstride.engine.storage.urls import PASSWORD, holds_password
 
-__all__ = [
-    "EXCLUSIVE_HINT",
-    "PASSWORD",
-    "PROBE",
-    "STORES",
-    "Store",
-    "StoreOptions",
-    "absolute_url",
-    "holds_password",
-    "url_fault",
-]
+__all__ = ["EXCLUSIVE_HINT", "PROBE", "STORES", "Store", "StoreOptions"]
 
 #: scheme of a URL -> where its class lives, imported when one is opened; "*" is of all others, a path is "file"
 STORES: dict[str, str] = {
@@ -47,10 +35,6 @@ STORES: dict[str, str] = {
 EXCLUSIVE_HINT = (
     "Choose a local folder or s3:// with snapshots.url; or say snapshots.lease: none, "
     "if you see to it yourself that only one world has the run."
-)
-PASSWORD = (
-    "the URL holds a password, which would stand in run.json, in logs and in the UI. Take it out of the URL, "
-    'and give it by the environment: FSSPEC_SFTP_PASSWORD for sftp://, as fsspec calls it in "Configuration".'
 )
 
 #: how the name of a file begins that only tries whether files can be written
@@ -315,39 +299,3 @@ class Store(ABC):
         if isinstance(error, (NotADirectoryError, FileExistsError)):
             return "Name a folder"
         return _WAYS_OUT.get(error.errno or 0, "Allow it")
-
-
-def absolute_url(url: str, folder: Path | str = "") -> str:
-    """Return `url`; a path is made absolute against `folder`, by default the current one, and ~ is a home folder.
-
-    >>> absolute_url("../runs/a", "/jobs/digits"), absolute_url("s3://bucket/a", "/jobs")
-    ('/jobs/runs/a', 's3://bucket/a')
-    >>> absolute_url("file://runs/a", "/jobs")
-    '/jobs/runs/a'
-    """
-    scheme, mark, rest = url.partition("://")
-    if mark and scheme not in ("file", "local"):
-        return url
-    url = rest if mark else url
-    return os.path.abspath(Path(folder, os.path.expanduser(url)))  # noqa: PTH100, PTH111 (links and ~x stay)
-
-
-def url_fault(url: str) -> str | None:
-    """Return what is wrong with `url`, which would become the name of a folder here; None if nothing is.
-
-    >>> url_fault("s3://")
-    's3:// names no folder: write it out, as in s3://bucket/runs'
-    """
-    if half := re.match(r"([a-z][a-z0-9+]+:)/(?!/)", url):
-        return f"{url} is a folder called {half[1]} here; a URL has two slashes: {half[1]}//"
-    if re.fullmatch(r"[a-z][a-z0-9+]+:/{2,}", url):
-        return f"{url} names no folder: write it out, as in {url}bucket/runs"
-    return None
-
-
-def holds_password(url: str) -> bool:
-    """Whether `url` contains a password."""
-    try:
-        return urlsplit(url).password is not None
-    except ValueError:
-        return False

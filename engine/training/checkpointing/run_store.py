@@ -20,7 +20,8 @@ from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
-from midstride.engine.storage.store import Store, StoreOptions, absolute_url, url_fault
+from midstride.engine.storage.store import Store, StoreOptions
+from midstride.engine.storage.urls import absolute_url, url_fault
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.side_channel import SideChannel
 

@@ -1,0 +1,50 @@
+"""URLs of stores, as text: made absolute, and what is wrong with them."""
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+__all__ = ["PASSWORD", "absolute_url", "holds_password", "url_fault"]
+
+#: what is said of a URL that holds one
+PASSWORD = (
+    "the URL holds a password, which would stand in run.json, in logs and in the UI. Take it out of the URL, "
+    'and give it by the environment: FSSPEC_SFTP_PASSWORD for sftp://, as fsspec calls it in "Configuration".'
+)
+
+
+def absolute_url(url: str, folder: Path | str = "") -> str:
+    """Return `url`; a path is made absolute against `folder`, by default the current one, and ~ is a home folder.
+
+    >>> absolute_url("../runs/a", "/jobs/digits"), absolute_url("s3://bucket/a", "/jobs")
+    ('/jobs/runs/a', 's3://bucket/a')
+    >>> absolute_url("file://runs/a", "/jobs")
+    '/jobs/runs/a'
+    """
+    scheme, mark, rest = url.partition("://")
+    if mark and scheme not in ("file", "local"):
+        return url
+    url = rest if mark else url
+    return os.path.abspath(Path(folder, os.path.expanduser(url)))  # noqa: PTH100, PTH111 (links and ~x stay)
+
+
+def url_fault(url: str) -> str | None:
+    """Return what is wrong with `url`, which would become the name of a folder here; None if nothing is.
+
+    >>> url_fault("s3://")
+    's3:// names no folder: write it out, as in s3://bucket/runs'
+    """
+    if half := re.match(r"([a-z][a-z0-9+]+:)/(?!/)", url):
+        return f"{url} is a folder called {half[1]} here; a URL has two slashes: {half[1]}//"
+    if re.fullmatch(r"[a-z][a-z0-9+]+:/{2,}", url):
+        return f"{url} names no folder: write it out, as in {url}bucket/runs"
+    return None
+
+
+def holds_password(url: str) -> bool:
+    """Whether `url` contains a password."""
+    try:
+        return urlsplit(url).password is not None
+    except ValueError:
+        return False
