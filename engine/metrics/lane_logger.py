@@ -19,7 +19,8 @@ _OF_A_LANE = ("rows", "_running", "_evaluated", "_steps", "_paths")
 class LaneLogger(MetricLogger):
     """A logger that stands for as many ranks as this one has lanes.
 
-    Outside a lane, as in a hook, all lanes log the same. Where values are not reduced, lane 0 speaks for all.
+    Outside a lane, as in a hook, all lanes log the same: in a hook of a batch those that have one, each with the weight
+    of its own. Where values are not reduced, lane 0 speaks for all.
 
     Args:
         gather: returns every rank's copy of a value, in the order of ranks.
@@ -59,13 +60,18 @@ class LaneLogger(MetricLogger):
             self._lane = outer
 
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
-        """Take one value in, for the lane that runs or else for all."""
+        """Take one value in, for the lane that runs or else for all that have a batch."""
         if self._lane is not None:
             super().log(asked, value, batch_size)
             return
-        for lane in self._lanes.own:
-            with self._in(lane):
-                super().log(asked, value, batch_size)
+        whole = self.batch  # lane -> its batch; None outside of batches
+        try:
+            for lane in self._lanes.own if whole is None else whole:
+                self.batch = whole and whole[lane]
+                with self._in(lane):
+                    super().log(asked, value, batch_size)
+        finally:
+            self.batch = whole
 
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return what `share` gives in every lane, in their order."""

@@ -131,6 +131,9 @@ class EvaluationLoop:
         for lane, lane_batch in batch.items():
             with self.lanes.lane(lane, step, lane_batch, self.context.progress.step, number, index, loader=number):
                 outputs[lane] = step(lane_batch)
+        # What the hook of its end draws is alike on every rank; a rank without a batch, and so without that hook, draws
+        # on as the others do, since they are seeded anew behind it.
+        self.lanes.end_batch(self.context.progress.step, number, index, 1)
         return outputs
 
     def _run(self, batch: Any, index: int, number: int) -> Any:

@@ -61,8 +61,22 @@ LANES = [
     Mutant(
         "what a hook logs counts once for each rank",
         "engine/metrics/lane_logger.py",
-        "        for lane in self._lanes.own:\n            with self._in(lane):\n                super().log(",
-        "        for lane in self._lanes.own[:1]:\n            with self._in(lane):\n                super().log(",
+        "            for lane in self._lanes.own if whole is None else whole:",
+        "            for lane in self._lanes.own[:1]:",
+        f"{LAWS}[watched]",
+    ),
+    Mutant(
+        "what a hook of a batch logs counts for lanes without one, too",
+        "engine/metrics/lane_logger.py",
+        "own if whole is None else whole:\n                self.batch = whole and whole[lane]",
+        "own:\n                self.batch = whole",
+        f"{LAWS}[watched]",
+    ),
+    Mutant(
+        "the hook of a batch's end draws from where the last lane left the generators, in an evaluation",
+        "engine/training/evaluation.py",
+        "        self.lanes.end_batch(self.context.progress.step, number, index, 1)\n",
+        "",
         f"{LAWS}[watched]",
     ),
     Mutant(
