@@ -269,7 +269,7 @@ def _step_errors(module: TrainingModule, optimizers: int) -> list[str]:
     if optimizers < 2:
         return []
     try:
-        inspect.signature(module.training_step).bind(None, 0, 0)
+        inspect.signature(type(module).training_step).bind(module, None, 0, 0)  # not the one that fully_shard wraps
     except ValueError:  # it has no signature
         return []
     except TypeError:

@@ -230,6 +230,9 @@ class Early(Tangled):
 
 
 class Two(Tangled):
+    def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Tensor:  # type: ignore[override]
+        return super().training_step(batch, batch_idx)
+
     def configure_optimizers(self) -> Any:
         return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.first, self.last)]
 
@@ -256,6 +259,7 @@ def test_what_cannot_be_cut_is_named(case: str, tmp_path: Path) -> None:
     text = (tmp_path / "error").read_text()
     for word in words:
         assert word in text
+    assert "takes no optimizer_idx" not in text
     assert not list(tmp_path.glob("run/snapshots/*"))
 
 
