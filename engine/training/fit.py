@@ -3,7 +3,7 @@
 import inspect
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from torch.optim import Optimizer
@@ -264,12 +264,18 @@ def _fit_errors(
     return [*faults, *_step_errors(module, len(optimizers)), *closure_faults(optimizers, options, strategy)]
 
 
+def _unsharded(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that `fully_shard` has wrapped; the signature of its wrapper lacks the first parameter."""
+    origin = getattr(step, "__wrapped__", None)
+    return origin if inspect.ismethod(origin) else step
+
+
 def _step_errors(module: TrainingModule, optimizers: int) -> list[str]:
     """Return a message if there are several optimizers and the training step does not take `optimizer_idx`."""
     if optimizers < 2:
         return []
     try:
-        inspect.signature(type(module).training_step).bind(module, None, 0, 0)  # not the one that fully_shard wraps
+        inspect.signature(_unsharded(module.training_step)).bind(None, 0, 0)
     except ValueError:  # it has no signature
         return []
     except TypeError:
