@@ -19,6 +19,18 @@ _DISTRIBUTED = str(Path(torch.distributed.__file__).parent)
 _TENSORS = f"{_DISTRIBUTED}{os.sep}tensor{os.sep}"
 
 
+#: forks between the process that imported this and this one; to ask the kernel in each call would take longer
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return `function(*arguments)`; an exception in it is the user's, and says where.
 
@@ -26,11 +38,11 @@ def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) ->
         UserCodeError: the function raised.
         Exception: communication with another rank failed in it, or the GPU did; a retry may help.
     """
-    process = os.getpid()
+    forks = _forks
     try:
         return function(*arguments)
     except BaseException as error:
-        if os.getpid() != process:
+        if _forks != forks:
             _end_fork(error)
         is_of_user = isinstance(error, Exception) and not isinstance(error, (EngineError, InjectedFault))
         if not is_of_user or is_retryable(error):

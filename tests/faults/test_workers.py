@@ -123,13 +123,18 @@ def test_says_where_and_the_next_life_goes_on_there(name: str, tmp_path: Path) -
     assert run_ranks(_meets, name, str(tmp_path / "mark")) == [0]
 
 
-def _loses_a_worker_elsewhere() -> None:
-    """A worker dies while the main process is in the user's code: nothing may be raised there."""
+def _begun() -> tuple[Iterator[Any], Any]:
+    """Return the batches of a loader of one worker, of which one was read, and torch's iterator behind them."""
     loader = DataLoader(range(20), 2, num_workers=1, collate_fn=list)
     feed = training_loader(loader, World(), seed=1, shard=False, limit=1.0)  # type: ignore[arg-type]
     batches: Any = feed.batches(0)
     next(batches)
-    iterator = batches.gi_frame.f_locals["iterator"]
+    return batches, batches.gi_frame.f_locals["iterator"]
+
+
+def _loses_a_worker_elsewhere() -> None:
+    """A worker dies while the main process is in the user's code: nothing may be raised there."""
+    batches, iterator = _begun()
     iterator._timeout = 2  # only now: a worker that starts may take longer
     (worker,) = iterator._workers
     os.kill(worker.pid, signal.SIGKILL)
@@ -145,11 +150,7 @@ def test_a_worker_that_dies_while_nobody_waits_for_it_is_told_when_somebody_does
 
 def _loses_a_worker_as_it_opens_its_batch() -> None:
     """What a batch in shared memory is opened by is cut while the worker ends: torch takes it for alive."""
-    loader = DataLoader(range(20), 2, num_workers=1, collate_fn=list)
-    feed = training_loader(loader, World(), seed=1, shard=False, limit=1.0)  # type: ignore[arg-type]
-    batches: Any = feed.batches(0)
-    next(batches)
-    iterator = batches.gi_frame.f_locals["iterator"]
+    batches, iterator = _begun()
 
     def reset(*_: object) -> None:
         os.kill(iterator._workers[0].pid, signal.SIGKILL)
