@@ -148,18 +148,22 @@ class Squares(TrainingModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def test_asked_as_soon_as_a_fit_says_on_what_it_trains_it_stops_after_a_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def ask(record: logging.LogRecord) -> bool:
+class AsksToStop(logging.Filter):
+    """Sends SIGTERM to this process as a fit says on what it trains."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
         if "samples a step" in record.getMessage():
             os.kill(os.getpid(), signal.SIGTERM)
         return True
 
+
+def test_asked_as_soon_as_a_fit_says_on_what_it_trains_it_stops_after_a_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     unheard: list[int] = []
     caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(ask)
     with (
+        caplog.filtering(AsksToStop()),
         signal_handlers({signal.SIGTERM: lambda number, frame: unheard.append(number)}),
         pytest.raises(StopRequested, match="asked to stop, after step 1"),
     ):
