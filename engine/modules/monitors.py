@@ -71,7 +71,7 @@ class Monitor(Callback):
             known = ", ".join(sorted(values)) or "nothing"
             raise UserError(
                 f"{type(self).__name__} monitors {self.monitor!r}, which was not logged; logged so far: {known}. "
-                f"Log it in validation_step: self.log({self.monitor!r}, value)."
+                f"Log it in training_step or validation_step: self.log({self.monitor!r}, value)."
             )
         return float(values[self.monitor])
 

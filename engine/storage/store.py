@@ -40,6 +40,7 @@ EXCLUSIVE_HINT = (
 #: how the name of a file begins that only tries whether files can be written
 PROBE = ".probe-"
 
+_ANOTHER_PLACE = "or choose another place: snapshots.url of a job, run= of a script."
 _FULL = "Free some space: the same command then resumes the run"
 _READ_ONLY = (
     "It is mounted read-only, as a disk is that failed: see the log of the kernel (dmesg). "
@@ -260,7 +261,7 @@ class Store(ABC):
                 raise StoreSilent(f"{self.url} does not answer: {error}") from error
             if isinstance(full := self.advice(error, done), StoreFull):
                 raise full from error
-            elsewhere = ", or choose another place with snapshots.url." if done == "written" else "."
+            elsewhere = f", {_ANOTHER_PLACE}" if done == "written" else "."
             raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
 
     def advice(self, error: BaseException, done: str = "written") -> SnapshotError | None:

@@ -231,7 +231,7 @@ ROWS = [
         REFUSED,
         [Cell("at the start", read_only)],
         says="{url} cannot be written: [Errno {number}] {reason}: {path} "
-        "Allow it, or choose another place with snapshots.url.",
+        "Allow it, or choose another place: snapshots.url of a job, run= of a script.",
     ),
     Row(
         "The S3 server is killed and restarted",
@@ -262,6 +262,6 @@ ROWS = [
         REFUSED,
         [Cell("at the start", wrong_secret, "s3")],
         says="{url} cannot be written: SignatureDoesNotMatch: {reason}. Set AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or choose another place with snapshots.url.",
+        "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or choose another place: snapshots.url of a job, run= of a script.",
     ),
 ]

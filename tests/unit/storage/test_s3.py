@@ -273,32 +273,29 @@ def test_patience_ends(own_s3: Seaweed) -> None:
 
 # --- what a person reads --------------------------------------------------------------------------------------------
 
-#: what is wrong -> (what is changed, what is said after "snapshots.url: <url> cannot be written: ")
+#: what is wrong -> (what is changed, what is said of it, and what to do)
 WRONG: dict[str, tuple[dict[str, str], str]] = {
     "no such bucket": (
         {},
-        "NoSuchBucket: the bucket does not exist. Create the bucket, or choose another place with snapshots.url.",
+        "NoSuchBucket: the bucket does not exist. Create the bucket",
     ),
     "wrong secret": (
         {"AWS_SECRET_ACCESS_KEY": "wrong"},
         "SignatureDoesNotMatch: The request signature we calculated does not match the signature you provided. "
-        "Check your key and signing method. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
-        "or choose another place with snapshots.url.",
+        "Check your key and signing method. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     ),
     "wrong key": (
         {"AWS_ACCESS_KEY_ID": "who"},
         "InvalidAccessKeyId: The access key ID you provided does not exist in our records. "
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or choose another place with snapshots.url.",
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     ),
     "no such profile": (
         {"AWS_PROFILE": "gone"},
-        "The config profile (gone) could not be found. "
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or choose another place with snapshots.url.",
+        "The config profile (gone) could not be found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     ),
     "no such host": (
         {"AWS_ENDPOINT_URL": "http://no-such-host.invalid:9000"},
-        "there is no host no-such-host.invalid. "
-        "Set AWS_ENDPOINT_URL to where the server is, or choose another place with snapshots.url.",
+        "there is no host no-such-host.invalid. Set AWS_ENDPOINT_URL to where the server is",
     ),
 }
 
@@ -317,7 +314,8 @@ def test_what_is_wrong_with_s3_is_said_before_training(
     assert shown.out == f"run a in {url}/a\n"
     assert shown.err.splitlines() == [
         "1 fault in job tiny:",
-        f"  snapshots.url: {url}/a cannot be written: {words}",
+        f"  snapshots.url: {url}/a cannot be written: {words}, "
+        "or choose another place: snapshots.url of a job, run= of a script.",
     ]
 
 
