@@ -9,11 +9,13 @@ import pytest
 
 from midstride.engine.testing import run_ranks
 
-__all__ = ["needs_horovod", "run_horovod_ranks"]
+__all__ = ["HOROVOD", "needs_horovod", "run_horovod_ranks"]
 
 _MISSING = "Horovod is not installed: `make horovod` compiles it"
 #: for tests that start it in their own way; `run_horovod_ranks` skips on its own
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason=_MISSING)
+#: the strategy as a row of a table
+HOROVOD = pytest.param("horovod", marks=needs_horovod)
 
 
 def run_horovod_ranks(

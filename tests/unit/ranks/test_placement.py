@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from laws.horovod_world import needs_horovod
 from laws.xla_world import STAND_IN
 from support.launched import at, in_step
 
@@ -15,7 +16,7 @@ from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer
 from midstride.engine.world import World
 
-HOROVOD = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+IN_HOROVODRUN = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
 
 #: wishes, machine -> strategy, start, ranks to start, this rank's devices
 PLACEMENTS: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[str]]]] = {
@@ -78,7 +79,7 @@ PLACEMENTS: dict[str, tuple[DeviceRequest, Hardware, tuple[str, str, int, list[s
     ),
     "under horovodrun": (
         DeviceRequest(),
-        Hardware(0, {f"HOROVOD_{name}": value for name, value in HOROVOD.items()}),
+        Hardware(0, {f"HOROVOD_{name}": value for name, value in IN_HOROVODRUN.items()}),
         ("horovod", "none", 1, ["cpu"]),
     ),
     "under srun, a GPU of its own": (DeviceRequest(), Hardware(1, in_step(1, 2)), ("ddp", "none", 1, ["cuda:0"])),
@@ -175,7 +176,10 @@ def placed(wishes: DeviceRequest, machine: Hardware) -> Placement:
 
 
 @pytest.mark.usefixtures("torch_xla")
-@pytest.mark.parametrize("case", PLACEMENTS)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[needs_horovod] * ("horovod" in found)) for case, (_, _, found) in PLACEMENTS.items()],
+)
 def test_a_trainer_finds_its_devices(case: str) -> None:
     wishes, machine, (strategy, start, ranks, devices) = PLACEMENTS[case]
     placement = placed(wishes, machine)

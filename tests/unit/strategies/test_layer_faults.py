@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws.horovod_world import HOROVOD
 from torch import Tensor, nn
 
 from midstride.engine import TrainingModule
@@ -12,7 +13,7 @@ from midstride.engine.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 
-SEVERAL = ["ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp2", "horovod", "sharded", "fully_sharded", "pipeline"]
+SEVERAL = ["ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp2", HOROVOD, "sharded", "fully_sharded", "pipeline"]
 
 
 class Neighbours(nn.Module):
@@ -69,6 +70,6 @@ def test_lanes_name_it_on_any_number_of_processes(size: int, fault: str) -> None
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", ["single", "dp", "ddp", "horovod"])
+@pytest.mark.parametrize("name", ["single", "dp", "ddp", HOROVOD])
 def test_one_process_takes_it(name: str, fault: str) -> None:
     assert not errors(name, Deep(FAULTS[fault][0]()), 1)
