@@ -225,7 +225,7 @@ class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.M
 class DataModule(HyperparametersMixin):
     """The data of a run: where they come from and how they are read.
 
-    `prepare_data` runs once, in one process; `setup` runs in every rank.
+    Each stage calls `prepare_data` in one process of each machine, then `setup` in every rank.
     """
 
     def prepare_data(self) -> None:

@@ -42,7 +42,7 @@ def set_up(owners: Sequence[Any], stage: str, strategy: Strategy, heartbeat: Hea
 
     Args:
         owners: DataModule, callbacks and module.
-        stage: "fit", "validate", "test" or "predict"; `prepare_data` is called for a fit only.
+        stage: "fit", "validate", "test" or "predict".
         strategy: strategy whose ranks wait for the data.
         heartbeat: reports that this rank waits.
     """
@@ -52,7 +52,7 @@ def set_up(owners: Sequence[Any], stage: str, strategy: Strategy, heartbeat: Hea
             if (method := getattr(owner, name, None)) is not None:
                 call_user_code(f"{type(owner).__name__}.{name}", method, *arguments)
 
-    if stage == "fit" and strategy.world.local_rank == 0:
+    if strategy.world.local_rank == 0:
         with heartbeat.during(Phase.WAITING):
             call("prepare_data")
     strategy.collective.gather(None)

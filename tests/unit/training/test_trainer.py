@@ -192,7 +192,7 @@ def test_a_module_prepares_and_sets_up_as_its_data_do() -> None:
     trainer.fit(module)
     trainer.test(module)
     assert module._calls[:3] == ["prepare", "setup fit", "fit"]
-    assert module._calls[-4:] == ["end", "teardown fit", "setup test", "teardown test"]
+    assert module._calls[-5:] == ["end", "teardown fit", "prepare", "setup test", "teardown test"]
 
 
 def test_what_is_no_loader_is_refused() -> None:
