@@ -172,7 +172,7 @@ class SamplerOrder(SampleOrder):
         packed = pack_items(self._items)
         if packed is None:
             packed = {"begin": self._state_at_start, "digest": digest_of_items(self._items)}
-        return {"now": self._state.changes(), "items": packed}
+        return {"now": self._state.changes(), "items": packed, "base_seed": self._base_seed.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore state and items.
@@ -191,12 +191,14 @@ class SamplerOrder(SampleOrder):
         else:
             self._items = unpack_items(packed)
         self._state.restore(state_dict["now"])
+        self._base_seed.load_state_dict(state_dict.get("base_seed", {}))
 
     def clone(self) -> "SamplerOrder":
         """Return this order with a copy of its sampler, in the state in which it was built."""
         clone = copy.copy(self)
         clone._sampler = _copy_of(self._sampler, self._dataset)
         clone._state = self._state.for_copy(clone._sampler)
+        clone._base_seed = copy.copy(self._base_seed)
         return clone
 
     def _run(self, sampler: Any, epoch: int) -> Items:

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.data import StatefulDataLoader
 from midstride.engine.data.items import as_items, pack_items, unpack_items
 from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.data.sampler_state import SamplerState
@@ -125,9 +126,9 @@ SHARED: dict[str, Callable[[torch.Generator], dict[str, Any]]] = {
 }
 
 
-def _loader(who: str) -> Any:
+def _loader(who: str, kind: Any = DataLoader) -> Any:
     generator, samples = torch.Generator().manual_seed(3), torch.arange(SAMPLES)
-    return DataLoader(samples, generator=generator, **SHARED[who](generator))  # type: ignore[arg-type]
+    return kind(samples, generator=generator, **SHARED[who](generator))
 
 
 def _epochs(loader: Any) -> list[list[int]]:
@@ -146,6 +147,20 @@ def test_a_generator_of_the_loader_gives_the_order_of_plain_pytorch(who: str) ->
     assert first != second != third != first
     assert _fitted(_loader(who)) == first + second + third
     gc.collect()  # workers that stay do so as long as their loader
+
+
+WORKERS = ["shuffled", "workers", "workers that stay"]
+
+
+@pytest.mark.parametrize("begun", WORKERS)
+@pytest.mark.parametrize("goes_on", WORKERS)
+def test_the_order_stays_that_of_the_workers_a_run_began_with(begun: str, goes_on: str) -> None:
+    """Torch draws their seed from the loader's generator in each epoch, and once for workers that stay."""
+    whole = _epochs(_loader(begun, StatefulDataLoader))
+    first, second = (_loader(who, StatefulDataLoader) for who in (begun, goes_on))
+    next(iter(first))
+    second.load_state_dict(first.state_dict())
+    assert _epochs(second) == [whole[0][BATCH:], *whole[1:]]
 
 
 ITEMS: dict[str, list[Any]] = {
