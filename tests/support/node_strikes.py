@@ -1,11 +1,12 @@
 """What happens to nodes while all of them train, and how many train in the rounds from then on."""
 
+import time
 from collections.abc import Callable
 from signal import SIGCONT, SIGSTOP
 from socket import gethostname
 
 from support.flow_runs import wait_for
-from support.machines import Machines
+from support.machines import TIMEOUT_S, Machines
 
 __all__ = ["CABLED", "RESTARTED", "STRIKES", "Strike", "killed", "rank_suspended"]
 
@@ -33,6 +34,15 @@ def leaves(machines: Machines) -> None:
     leaving.stop()
     machines.wait_for_fewer()
     assert leaving.wait() == 75, machines.said()
+
+
+def all_suspended(machines: Machines) -> None:
+    """Suspend launcher and nodes, ranks included, for longer than a node may be silent."""
+    for machine in (machines.launcher, *machines.nodes):
+        machine.signal(SIGSTOP)
+    time.sleep(2 * TIMEOUT_S)
+    for machine in (machines.launcher, *machines.nodes):
+        machine.signal(SIGCONT)
 
 
 def rank_killed(machines: Machines) -> None:
@@ -89,6 +99,7 @@ STRIKES: dict[Strike, tuple[list[bool], list[str]]] = {
     killed: ([True, False], ["was silent for 5 s: it is left out"]),
     replaced: ([True, False, True], ["was silent for 5 s: it is left out", "can train as well"]),
     frozen: ([True, False, True], ["was silent for 5 s: it is left out", "can train as well"]),
+    all_suspended: ([True], []),
     leaves: ([True, False], ["leaves: asked to stop"]),
     rank_killed: ([True, True], ["ended without a word"]),
     rank_suspended: ([True, True], [f" on node {gethostname()}: suspended, by SIGSTOP"]),

@@ -11,7 +11,7 @@ from typing import Any
 from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.launch.nodes.join import LAUNCHER_GONE
 from midstride.engine.launch.nodes.node_store import NodeStore, Plan
-from midstride.engine.launch.watchdog import write_stacks
+from midstride.engine.launch.watchdog import RunningClock, write_stacks
 from midstride.engine.processes.lifetime import children, is_suspended, signal_all
 from midstride.engine.session.events import EventTail
 from midstride.engine.session.heartbeat import HeartbeatReading
@@ -45,7 +45,7 @@ class NodeReport:
         self._outcomes_sent: set[str] = set()
         self._is_waiting = False
         self._begun = threading.Event()
-        self._answered_at = time.monotonic()
+        self._answered = threading.Event()
         self._lock = threading.Lock()
         for work in (self._exchange_messages, self._watch_launcher):
             threading.Thread(target=work, name="midstride-node", daemon=True).start()
@@ -74,7 +74,12 @@ class NodeReport:
 
     def _watch_launcher(self) -> None:
         """End this process if the launcher has been silent for too long: a link that is cut raises no error."""
-        while time.monotonic() - self._answered_at < _SILENT_S:
+        clock = RunningClock()
+        answered_at = clock()
+        while (now := clock()) - answered_at < _SILENT_S:
+            if self._answered.is_set():
+                self._answered.clear()
+                answered_at = now
             time.sleep(_EVERY_S)
         self._end(LAUNCHER_GONE, f"the launcher has not answered for {_SILENT_S:g} s")
 
@@ -84,7 +89,7 @@ class NodeReport:
                 with self._lock:
                     self._send()
                     self._follow(self._store.plan())
-                self._answered_at = time.monotonic()
+                self._answered.set()
             except RuntimeError:
                 self._end(LAUNCHER_GONE, "the launcher has gone")
             time.sleep(_EVERY_S)

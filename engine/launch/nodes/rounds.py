@@ -3,10 +3,11 @@
 Nothing here talks to anything: the server tells what it has heard, and asks what follows.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from midstride.engine.launch.watchdog import RunningClock
 
 if TYPE_CHECKING:
     from midstride.engine.config.world import WorldOptions
@@ -55,13 +56,13 @@ class Rounds:
 
     Args:
         options: how many nodes there may be, and time-outs.
-        clock: seconds, for tests.
+        clock: seconds, for tests; a `RunningClock` by default.
     """
 
-    def __init__(self, options: "WorldOptions", clock: Callable[[], float] = time.monotonic) -> None:
-        self._options, self._clock = options, clock
+    def __init__(self, options: "WorldOptions", clock: Callable[[], float] | None = None) -> None:
+        self._options, self._clock = options, clock or RunningClock()
         self.machines = options.machines
-        self._arrived = clock()
+        self._arrived = self._clock()
         self._training_since: float | None = None
         self._before: list[Node] = []
         self._failures: list[tuple[int, str]] = []  # the round and the host that ended it

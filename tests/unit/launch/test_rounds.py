@@ -1,11 +1,13 @@
 """Rounds: which nodes train together, told by a clock that is moved by hand."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from midstride.engine.config.world import WorldOptions
+from midstride.engine.launch import watchdog
 from midstride.engine.launch.nodes.rounds import Node, Rounds
 
 pytestmark = pytest.mark.fast
@@ -102,6 +104,22 @@ def test_a_silent_node_is_left_out_and_one_that_waits_takes_its_part(clock: Cloc
     assert rounds.end() is None
     rounds.update(spare, left="asked to stop")
     assert rounds.end() == ("stop", "node c (ranks 2 to 3) leaves: asked to stop")
+
+
+def test_nodes_that_were_suspended_with_the_launcher_are_not_silent(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=clock))
+    rounds = Rounds(rounds_of(clock, nodes="1:2", node_timeout_s=5)._options)
+    one, two = come(rounds, "a", "b")
+    assert rounds.begin()
+    pass_s(rounds, clock, 1e6)
+    assert rounds.end() is None
+    for _ in range(4):  # from then on only one of them is heard of
+        pass_s(rounds, clock, 1.0, one)
+        silent = rounds.end()
+    assert silent == ("kill", "node b (ranks 2 to 3) was silent for 5 s: it is left out")
+    assert rounds.present() == [one] != [two]
 
 
 def test_ranks_that_have_ended_say_why_themselves(clock: Clock) -> None:
