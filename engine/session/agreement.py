@@ -12,6 +12,7 @@ is, for the message when the rank is lost.
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -49,7 +50,7 @@ class BoundaryAgreement:
         self._pending, self._take, self._seen, self._world = pending, take, seen, world
         self._store = store.clone()
         self._round = self._boundaries_passed = 0
-        self._is_open = False
+        self._is_open, self._answered_at = False, 0.0
         self._agreed: tuple[int, Request | None] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -93,8 +94,10 @@ class BoundaryAgreement:
             answer = {
                 "boundary": self._boundaries_passed + 1 if here is None else here,
                 "asked": request.kind if request else 0,
-                "deadline": request.deadline if request else 0.0,
+                "left_s": request.left_s if request else 0.0,
             }
+            # Clocks of machines differ, and may be set: the ranks answer at the same time, and each counts from there.
+            self._answered_at = time.monotonic()
             store.set(self._key(self._world.rank), json.dumps(answer))
 
     def _request_if_due(self) -> Request | None:
@@ -117,8 +120,8 @@ class BoundaryAgreement:
         answers = [json.loads(self._store.get(key)) for key in keys]
         boundary = max(answer["boundary"] for answer in answers)
         asked = max(answer["asked"] for answer in answers)
-        deadline = min(answer["deadline"] for answer in answers if answer["asked"] == asked)
-        return boundary, Request(RequestKind(asked), deadline) if asked else None
+        left_s = min(answer["left_s"] for answer in answers if answer["asked"] == asked)
+        return boundary, Request(RequestKind(asked), self._answered_at + left_s) if asked else None
 
     def _key(self, rank: int) -> str:
         return f"answer/{self._round}/{rank}"

@@ -20,7 +20,7 @@ class Request:
 
     Args:
         kind: what is asked for.
-        deadline: when it must be done, in seconds since the epoch (clocks of several machines are near enough).
+        deadline: when it must be done, by `time.monotonic` of this process.
     """
 
     kind: RequestKind
@@ -29,4 +29,4 @@ class Request:
     @property
     def left_s(self) -> float:
         """Seconds until the deadline."""
-        return self.deadline - time.time()
+        return self.deadline - time.monotonic()

@@ -119,7 +119,7 @@ class SignalRequests:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._deadline is None:
-            self._deadline = time.time() + max(0.0, self.grace_s - _EXIT_S)
+            self._deadline = time.monotonic() + max(0.0, self.grace_s - _EXIT_S)
 
     def _snapshot(self, number: int, frame: FrameType | None) -> None:
         self._snapshots += 1

@@ -6,7 +6,9 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,13 +16,18 @@ import torch.distributed as dist
 from laws.axes import cover
 from laws.lives import LAYOUTS, Setting, Tangled, assert_alike, live
 from torch import Tensor, nn
+from torch.distributed import FileStore
 from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import StopRequested
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.processes.signal_handlers import signal_handlers
+from midstride.engine.session import agreement, request, signals
+from midstride.engine.session.agreement import BoundaryAgreement
+from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.session.signals import SignalRequests
+from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
 
 STOPPED = 75
@@ -132,6 +139,42 @@ def test_asked_again_a_world_has_no_more_time() -> None:
             assert request is not None
             deadlines.add(request.deadline)
     assert len(deadlines) == 1
+
+
+@pytest.mark.parametrize("set_by", [0.0, 3600.0, -3600.0])
+def test_the_grace_does_not_follow_a_clock_that_is_set(set_by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"calendar": 1e9, "since boot": 100.0}
+    clock = SimpleNamespace(time=lambda: now["calendar"], monotonic=lambda: now["since boot"])
+    for module in (request, signals):
+        monkeypatch.setattr(module, "time", clock)
+    requests = SignalRequests()
+    requests.grace_s = 20.0
+    with requests.listening(None, World()):
+        os.kill(os.getpid(), signal.SIGTERM)
+        now["calendar"] += 5.0 + set_by
+        now["since boot"] += 5.0
+        asked = requests.boundary()
+    assert asked == Request(RequestKind.STOP, 118.0)
+    assert asked.left_s == 13.0
+
+
+def agree(store: str, ahead_s: float) -> None:
+    """Agree on a request to stop that rank 0 has; the clocks of each rank are those of a machine of its own."""
+    world = World.from_environment()
+    own_s = ahead_s * world.rank
+    clock = SimpleNamespace(time=lambda: 1e9 + own_s, monotonic=lambda: 1e4 + own_s)
+    asked = Request(RequestKind.STOP, clock.monotonic() + 18.0) if world.rank == 0 else None
+    with mock.patch.object(agreement, "time", clock), mock.patch.object(request, "time", clock):
+        ranks = BoundaryAgreement(lambda: asked is not None, lambda: asked, FileStore(store, 2), world)
+        while (agreed := ranks.boundary()) is None:
+            pass
+        assert agreed.left_s == 18.0
+        ranks.close()
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0, -3600.0])
+def test_ranks_whose_clocks_differ_have_the_same_grace(ahead_s: float, tmp_path: Path) -> None:
+    assert run_ranks(agree, str(tmp_path / "store"), ahead_s, processes=2) == [0, 0]
 
 
 class Squares(TrainingModule):
