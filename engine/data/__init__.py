@@ -23,6 +23,7 @@ seeded_dataset         wraps data set and collate_fn, so that each sample has ra
 stateful_loader        `StatefulDataLoader`: a DataLoader with `state_dict`, for training loops other than the Trainer's
 torch_internals        private attributes of `torch.utils.data`, used in this file only
 worker_data            the data of a loader as its workers have them: as of the start of a pass
+worker_memory          the shared memory in which workers hand over batches: errors that say the way out
 workers                starts a loader's workers, ends them with their rank, and reports lost ones
 iterable/              iterable data sets, resumed by their own state or by reading again
 rng/                   random numbers in the data, separate from the main process's generators

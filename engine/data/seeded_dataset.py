@@ -8,7 +8,8 @@ from torch.utils.data import Dataset, get_worker_info
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.per_sample import SampleSeeder
 from midstride.engine.data.rng.repeatability import collate_name
-from midstride.engine.errors import EngineError, NotExact, UserCodeError, UserError
+from midstride.engine.data.worker_memory import full_message
+from midstride.engine.errors import EngineError, NotExact, UserCodeError, UserError, WorldError
 
 __all__ = ["Idle", "SeededCollate", "SeededDataset", "WorkerFailure", "format_indices"]
 
@@ -20,6 +21,13 @@ class WorkerFailure(NamedTuple):
 
     kind: type[EngineError]
     text: str
+
+    @classmethod
+    def of(cls, where: str, error: Exception) -> "WorkerFailure":
+        """Return that of `error`, raised in `where` by the user's code, or as it is given memory."""
+        if message := full_message(error):
+            return cls(WorldError, f"{message}\nraised in {where}")
+        return cls(UserCodeError, str(UserCodeError.of(where, error)))
 
 
 class Idle(NamedTuple):
@@ -74,7 +82,7 @@ class SeededDataset(Dataset[Any]):
             name = type(self.dataset).__name__
             where = f"{name}, reading samples {format_indices(fetch.indices)}{_worker_text()}"
             where += self._out_of_range(error, fetch)
-            return WorkerFailure(UserCodeError, str(UserCodeError.of(where, error)))
+            return WorkerFailure.of(where, error)
 
     def _out_of_range(self, error: Exception, fetch: BatchRequest) -> str:
         length = len(self.dataset) if hasattr(self.dataset, "__len__") else None
@@ -113,7 +121,7 @@ class SeededCollate:
             return WorkerFailure(NotExact, str(error))
         except Exception as error:
             where = f"{collate_name(self.collate)}, collating samples {format_indices(fetch.indices)}{_worker_text()}"
-            return WorkerFailure(UserCodeError, str(UserCodeError.of(where, error)))
+            return WorkerFailure.of(where, error)
 
 
 def format_indices(indices: list[Any]) -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data.dataloader_order import training_loader
+from midstride.engine.data.worker_memory import share
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
@@ -63,6 +65,12 @@ def raised_in_collate(samples: list[int]) -> list[int]:
     return samples
 
 
+def shares_too_much(samples: list[int]) -> list[int]:
+    if 9 in samples:
+        torch.UntypedStorage._new_shared(1 << 50)
+    return samples
+
+
 #: name -> the act, options of the loader, the error, what it says
 FAULTS: dict[str, tuple[Callable[[], object], dict[str, Any], type[EngineError], list[str]]] = {
     # It may die before the queue has sent what it read earlier: which batch is waited for then is chance.
@@ -89,6 +97,12 @@ FAULTS: dict[str, tuple[Callable[[], object], dict[str, Any], type[EngineError],
             "raised_in_collate, collating samples [9, 11], in worker 0",
             "batch 2 of epoch 0",
         ],
+    ),
+    "has no shared memory": (
+        list,
+        {"collate_fn": shares_too_much},
+        WorldError,
+        ["/dev/shm, is full: unable to", "--shm-size", "num_workers=0", "[9, 11], in worker 0", "batch 2 of epoch 0"],
     ),
     "cannot be started": (
         list,
@@ -121,6 +135,12 @@ def _meets(name: str, mark: str) -> None:
 def test_says_where_and_the_next_life_goes_on_there(name: str, tmp_path: Path) -> None:
     # In a process of its own, as a rank is: other tests leave threads here, over which no worker should be forked.
     assert run_ranks(_meets, name, str(tmp_path / "mark")) == [0]
+
+
+def test_a_loader_for_whose_workers_there_is_no_shared_memory_is_told() -> None:
+    too_large: Any = SimpleNamespace(share_memory_=lambda: torch.UntypedStorage._new_shared(1 << 50))
+    with pytest.raises(WorldError, match=r"/dev/shm, is full: unable to .* num_workers=0"):
+        share(too_large)
 
 
 def _begun() -> tuple[Iterator[Any], Any]:

@@ -24,6 +24,7 @@ from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.owned_generators import OwnedGenerators, Seeders
 from midstride.engine.data.rng.repeatability import collate_name, copied, ensure_same_batch, is_repeatable
 from midstride.engine.data.torch_internals import worker_info
+from midstride.engine.data.worker_memory import share
 from midstride.engine.errors import EngineError, NotExact
 from midstride.engine.seeds import mix
 
@@ -83,7 +84,7 @@ class SampleSeeder:
         self.side_effects: ReadSideEffects | None = None
         self._collate_drew = torch.zeros(1, dtype=torch.bool)
         if shared:
-            self._collate_drew.share_memory_()
+            share(self._collate_drew)
 
     @property
     def collate_drew(self) -> bool:
