@@ -1,5 +1,7 @@
 """Private attributes of `torch.utils.data`, used in this file only; `tests/unit/test_internals.py` tests each."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ __all__ = [
     "generator_address",
     "has_num_samples",
     "make_worker_info",
+    "replace_unsent",
     "set_worker_info",
     "stacks_tensors",
     "worker_info",
@@ -34,6 +37,19 @@ def set_worker_info(info: Any) -> None:
 def make_worker_info(**fields: Any) -> Any:
     """Return a `WorkerInfo` with the given fields: `id`, `num_workers`, `seed`, `dataset`."""
     return torch_worker.WorkerInfo(**fields)
+
+
+def replace_unsent(replacement: Callable[[Exception], Any]) -> None:
+    """In a `worker_init_fn`, make the worker send `replacement(error)` in place of each batch that it cannot send.
+
+    Its queue would print the error and drop the batch, and the main process would wait for it for ever.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not torch_worker._worker_loop.__code__:
+        frame = frame.f_back
+    if frame is not None:
+        queue: Any = frame.f_locals["data_queue"]
+        queue._on_queue_feeder_error = lambda error, item: queue.put((item[0], replacement(error)))
 
 
 def stacks_tensors(collate: Any) -> bool:

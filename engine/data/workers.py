@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from midstride.engine.data.seeded_dataset import WorkerFailure
-from midstride.engine.data.torch_internals import end_workers, forget_workers, worker_info, workers_of
+from midstride.engine.data.torch_internals import end_workers, forget_workers, replace_unsent, worker_info, workers_of
 from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
 from midstride.engine.processes.lifetime import die_with_parent, exit_with
 
@@ -46,6 +46,7 @@ class RankBoundWorker:
             die_with_parent(self.rank_pid)
         else:  # its parent is a fork server, not the rank
             exit_with(self.rank_pid)
+        replace_unsent(lambda error: WorkerFailure.of(f"worker {worker}, sending a batch", error))
         if self.init is None:
             return
         try:

@@ -71,6 +71,21 @@ def shares_too_much(samples: list[int]) -> list[int]:
     return samples
 
 
+def locked(samples: list[int]) -> Any:
+    return [threading.Lock()] if 9 in samples else samples
+
+
+class Large:
+    """Goes into shared memory as it is sent, for which there is no room."""
+
+    def __reduce__(self) -> Any:
+        return torch.UntypedStorage._new_shared(1 << 50)
+
+
+def large(samples: list[int]) -> Any:
+    return Large() if 9 in samples else samples
+
+
 #: name -> the act, options of the loader, the error, what it says
 FAULTS: dict[str, tuple[Callable[[], object], dict[str, Any], type[EngineError], list[str]]] = {
     # It may die before the queue has sent what it read earlier: which batch is waited for then is chance.
@@ -103,6 +118,23 @@ FAULTS: dict[str, tuple[Callable[[], object], dict[str, Any], type[EngineError],
         {"collate_fn": shares_too_much},
         WorldError,
         ["/dev/shm, is full: unable to", "--shm-size", "num_workers=0", "[9, 11], in worker 0", "batch 2 of epoch 0"],
+    ),
+    "has no shared memory to send": (
+        list,
+        {"collate_fn": large},
+        WorldError,
+        ["/dev/shm, is full: unable to", "num_workers=0", "worker 0, sending a batch", "batch 2 of epoch 0", "[9, 11]"],
+    ),
+    "cannot send": (
+        list,
+        {"collate_fn": locked},
+        UserCodeError,
+        [
+            "TypeError: cannot pickle '_thread.lock' object",
+            "worker 0, sending a batch",
+            "batch 2 of epoch 0",
+            "[9, 11]",
+        ],
     ),
     "cannot be started": (
         list,
