@@ -61,7 +61,7 @@ class Progress:
         """Count one training batch of this epoch whose step returned no loss."""
         self.skipped += 1
 
-    def boundary(self) -> None:
+    def boundary_passed(self) -> None:
         """Count one boundary since the last step."""
         self.after += 1
 

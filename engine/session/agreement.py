@@ -59,7 +59,7 @@ class BoundaryAgreement:
         )
         self._thread.start()
 
-    def boundary(self) -> Request | None:
+    def at_boundary(self) -> Request | None:
         """Count one boundary; return the request that all ranks answer at it, if there is one."""
         self._boundaries_passed += 1
         if self._pending() and not self._is_open:

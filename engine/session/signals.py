@@ -64,10 +64,10 @@ class SignalRequests:
         self._answered = snapshots
         return Request(RequestKind.SNAPSHOT)
 
-    def boundary(self) -> Request | None:
+    def at_boundary(self) -> Request | None:
         """Return the request that all ranks answer at this boundary; every rank calls this at the same boundaries."""
         if self._agreement is not None:
-            return self._agreement.boundary()
+            return self._agreement.at_boundary()
         return self.take_pending()
 
     @contextmanager

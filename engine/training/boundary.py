@@ -47,19 +47,19 @@ class StepBoundary:
             self._lazy.mark_step()
         self._heartbeat.beat(self._progress.step)
         if self._checkpointer is not None:
-            self._checkpointer.boundary()
+            self._checkpointer.snapshot_if_due()
         else:
             self._rows.discard()
-        if request := self._requests.boundary():
+        if request := self._requests.at_boundary():
             self._handle(request)
 
-    def inside_accumulation(self) -> None:
-        """Handle a request within an accumulation window; snapshots of the schedule are not taken there."""
+    def after_accumulated_batch(self) -> None:
+        """Handle a request after a batch without an optimizer step; scheduled snapshots are not taken there."""
         if self._lazy is not None:
             self._lazy.mark_step()
         self._heartbeat.beat(self._progress.step)
-        if request := self._requests.boundary():
-            self._progress.boundary()  # so that its snapshot has a name of its own
+        if request := self._requests.at_boundary():
+            self._progress.boundary_passed()  # so that its snapshot has a name of its own
             self._handle(request)
 
     def _handle(self, request: Request) -> None:

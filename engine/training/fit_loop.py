@@ -165,7 +165,7 @@ class FitLoop:
         if stepped:
             self.boundary.after_step(self.batches, outputs)
         else:
-            self.boundary.inside_accumulation()
+            self.boundary.after_accumulated_batch()
         self.validate_if_due()
 
     def _record(self, batch: Any, index: int) -> None:

@@ -135,7 +135,7 @@ def test_asked_again_a_world_has_no_more_time() -> None:
     with requests.listening(None, World()):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-            request = requests.boundary()
+            request = requests.at_boundary()
             assert request is not None
             deadlines.add(request.deadline)
     assert len(deadlines) == 1

@@ -142,7 +142,7 @@ class Checkpointer:
         """Number of this attempt of the run, from 1; None before it has a lease."""
         return self.run.lease.generation if self.run.lease is not None else None
 
-    def boundary(self) -> None:
+    def snapshot_if_due(self) -> None:
         """Take a snapshot if one is due; raises errors of the writing thread."""
         self.run.check()
         progress = self._context.progress
@@ -227,7 +227,7 @@ class Checkpointer:
         context = self._context
         try:
             if not context.metric_logger.rows.is_closed:
-                context.progress.boundary()  # there may be a snapshot of the last one already
+                context.progress.boundary_passed()  # there may be a snapshot of the last one already
                 context.metric_logger.rows.close()
                 self.take()
             self.run.flush()

@@ -16,7 +16,7 @@ EVENTS: dict[str, tuple[Callable[[Progress], None], dict[str, Any]]] = {
     "the last batch": (lambda p: p.batch_done(at_end=True, stepped=False), {"batch": 4, "at_end": True}),
     "a batch without a loss": (Progress.batch_skipped, {"skipped": 2}),
     "a step": (lambda p: p.batch_done(at_end=False, stepped=True), {"batch": 4, "step": 10, "after": 0}),
-    "a boundary between steps": (Progress.boundary, {"after": 2}),
+    "a boundary between steps": (Progress.boundary_passed, {"after": 2}),
     "a validation begins": (Progress.begin_validation, {"validating": True}),
     "a batch of it": (Progress.validation_batch_done, {"val_batch": 1, "after": 2}),
     "its next loader": (Progress.next_validation_loader, {"val_loader": 1}),
