@@ -19,7 +19,8 @@ from midstride.engine.errors import JobError, SnapshotDamaged
 from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
-from midstride.engine.storage.checksums import decode_document, encode_document
+from midstride.engine.storage.checksums import encode_document
+from midstride.engine.storage.documents import read_document
 from midstride.engine.storage.listing import Manifest
 from midstride.engine.storage.store import Store
 
@@ -204,8 +205,7 @@ def _is_date(text: str) -> bool:
 
 def _read(store: Store, path: str) -> dict[str, Any] | None:
     try:
-        with store.reading(path):
-            return decode_document(store.read(path), f"{store.url}/{path}")
+        return read_document(store, path)
     except FileNotFoundError:
         return None
     except SnapshotDamaged as error:

@@ -22,7 +22,8 @@ from midstride.engine.formatting import url_name
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights_index import COPY, newest_weights
-from midstride.engine.storage.checksums import check_digest, decode_document, digest_of, encode_document
+from midstride.engine.storage.checksums import check_digest, digest_of, encode_document
+from midstride.engine.storage.documents import read_required_document
 from midstride.engine.storage.store import Store
 
 __all__ = ["FOLDER", "Champion", "ModelRegistry", "champion_weights_explained"]
@@ -103,15 +104,9 @@ class ModelRegistry:
             SnapshotDamaged: its file is missing or not what was written.
         """
         path = _path(number)
-        where = f"{self._store.url}/{path}"
-        try:
-            with self._store.reading(path):
-                found = decode_document(self._store.read(path), where, *_KEYS)
-        except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{where} is missing: {_WAYS_OUT}") from error
-        except SnapshotDamaged as error:
-            raise SnapshotDamaged(f"{error}: {_WAYS_OUT}") from error
+        found = read_required_document(self._store, path, *_KEYS, way_out=_WAYS_OUT)
         if found["number"] != number:
+            where = f"{self._store.url}/{path}"
             raise SnapshotDamaged(f"{where} is the file of number {found['number']}: {_WAYS_OUT}")
         decision = found["decision"] and PromotionDecision.model_validate(found["decision"])
         return Champion(**{key: found[key] for key in _KEYS}, decision=decision)

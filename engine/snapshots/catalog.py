@@ -16,9 +16,9 @@ from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.metric_segments import MetricSegments
 from midstride.engine.snapshots.position import Position, parse_name, snapshot_name
 from midstride.engine.snapshots.rows import missing_steps
-from midstride.engine.snapshots.verification import verify_files
+from midstride.engine.snapshots.verification import read_verified, verify_files
 from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
-from midstride.engine.storage.checksums import check_digest, decode_document, digest_of
+from midstride.engine.storage.documents import read_document
 from midstride.engine.storage.store import Store
 
 __all__ = [
@@ -270,8 +270,7 @@ class SnapshotCatalog:
         """Return the snapshot in the folder `name`; None if it was never committed."""
         where = f"{self._store.url}/{SNAPSHOTS}/{name}/{MANIFEST}"
         try:
-            with self._store.reading(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
-                manifest = decode_document(self._store.read(f"{SNAPSHOTS}/{name}/{MANIFEST}"), where, *_KEYS)
+            manifest = read_document(self._store, f"{SNAPSHOTS}/{name}/{MANIFEST}", *_KEYS)
         except FileNotFoundError:
             return None
         with damaged_on_error(where):
@@ -297,14 +296,7 @@ class SnapshotCatalog:
 
     def _rows_of(self, snapshot: Snapshot) -> str:
         path = f"{SNAPSHOTS}/{snapshot.name}/{ROWS}"
-        where = f"{self._store.url}/{path}"
-        try:
-            with self._store.reading(path):
-                data = self._store.read(path)
-        except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{where} is missing") from error
-        check_digest(where, snapshot.manifest["files"][ROWS], digest_of([data]))
-        return data.decode()
+        return read_verified(self._store, path, snapshot.manifest["files"][ROWS]).decode()
 
     def sweep(self, last: Snapshot) -> None:
         """Remove uncommitted folders that sort before `last`: what a kill or an older generation left."""

@@ -18,7 +18,8 @@ from uuid import uuid4
 
 from midstride.engine.errors import SnapshotDamaged, Superseded
 from midstride.engine.snapshots.position import parse_name
-from midstride.engine.storage.checksums import decode_document, encode_document
+from midstride.engine.storage.checksums import encode_document
+from midstride.engine.storage.documents import read_required_document
 from midstride.engine.storage.store import Store
 
 __all__ = [
@@ -213,15 +214,9 @@ def read_lease(store: Store, generation: int) -> Lease:
 
 def _lease_at(store: Store, generation: int) -> dict[str, Any]:
     path = lease_path(generation)
-    where = f"{store.url}/{path}"
-    try:
-        with store.reading(path):
-            document = decode_document(store.read(path), where, "generation", "resumed_from", "run_id")
-    except FileNotFoundError as error:
-        raise SnapshotDamaged(f"{where} is missing: {WAYS_OUT}") from error
-    except SnapshotDamaged as error:
-        raise SnapshotDamaged(f"{error}: {WAYS_OUT}") from error
+    document = read_required_document(store, path, "generation", "resumed_from", "run_id", way_out=WAYS_OUT)
     if document["generation"] != generation:
+        where = f"{store.url}/{path}"
         raise SnapshotDamaged(f"{where} is the lease of generation {document['generation']}: {WAYS_OUT}")
     return document
 

@@ -4,14 +4,14 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from midstride.engine.errors import SnapshotDamaged, SnapshotError
+from midstride.engine.errors import SnapshotError
 from midstride.engine.snapshots.catalog import SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.position import rank_stem
+from midstride.engine.snapshots.verification import read_verified
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.state.codec import decode
 from midstride.engine.state.tensor_file import read_tensors
 from midstride.engine.state.tensors import FreshTensors
-from midstride.engine.storage.checksums import check_digest, digest_of
 from midstride.engine.storage.store import Store
 
 __all__ = ["read", "read_part"]
@@ -64,11 +64,4 @@ def _tensors(store: Store, snapshot: Snapshot, name: str, only: Collection[str] 
 
 def _file(store: Store, snapshot: Snapshot, name: str) -> bytes:
     path = f"{SNAPSHOTS}/{snapshot.name}/{name}"
-    expected = snapshot.manifest["files"][name]
-    try:
-        with store.reading(path):
-            data = store.read(path)
-    except FileNotFoundError as error:
-        raise SnapshotDamaged(f"{store.url}/{path} is missing, its manifest says {expected['bytes']} bytes") from error
-    check_digest(f"{store.url}/{path}", expected, digest_of([data]))
-    return data
+    return read_verified(store, path, snapshot.manifest["files"][name])

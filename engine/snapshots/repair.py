@@ -26,7 +26,7 @@ from midstride.engine.snapshots.weights_index import (
     verify_weights,
     weights_names,
 )
-from midstride.engine.storage.checksums import decode_document
+from midstride.engine.storage.documents import read_document
 from midstride.engine.storage.store import Store
 
 __all__ = ["Repair", "repairs"]
@@ -109,8 +109,7 @@ def _documents(store: Store) -> Iterator[dict[str, Any]]:
     paths = [f"{SNAPSHOTS}/{name}/{MANIFEST}" for name in reversed(store.list(SNAPSHOTS)) if parse_name(name)]
     for path in (*paths, *map(lease_path, reversed(generations(store)))):
         try:
-            with store.reading(path):
-                document = decode_document(store.read(path), path, "generation", "run_id")
+            document = read_document(store, path, "generation", "run_id")
         except (FileNotFoundError, SnapshotDamaged):
             continue
         if path.startswith(SNAPSHOTS) or lease_path(document["generation"]) == path:

@@ -6,7 +6,23 @@ from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
 from midstride.engine.storage.checksums import FileDigest, check_digest, check_size, digest_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["verify_files"]
+__all__ = ["read_verified", "verify_files"]
+
+
+def read_verified(store: Store, path: str, expected: FileDigest) -> bytes:
+    """Return the bytes of a file whose manifest says `expected`.
+
+    Raises:
+        SnapshotDamaged: the file is missing or differs; it is named with both values.
+    """
+    where = f"{store.url}/{path}"
+    try:
+        with store.reading(path):
+            data = store.read(path)
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
+    check_digest(where, expected, digest_of([data]))
+    return data
 
 
 def verify_files(store: Store, manifest: str, files: Mapping[str, FileDigest], *, sizes_only: bool = False) -> None:

@@ -22,7 +22,8 @@ from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.position import Position, parse_name
 from midstride.engine.snapshots.verification import verify_files
 from midstride.engine.state.bounds import check_files, damaged_on_error
-from midstride.engine.storage.checksums import FileDigest, decode_document
+from midstride.engine.storage.checksums import FileDigest
+from midstride.engine.storage.documents import read_document
 from midstride.engine.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -257,8 +258,7 @@ def open_weights(store: Store, folder: str, name: str, lineage: Lineage) -> Save
         FileNotFoundError: there is none.
     """
     where = f"{store.url}/{folder}/{name}.json"
-    with store.reading(f"{folder}/{name}.json"):
-        saved = SavedWeights(folder, name, decode_document(store.read(f"{folder}/{name}.json"), where, *_KEYS))
+    saved = SavedWeights(folder, name, read_document(store, f"{folder}/{name}.json", *_KEYS))
     with damaged_on_error(where):
         check_files(saved.manifest, where)
         if len(saved.manifest["files"]) != 1:

@@ -1,6 +1,7 @@
 """Files on any URL. Needs no torch.
 
 checksums     checksums of files, and JSON documents that end with a checksum of themselves
+documents     JSON documents in a store, which end with a checksum of themselves
 draft         a local file that is written to a draft first, so that its path always holds a whole file
 fsspec_store  any fsspec URL as a store
 listing       what a folder holds, by names and sizes: a small manifest to compare with later

@@ -89,8 +89,8 @@ SNAPSHOTS = [
     ),
     Mutant(
         "what is read is not checked",
-        "engine/snapshots/reader.py",
-        '    check_digest(f"{store.url}/{path}", expected, digest_of([data]))\n',
+        "engine/snapshots/verification.py",
+        "    check_digest(where, expected, digest_of([data]))\n",
         "",
         "unit/snapshots/test_damage.py::test_the_reader_checks_what_it_reads",
     ),
