@@ -158,8 +158,8 @@ class LoaderResolver:
         if _is_iterable(loader):
             check_loader(loader, "train")
             key = mix(mix(seed, 0), settings.world.rank)
-            tries, agree = rng == "lazy", self._ranks.all_agree
-            iterable = IterableLoader(loader, name=name, key=key, limit=limit, tries=tries, agree=agree)
+            checked, agree = rng == "lazy", self._ranks.all_agree
+            iterable = IterableLoader(loader, name=name, key=key, limit=limit, check_repeatability=checked, agree=agree)
             if isinstance(self._module, nn.Module):
                 iterable.attach(self._module)
             return iterable
@@ -241,7 +241,7 @@ class LoaderResolver:
         if _is_iterable(loader):
             check_loader(loader, stage)
             key = mix(mix(mix(settings.seed, 1 + _STAGES.index(stage)), number), settings.world.rank)
-            return IterableLoader(loader, name=name, key=key, limit=limit, tries=rng == "lazy")
+            return IterableLoader(loader, name=name, key=key, limit=limit, check_repeatability=rng == "lazy")
         exact = evaluation_loader(
             loader,
             settings.world,

@@ -176,7 +176,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         world = self._world
         if isinstance(self.dataset, IterableDataset):
             key = mix(mix(self._seed, 0), world.rank)
-            tries = self._rng == "lazy"
-            return IterableLoader(self._plain, name="the loader", key=key, limit=1.0, tries=tries)
+            checked = self._rng == "lazy"
+            return IterableLoader(self._plain, name="the loader", key=key, limit=1.0, check_repeatability=checked)
         shard = world.size > 1
         return training_loader(self._plain, world, seed=self._seed, shard=shard, limit=1.0, rng=self._rng)

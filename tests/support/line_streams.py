@@ -60,9 +60,13 @@ class Drawn(Lines):
         return number
 
 
-def feed_of(dataset: Any, batch_size: int | None = 4, *, tries: bool = False, **options: Any) -> ResumableLoader:
+def feed_of(
+    dataset: Any, batch_size: int | None = 4, *, check_repeatability: bool = False, **options: Any
+) -> ResumableLoader:
     loader: DataLoader[Any] = DataLoader(dataset, batch_size, **options)
-    return IterableLoader(loader, name="the training loader", key=3, limit=1.0, tries=tries, agree=bool)
+    return IterableLoader(
+        loader, name="the training loader", key=3, limit=1.0, check_repeatability=check_repeatability, agree=bool
+    )
 
 
 def resumed(dataset: Any, state: dict[str, Any], start: int) -> list[Any]:

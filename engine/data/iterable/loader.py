@@ -41,7 +41,7 @@ class IterableLoader(ResumableLoader):
         name: name of the loader in messages.
         key: hash that makes random numbers of this loader and rank differ from those of others.
         limit: share of the batches, or number of batches.
-        tries: whether to read some batches more than once, to check repeatability and states.
+        check_repeatability: whether to read some batches more than once, to check repeatability and states.
         agree: returns whether its argument is true on every rank; all ranks call it at each batch, so that they end an
             epoch with the same batch. Without it, each rank reads its data to their end.
 
@@ -60,7 +60,7 @@ class IterableLoader(ResumableLoader):
         name: str,
         key: int,
         limit: float,
-        tries: bool = False,
+        check_repeatability: bool = False,
         agree: Callable[[bool], bool] | None = None,
     ) -> None:
         dataset: Any = loader.dataset
@@ -77,7 +77,7 @@ class IterableLoader(ResumableLoader):
         self._expected, self._limit = stream_limits(self.name, self._unlimited_batches, limit)
         self._workers, self._persistent = loader.num_workers, loader.persistent_workers
         self._rng_isolation = RngIsolation()
-        self._reader = ShardReader(loader, key=key, where=self.name, tries=tries)
+        self._reader = ShardReader(loader, key=key, where=self.name, check_repeatability=check_repeatability)
         self._data = WorkerData(loader, copies=True)
         #: text that says that the data set uses the module in training; None if it does not
         self._module_warning: str | None = None

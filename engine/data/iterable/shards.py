@@ -34,10 +34,10 @@ class ShardReader(Dataset[Any]):
             `drop_last` drops an incomplete last batch of a shard.
         key: hash that makes random numbers of this reader differ from those of others.
         where: name of the loader in errors.
-        tries: whether to run `try_stream` first, which reads some batches more than once.
+        check_repeatability: whether to run `try_stream` first, which reads some batches more than once.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, key: int, where: str, tries: bool = False) -> None:
+    def __init__(self, loader: DataLoader[Any], *, key: int, where: str, check_repeatability: bool = False) -> None:
         # The loader itself is not kept, since this object is sent to workers.
         self.dataset: Any = loader.dataset
         self.batch_size, self.drop_last, self.key, self.where = loader.batch_size, loader.drop_last, key, where
@@ -46,7 +46,7 @@ class ShardReader(Dataset[Any]):
         #: whether each shard of each pass reads a copy; not if a process reads only one shard in its lifetime
         self.copies = True
         self.set_functions(loader.collate_fn, loader.worker_init_fn)
-        self.tries = tries
+        self.check_repeatability = check_repeatability
         self._uncopied = False
         self._is_live = False
         self._trial: Trial | None = None
@@ -101,7 +101,7 @@ class ShardReader(Dataset[Any]):
     def _open_shard(self, request: ShardRequest) -> Shard:
         """Return the shard opened for `request`, from its state if that is trusted by the trial, else replayed."""
         if self._trial is None:
-            self._trial = self._try_stream(request) if self.tries and not self._is_live else Trial()
+            self._trial = self._try_stream(request) if self.check_repeatability and not self._is_live else Trial()
         states = sys.maxsize if self._trial.refused is None else self._trial.passed
         if request.state is None or request.state.batch > states:
             return Shard(self, request, None, states=states)

@@ -61,7 +61,7 @@ UNREPEATABLE = {
 @pytest.mark.parametrize("name", UNREPEATABLE)
 def test_a_stream_that_does_not_repeat_itself_is_refused_before_training(name: str) -> None:
     with pytest.raises(NotExact, match="gives other samples when it is read again from its start"):
-        next(feed_of(UNREPEATABLE[name](), tries=True).batches(0))
+        next(feed_of(UNREPEATABLE[name](), check_repeatability=True).batches(0))
 
 
 def counting(samples: list[int], calls: list[int] = []) -> torch.Tensor:  # noqa: B006
@@ -99,7 +99,7 @@ def test_a_collate_fn_that_remembers_in_a_worker_is_refused() -> None:
 
 
 def test_a_generator_that_copies_share_is_seeded() -> None:
-    whole = [batch.tolist() for batch in feed_of(Drawing(drawn), tries=True).batches(0)]
+    whole = [batch.tolist() for batch in feed_of(Drawing(drawn), check_repeatability=True).batches(0)]
     DRAW.random()
     assert resumed(Drawing(drawn), after(Drawing(drawn), 3), 3) == whole[3:]
 
@@ -161,13 +161,13 @@ class Stale(Stateful):
 def test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used(
     kind: type[Lines], why: str, passed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    feed = feed_of(kind(), tries=True)
+    feed = feed_of(kind(), check_repeatability=True)
     found = [batch.tolist() for _, batch in zip(range(3), feed.batches(0), strict=False)]
     (message,) = [record.getMessage() for record in caplog.records if "does not bring it back" in record.getMessage()]
     assert why.format(again="So a run that resumes reads again what was read of the epoch") in message
     state = copy.deepcopy(feed.state_dict())
     assert [note["batch"] for note in state["states"].values()] == passed
-    again = feed_of(kind(), tries=True)
+    again = feed_of(kind(), check_repeatability=True)
     again.load_state_dict(copy.deepcopy(state))
     assert found + [batch.tolist() for batch in again.batches(0, 3)] == [
         list(range(first, first + 4)) for first in range(0, 20, 4)
@@ -177,7 +177,7 @@ def test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used(
 
 
 def test_workers_that_are_started_anew_say_it_once(tmp_path: Path) -> None:
-    feed = feed_of(Forgetful(), num_workers=1, tries=True)
+    feed = feed_of(Forgetful(), num_workers=1, check_repeatability=True)
     handler = logging.FileHandler(tmp_path / "log")  # workers have it too
     logging.getLogger("midstride").addHandler(handler)
     try:
