@@ -12,10 +12,11 @@ finite          checks that losses are finite, before anything that depends on t
 fit             one fit: builds its context, resumes from a snapshot, and trains to the end
 fit_loop        the loop over the epochs and batches of a fit
 fit_warnings    warnings on parameters, layers, validations and monitors that take no part in a fit
+forward_backward  forward and backward of a training batch, in the way of the strategy
 lane_scope      runs one lane of a batch: seeds it, collects what it logs, checks for side effects
 losses          finds and checks the loss in the outputs of `training_step`
 nonfinite       `on_nan: skip`: leaves out a batch whose loss is not finite
-optimizer_step  trains on one batch: forward, backward, accumulation, clipping, the optimizer step
+optimizer_step  trains on one batch: forward and backward, then clipping and the optimizer step
 reporter        sends events to the launcher, or shows them on the terminal
 running_call    the running calls of Trainers, and what other calls may do in their hooks
 sample_log      the log of samples: which batches of which epochs reached the training step, over all attempts

@@ -1,26 +1,14 @@
-"""Trains on one batch: forward, backward, accumulation, clipping, and the optimizer step."""
+"""Trains on one batch: forward and backward, then clipping and the optimizer step at the end of a window."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from midstride.engine.errors import NoLoss, UserError
-from midstride.engine.modules.hooks import bind_step_end
-from midstride.engine.modules.torch_internals import is_hooked
-from midstride.engine.strategies.mixins import (
-    BackwardSync,
-    MergesOutputs,
-    RunsBackward,
-    RunsLanes,
-    gradient_buckets,
-    parameter_check,
-)
-from midstride.engine.strategies.step import TrainingStep
+from midstride.engine.strategies.mixins import parameter_check
 from midstride.engine.training.closures import (
     closure_faults,
     closure_returning,
@@ -30,9 +18,7 @@ from midstride.engine.training.closures import (
 )
 from midstride.engine.training.context import FitContext
 from midstride.engine.training.fit_warnings import check_gradients
-from midstride.engine.training.lane_scope import LaneScope
-from midstride.engine.training.losses import Losses
-from midstride.engine.training.nonfinite import NonFiniteGuard
+from midstride.engine.training.forward_backward import ForwardBackward
 from midstride.engine.training.step_calls import StepCalls
 from midstride.engine.user_code import call_user_code
 
@@ -52,25 +38,15 @@ class OptimizerStep:
         self.window = context.options.accumulate_grad_batches
         self._needs_closure: dict[type[Optimizer], bool] = {}
         self._calls = StepCalls(context)
-        self._end = _step_end(context)
-        # nn.Module.__call__ costs as much as ten function calls; it is not needed if no strategy has wrapped the step.
-        is_bare = type(context.step) is TrainingStep and not is_hooked(context.step)
-        self._forward = context.step.forward if is_bare else context.step
-        self._backward = self._backward_pass()
-        self._gradients = self._forward_backward_of_strategy()
+        self._forward_backward = ForwardBackward(context, self._calls)
         self._take_step, self._check_parameters = self._optimizer_step(), parameter_check(context.strategy)
         self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
-        lanes = context.strategy if isinstance(context.strategy, RunsLanes) else None
-        self._lanes = None if lanes is None else LaneScope(context, "train", lanes.restore_buffers)
-        self._had_loss = False  # whether the current batch has had a loss
-        self._current_loss: Tensor | None = None
-        self._is_reevaluation = False  # whether a closure evaluates a batch once more
         self._with_gradients: list[Optimizer] = []  # stepped, and gradients not zeroed yet
-        #: whether the last batch ended with an optimizer step
-        self.stepped = False
-        self.losses = Losses(context)
-        skips = context.options.on_nan == "skip" and context.finite_losses.needed
-        self._nonfinite_guard = NonFiniteGuard(context) if skips else None
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the last batch ended with an optimizer step."""
+        return self._forward_backward.ends_window
 
     def closes_window(self, batches: int) -> bool:
         """Return whether a window of accumulation ends with this number of batches of the epoch."""
@@ -78,14 +54,11 @@ class OptimizerStep:
 
     def train(self, batch: Any, index: int) -> Any:
         """Run the training step on `batch`, and the optimizers at the end of a window; return the step's outputs."""
-        context = self.context
-        self.stepped = self.closes_window(index + 1)
+        context, forward_backward = self.context, self._forward_backward
+        forward_backward.begin_batch(ends_window=self.closes_window(index + 1))
         if not self.module.automatic_optimization:
-            for fault in self._calls.before_forward:
-                fault()
-            return context.scope.run(self._forward, batch, index, end=self._end)
+            return forward_backward.forward(batch, index, ())
         outputs: Any = None
-        self._had_loss = False
         for number, optimizer in enumerate(context.optimizers):
             if len(context.optimizers) == 1:
                 outputs = self._train_one(optimizer, batch, index, ())
@@ -95,9 +68,9 @@ class OptimizerStep:
                 outputs = self._train_one(optimizer, batch, index, (number,))
         if index == 0:
             context.metric_logger.metrics.warn_of_graphs()
-        if not self._had_loss:
-            is_last = self.stepped and context.progress.step + 1 == self._options.max_steps
-            self.losses.record_missing(index, last=is_last)
+        if not forward_backward.had_loss:
+            is_last = forward_backward.ends_window and context.progress.step + 1 == self._options.max_steps
+            forward_backward.losses.record_missing(index, last=is_last)
         if context.precision.scales:
             context.precision.update()
         return outputs
@@ -109,8 +82,9 @@ class OptimizerStep:
         by_closure = self._needs_closure.get(type(optimizer))
         if self._check_class(optimizer) if by_closure is None else by_closure:
             return self._step_by_closure(optimizer, batch, index, number)
-        outputs = self._gradients(batch, index, number)
-        if self.stepped:
+        forward_backward = self._forward_backward
+        outputs = forward_backward.run(batch, index, number)
+        if forward_backward.ends_window:
             self._step(optimizer)
         return outputs
 
@@ -124,108 +98,6 @@ class OptimizerStep:
         if faults := closure_faults([optimizer], self._options, self.context.strategy):
             raise UserError("\n".join(faults))
         return needed
-
-    def _forward_backward_of_strategy(self) -> Callable[[Any, int, tuple[int, ...]], Any]:
-        """Return a function that runs forward and backward of a batch, and returns the step's outputs."""
-        strategy = self.context.strategy
-        if isinstance(strategy, RunsBackward):
-            return partial(self._run_schedule, strategy)
-        if isinstance(strategy, RunsLanes):
-            return partial(self._run_lanes, strategy)
-        if isinstance(strategy, BackwardSync) and self.window > 1:
-            return partial(self._accumulate, strategy)
-        return self._forward_backward
-
-    def _backward_pass(self) -> Callable[[Tensor], object]:
-        """Return a function that runs the backward pass; at the end of a window, averaging of gradients overlaps it."""
-        backward, buckets = self._calls.backward, gradient_buckets(self.context.strategy)
-        if buckets is None or self._calls.after_backward:  # on_after_backward may change gradients before averaging
-            return backward
-
-        def overlapped(loss: Tensor) -> None:
-            with buckets.backward(self.module.parameters()) if self.stepped else nullcontext():
-                backward(loss)
-
-        return overlapped
-
-    def _accumulate(self, strategy: BackwardSync, batch: Any, index: int, number: tuple[int, ...]) -> Any:
-        """Run forward and backward; gradients are exchanged only at the end of the window."""
-        if self.stepped:
-            return self._forward_backward(batch, index, number)
-        with strategy.no_backward_sync(self.context.step):
-            return self._forward_backward(batch, index, number)
-
-    def _forward_backward(self, batch: Any, index: int, number: tuple[int, ...]) -> Any:
-        calls, guard = self._calls, self._nonfinite_guard
-        undo = None if guard is None else guard.rollback_point()
-        for fault in calls.before_forward:
-            fault()
-        outputs = self.context.scope.run(self._forward, batch, index, *number, end=self._end)
-        loss = self._current_loss = self._loss(outputs)
-        if loss is None:
-            return outputs
-        if guard is not None and guard.skip_if_nonfinite(loss, undo):
-            self.stepped = self.stepped and guard.close_window()
-            return None
-        for call in calls.before_backward:
-            call(loss)
-        self._backward(loss)
-        for hook in calls.after_backward:
-            hook()
-        return outputs
-
-    def _run_schedule(self, strategy: RunsBackward, batch: Any, index: int, number: tuple[int, ...]) -> Any:
-        """Run forward and backward of the micro-batches; return their mean loss on the rank that computes it."""
-        context, losses = self.context, []
-
-        def loss_of(outputs: Any, micro_batch: Any) -> Tensor:
-            context.metric_logger.begin_batch(micro_batch)
-            with context.scope.forward():
-                loss = self._loss(outputs if self._end is None else self._end(outputs, micro_batch))
-            assert loss is not None  # refused on several processes
-            losses.append(loss.detach())
-            context.hooks.call("on_before_backward", loss)
-            return loss / self.window if self.window > 1 else loss
-
-        context.inject_fault("forward")
-        with context.metric_logger.recording(), context.scope.micro_batches():
-            strategy.train(context.step, batch, index, loss_of)
-        context.metric_logger.begin_batch(batch)
-        context.inject_fault("backward")
-        context.hooks.call("on_after_backward")
-        return {"loss": torch.stack(losses).mean()} if losses else None
-
-    def _run_lanes(self, strategy: RunsLanes, batch: dict[int, Any], index: int, number: tuple[int, ...]) -> Any:
-        """Run forward and backward of one lane after the other; return the mean loss of this rank's lanes."""
-        context, scope, losses = self.context, self._lanes, []
-        assert scope is not None  # set if the strategy has lanes
-        context.inject_fault("forward")
-        epoch = context.progress.epoch
-
-        def step(lane_batch: Any) -> Any:
-            return context.scope.run(self._forward, lane_batch, index, end=self._end)
-
-        with strategy.batch():
-            for lane, lane_batch in batch.items():
-                with scope.lane(lane, step, lane_batch, epoch, index), strategy.lane(lane):
-                    loss = self._loss(step(lane_batch))
-                    assert loss is not None  # refused with lanes
-                    losses.append(loss.detach())
-                    context.hooks.call("on_before_backward", loss)
-                    self._calls.backward(loss)
-        scope.end_batch(epoch, index)
-        context.inject_fault("backward")
-        context.hooks.call("on_after_backward")
-        self._current_loss = torch.stack(losses).mean()
-        return {"loss": self._current_loss}
-
-    def _loss(self, outputs: Any) -> Tensor | None:
-        loss = self.losses.read(outputs)
-        if loss is not None:
-            self._had_loss = True
-            if self._nonfinite_guard is None and not self._is_reevaluation:
-                self.context.finite_losses.check(loss)
-        return loss
 
     def _step(self, optimizer: Optimizer) -> None:
         self.context.strategy.reduce_gradients(self.module.parameters())
@@ -249,26 +121,25 @@ class OptimizerStep:
         if (step := self._calls.own.get("optimizer_step")) is None:
             return lambda optimizer: call_user_code(f"{type(optimizer).__name__}.step", given_none, optimizer)
         return lambda optimizer: step(
-            progress.epoch, progress.batch, optimizer, closure_returning(self._current_loss, optimizer)
+            progress.epoch, progress.batch, optimizer, closure_returning(self._forward_backward.loss, optimizer)
         )
 
     def _check_first_step(self, optimizer: Optimizer) -> None:
         """Check once that the loss gives parameters of `optimizer` a gradient."""
-        if self._had_loss:
+        if self._forward_backward.had_loss:
             self._check_pending = False
             check_gradients(optimizer, self.module)
 
     def _step_by_closure(self, optimizer: Optimizer, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
         """Step an optimizer whose closure evaluates `batch`; only values logged by the first evaluation are kept."""
-        context = self.context
+        context, forward_backward = self.context, self._forward_backward
         first: list[Any] = []
 
         def closure() -> float:
             optimizer.zero_grad()
-            self._is_reevaluation = bool(first)
-            with context.metric_logger.muted() if self._is_reevaluation else nullcontext():
-                outputs = self._gradients(batch, index, extra)
-            if (loss := self.losses.read(outputs)) is None:
+            with forward_backward.reevaluating() if first else nullcontext():
+                outputs = forward_backward.run(batch, index, extra)
+            if (loss := forward_backward.losses.read(outputs)) is None:
                 raise NoLoss(f"{type(optimizer).__name__} needs a loss for every batch, and batch {index} has none.")
             first.append(outputs)
             context.strategy.reduce_gradients(self.module.parameters())
@@ -276,13 +147,10 @@ class OptimizerStep:
                 call(optimizer)
             return mean_loss(loss, context.collective)
 
-        try:
-            if (step := self._calls.own.get("optimizer_step")) is None:
-                optimizer.step(closure)
-            else:
-                step(context.progress.epoch, context.progress.batch, optimizer, closure)
-        finally:
-            self._is_reevaluation = False
+        if (step := self._calls.own.get("optimizer_step")) is None:
+            optimizer.step(closure)
+        else:
+            step(context.progress.epoch, context.progress.batch, optimizer, closure)
         if not first:
             kind = type(optimizer).__name__
             raise UserError(
@@ -319,12 +187,3 @@ class OptimizerStep:
         for config in self.context.schedulers:
             if config.interval == interval and config.reduce_on_plateau == watching and config.due(count):
                 config.step(self.context.metric_logger.values, step)
-
-
-def _step_end(context: FitContext) -> Callable[[Any, Any], Any] | None:
-    """Return a function of outputs and batch that calls `training_step_end` and merges chunks; None if not needed."""
-    end, strategy = bind_step_end(context.module, "training_step"), context.strategy
-    if not isinstance(strategy, MergesOutputs):
-        return end
-    merge = strategy.merge_outputs
-    return lambda outputs, batch: merge(outputs if end is None else end(outputs, batch))
