@@ -5,11 +5,15 @@ logged values and metrics are functions of the lane, and what lanes have in comm
 runs its lanes one after another; they stand side by side, so that it can add up its own before it asks another rank.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Lanes", "allowed_sizes", "tree_joins"]
+__all__ = ["InLane", "Lanes", "allowed_sizes", "tree_joins"]
+
+#: returns the context in which an object is that of a lane
+InLane = Callable[[int], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,29 @@ class Lanes:
         """Return what every lane has, in the order of lanes, given what each rank has of its own."""
         every = {lane: value for rank in ranks for lane, value in rank.items()}
         return [every[lane] for lane in sorted(every)]
+
+    def each(self, in_lane: InLane, call: Callable[[], Any]) -> dict[int, Any]:
+        """Return what `call` gives in each lane of this rank."""
+        results = {}
+        for lane in self.own:
+            with in_lane(lane):
+                results[lane] = call()
+        return results
+
+    def state_dict(self, in_lane: InLane, state_dict: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the states of the lanes of this rank as one."""
+        return {"lanes": {str(lane): state for lane, state in self.each(in_lane, state_dict).items()}}
+
+    def load_state_dict(self, in_lane: InLane, load: Callable[[dict[str, Any]], None], state: dict[str, Any]) -> None:
+        """Restore the states of the lanes of this rank."""
+        for lane in self.own:
+            with in_lane(lane):
+                load(state["lanes"][str(lane)])
+
+    def resharded(self, states: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Return the state of the lanes of this rank, given those of all ranks that ran the lanes before."""
+        every = {lane: state for one in states for lane, state in one["lanes"].items()}
+        return {"lanes": {str(lane): every[str(lane)] for lane in self.own}}
 
 
 def allowed_sizes(count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from midstride.engine.lanes import Lanes
@@ -75,35 +76,22 @@ class LaneLogger(MetricLogger):
 
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return what `share` gives in every lane, in their order."""
-        own = {}
-        for lane in self._lanes.own:
-            with self._in(lane):
-                own[lane] = share()
-        return self._lanes.by_lane(self._gather(own))
+        return self._lanes.by_lane(self._gather(self._lanes.each(self._in, share)))
 
     def _forget(self, stage: LoggingStage) -> None:
-        for lane in self._lanes.own:
-            with self._in(lane):
-                super()._forget(stage)
+        self._lanes.each(self._in, partial(super()._forget, stage))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is logged and not yet reduced, lane by lane."""
-        states = {}
-        for lane in self._lanes.own:
-            with self._in(lane):
-                states[str(lane)] = super().state_dict()
-        return {"lanes": states}
+        return self._lanes.state_dict(self._in, super().state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take it back."""
-        for lane in self._lanes.own:
-            with self._in(lane):
-                super().load_state_dict(state_dict["lanes"][str(lane)])
+        self._lanes.load_state_dict(self._in, super().load_state_dict, state_dict)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return what the lanes of this rank have logged, wherever they were run."""
-        every = {lane: state for one in states for lane, state in one["lanes"].items()}
-        return {"lanes": {str(lane): every[str(lane)] for lane in self._lanes.own}}
+        return self._lanes.resharded(states)
 
 
 class _LaneRows(MetricLog):

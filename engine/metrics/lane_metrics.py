@@ -89,28 +89,18 @@ class LaneMetrics(TorchmetricsState):
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return what `share` gives in every lane, in their order."""
         now = {path: seen_by(metric) for path, metric in self._metrics.items()}
-        own = {}
-        for lane in self._lanes.own:
-            with self.lane(lane):
-                own[lane] = share()
+        own = self._lanes.each(self.lane, share)
         self._load_seen(now)
         return self._lanes.by_lane(self._gather(own))
 
     def state_dict(self) -> dict[str, Any]:
         """Return every metric's state, lane by lane."""
-        states = {}
-        for lane in self._lanes.own:
-            with self.lane(lane):
-                states[str(lane)] = super().state_dict()
-        return {"lanes": states}
+        return self._lanes.state_dict(self.lane, super().state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take every lane's states back."""
-        for lane in self._lanes.own:
-            with self.lane(lane):
-                super().load_state_dict(state_dict["lanes"][str(lane)])
+        self._lanes.load_state_dict(self.lane, super().load_state_dict, state_dict)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return what the metrics of this rank's lanes have seen, wherever those were run."""
-        every = {lane: state for one in states for lane, state in one["lanes"].items()}
-        return {"lanes": {str(lane): every[str(lane)] for lane in self._lanes.own}}
+        return self._lanes.resharded(states)
