@@ -48,7 +48,7 @@ def busy(text: str) -> Iterator[None]:
         yield
 
 
-def say_stopping(number: int, *, again: bool = False) -> None:
+def say_stopping(number: int, *, again: bool) -> None:
     """Say at once that signal `number` was heard, what it stops may take its time; `again`: it waits no longer.
 
     For handlers of signals.

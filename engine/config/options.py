@@ -309,7 +309,7 @@ def checked_options(
     options: dict[str, Any],
     snapshots: SnapshotOptions | Mapping[str, Any] | None,
     seed: object,
-    others: Sequence[str] = (),
+    others: Sequence[str],
 ) -> tuple[TrainerOptions, SnapshotOptions | None]:
     """Return a Trainer's arguments, validated.
 

@@ -61,7 +61,7 @@ def evaluation_loader(
     number: int,
     shard: bool,
     limit: float,
-    rng: Rng = "lazy",
+    rng: Rng,
 ) -> MapLoader:
     """Return loader `number` of `stage` as a resumable one, which reads every sample exactly once over all ranks.
 

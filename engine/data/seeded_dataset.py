@@ -101,7 +101,7 @@ class SeededCollate:
         single: whether it takes one sample instead of a list, as with `batch_size=None`.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], seeds: SampleSeeder, *, single: bool = False) -> None:
+    def __init__(self, collate: Callable[[Any], Any], seeds: SampleSeeder, *, single: bool) -> None:
         self.collate, self.seeds, self.single = collate, seeds, single
 
     def set_collate(self, collate: Callable[[Any], Any]) -> None:

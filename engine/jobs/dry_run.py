@@ -19,7 +19,7 @@ _ALONE = ("single", "dp", "ddp", "ddp2", "horovod")
 _SKIPPED = 9
 
 
-def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judged_by: str = "") -> list[str]:
+def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judged_by: str) -> list[str]:
     """Return messages about what is missing in `job`; what a step or an evaluation raises is raised.
 
     Args:

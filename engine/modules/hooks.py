@@ -59,7 +59,7 @@ def own_hook(owner: object, name: str) -> Callable[..., Any] | None:
     return None if hook is None else partial(call_user_code, f"{type(owner).__name__}.{name}", hook)
 
 
-def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback], data: object = None) -> list[str]:
+def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback], data: object) -> list[str]:
     """Return messages on methods that look like hooks and are never called: hooks of Lightning, and mistyped names."""
     faults = []
     owners: list[tuple[object, type, list[str]]] = [(module, TrainingModule, _hook_names(ModuleHooks))]

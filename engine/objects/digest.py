@@ -52,7 +52,7 @@ _TOLD = (
 )
 
 
-def object_digest(module: nn.Module, data: object, callbacks: Sequence[object] = ()) -> dict[str, str]:
+def object_digest(module: nn.Module, data: object, callbacks: Sequence[object]) -> dict[str, str]:
     """Return one line for every attribute, by name."""
     lines: dict[str, str] = {}
     seen: dict[int, object] = {}  # objects, kept so that no other takes the place of one that is gone

@@ -19,7 +19,7 @@ _SIOCGIFADDR = 0x8915  # asks for an interface's address
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-def interfaces(environment: Mapping[str, str] = os.environ, by: str | None = None) -> dict[str, str]:
+def interfaces(environment: Mapping[str, str], by: str | None = None) -> dict[str, str]:
     """Return variables that make ranks use the loopback, or the interface `by`, without those that are set already."""
     names = [name for _, name in socket.if_nameindex()]
     chosen = by or next((name for name in names if name in ("lo", "lo0")), None)

@@ -173,7 +173,7 @@ def date_errors(job: TrainingJob) -> list[str]:
     ]
 
 
-def date_to_try(job: TrainingJob, date: str | None = None) -> str | None:
+def date_to_try(job: TrainingJob, date: str | None) -> str | None:
     """Return the date of the night that stands for `job` in a check of it; None if it is not meant for nights.
 
     Args:

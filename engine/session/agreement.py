@@ -45,7 +45,7 @@ class BoundaryAgreement:
         take: Callable[[], Request | None],
         store: Any,
         world: World,
-        seen: LastSeen | None = None,
+        seen: LastSeen | None,
     ) -> None:
         self._pending, self._take, self._seen, self._world = pending, take, seen, world
         self._store = store.clone()

@@ -83,7 +83,7 @@ class Committer:
         self._run = run
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="midstride-checksum")
 
-    def commit(self, request: SnapshotRequest, before: Callable[[], object] = lambda: None) -> Snapshot:
+    def commit(self, request: SnapshotRequest, before: Callable[[], object]) -> Snapshot:
         """Write `request` and return it once it is committed; every rank calls this in the same order.
 
         Args:

@@ -25,6 +25,8 @@ from midstride.engine.strategies.torch_internals import foreach_add_, foreach_co
 __all__ = ["OrderedReducer"]
 
 #: elements: slices are multiples of it, so that each is whole cache lines for any dtype
+#: gradients that are exchanged together
+_BUCKET_BYTES = 5 << 20
 _ALIGNED = 16
 
 
@@ -111,15 +113,14 @@ class OrderedReducer:
     Args:
         module: its parameters that require a gradient now are averaged.
         lanes: all lanes, and those that this rank runs.
-        bucket_bytes: size of a bucket of gradients that are exchanged together.
     """
 
-    def __init__(self, module: nn.Module, lanes: Lanes, bucket_bytes: int = 5 << 20) -> None:
+    def __init__(self, module: nn.Module, lanes: Lanes) -> None:
         self._lanes = lanes
         named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         self._named = list(reversed(named))
         self._parameters = [parameter for _, parameter in self._named]
-        self._layout = bucket_indices(self._parameters, bucket_bytes)
+        self._layout = bucket_indices(self._parameters, _BUCKET_BYTES)
         self._buckets = [_Bucket([self._parameters[i] for i in bucket], lanes) for bucket in self._layout]
         self._buffers = _Buffers(module, lanes)
         # A process group of its own, so that no other collective comes between two exchanges.

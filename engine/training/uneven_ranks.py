@@ -17,7 +17,7 @@ __all__ = ["lockstep_batches"]
 _NONE = object()  # a batch may be None
 
 
-def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start: int = 0) -> Iterator[tuple[Any, bool]]:
+def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start: int) -> Iterator[tuple[Any, bool]]:
     """Yield pairs of a batch and whether it is this rank's own, from batch `start` on.
 
     If not, the batch is one to repeat if calls of the module are collectives, and otherwise a placeholder.

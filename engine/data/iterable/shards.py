@@ -37,7 +37,7 @@ class ShardReader(Dataset[Any]):
         check_repeatability: whether to run `try_stream` first, which reads some batches more than once.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, key: int, where: str, check_repeatability: bool = False) -> None:
+    def __init__(self, loader: DataLoader[Any], *, key: int, where: str, check_repeatability: bool) -> None:
         # The loader itself is not kept, since this object is sent to workers.
         self.dataset: Any = loader.dataset
         self.batch_size, self.drop_last, self.key, self.where = loader.batch_size, loader.drop_last, key, where

@@ -70,7 +70,7 @@ class SampleSeeder:
         shared: whether workers will get copies of this object.
     """
 
-    def __init__(self, rng: Rng = "lazy", *, shared: bool = False) -> None:
+    def __init__(self, rng: Rng, *, shared: bool) -> None:
         self._rng = rng
         self._used = [False, False, False]  # torch, numpy, random
         self._dataset_generators = OwnedGenerators()

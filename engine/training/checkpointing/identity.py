@@ -99,9 +99,7 @@ def identity_changes(saved: dict[str, Any], running: dict[str, Any]) -> dict[str
     }
 
 
-def check_identity(
-    saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str] = ()
-) -> None:
+def check_identity(saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str]) -> None:
     """Check that a snapshot has the identity of the running fit, except for keys in `accepted`.
 
     Raises:
@@ -125,9 +123,7 @@ def check_identity(
     )
 
 
-def check_environment(
-    saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str] = ()
-) -> None:
+def check_environment(saved: dict[str, Any], running: dict[str, Any], *, where: str, accepted: Collection[str]) -> None:
     """Check that sums are computed as in the snapshot, which a run with lanes promises.
 
     Raises:
