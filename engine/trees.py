@@ -20,7 +20,6 @@ __all__ = [
     "map_leaves",
     "move",
     "named_leaves",
-    "paths_of",
     "rebuilt",
     "samples_in",
     "to_host",
@@ -37,10 +36,10 @@ def items_of(nest: Any) -> list[Any] | None:
     return list(nest) if isinstance(nest, (list, tuple)) and not hasattr(nest, "to") else None
 
 
-def paths_of(nest: Any, path: str) -> list[str]:
+def _paths_of(nest: Any, path: str) -> list[str]:
     """Return how code reaches each of the items of `nest`, which stands at `path`.
 
-    >>> paths_of({"x": [1, 2]}, "batch")
+    >>> _paths_of({"x": [1, 2]}, "batch")
     ["batch['x']"]
     """
     if isinstance(nest, Mapping):
@@ -104,7 +103,7 @@ def named_leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if items is None:
         yield path, tree
         return
-    for inner, item in zip(paths_of(tree, path), items, strict=True):
+    for inner, item in zip(_paths_of(tree, path), items, strict=True):
         yield from named_leaves(item, inner)
 
 

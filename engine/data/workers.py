@@ -17,7 +17,6 @@ from midstride.engine.processes.lifetime import die_with_parent, exit_with
 __all__ = [
     "RankBoundWorker",
     "end_all_workers",
-    "lost_workers",
     "next_batch",
     "rebuild_loader",
     "start_workers",
@@ -130,7 +129,7 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: An
         batch = next(iterator)
     except (RuntimeError, OSError, EOFError) as error:
         # A batch in shared memory is opened by way of its worker, which may be on its way out.
-        found = lost_workers(iterator, 0.0 if isinstance(error, RuntimeError) else _ENDS_S)
+        found = _lost_workers(iterator, 0.0 if isinstance(error, RuntimeError) else _ENDS_S)
         if not found and not isinstance(error, RuntimeError):
             raise
         # Ended now, since the traceback of the error refers to them.
@@ -143,7 +142,7 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: An
     return batch
 
 
-def lost_workers(iterator: Any, wait_s: float) -> list[str]:
+def _lost_workers(iterator: Any, wait_s: float) -> list[str]:
     """Return text on each worker of `iterator` that has ended, or does in `wait_s`, with its signal or exit code."""
     lost, processes = [], workers_of(iterator)
     ending = wait([process.sentinel for process in processes], wait_s)

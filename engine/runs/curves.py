@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["LIBRARY", "can_draw", "draw"]
+__all__ = ["LIBRARY", "draw"]
 
 #: what draws; to import it takes a second
 LIBRARY = "matplotlib.figure"
@@ -19,7 +19,7 @@ _Panels = dict[str, dict[str, list[tuple[int, float]]]]
 _SMOOTH_FROM = 60  # points from which the noise of single steps hides the line
 
 
-def can_draw() -> bool:
+def _can_draw() -> bool:
     """Whether pictures can be drawn here."""
     return find_spec("matplotlib") is not None
 
@@ -35,7 +35,7 @@ def draw(rows: Sequence[Mapping[str, str]], title: str, marks: Sequence[int] = (
         marks: steps at which the run was taken up again.
     """
     panels = _panels(rows)
-    if not panels or not can_draw():
+    if not panels or not _can_draw():
         return None
     from matplotlib import rc_context
 

@@ -10,7 +10,7 @@ import torch
 
 from midstride.engine.errors import JobError
 
-__all__ = ["bit_differences", "bits_here", "check_bits"]
+__all__ = ["bits_here", "check_bits"]
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -34,7 +34,7 @@ def _model(information: Path) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), "")
 
 
-def bit_differences(there: dict[str, Any], here: dict[str, Any]) -> str:
+def _bit_differences(there: dict[str, Any], here: dict[str, Any]) -> str:
     """Return what `here` has otherwise than `there`, with both values; "" if they are alike."""
     return ", ".join(
         f"{key} {there.get(key)!r} there and {here[key]!r} here" for key in here if there.get(key) != here[key]
@@ -53,7 +53,7 @@ def check_bits(first: dict[str, Any], here: dict[str, Any], *, hosts: tuple[str,
     Raises:
         JobError: they differ, and the run promises the same bits.
     """
-    if not (differences := bit_differences(first, here)):
+    if not (differences := _bit_differences(first, here)):
         return ""
     words = f"node {hosts[1]} computes sums otherwise than node {hosts[0]}: {differences}"
     if refuses:
