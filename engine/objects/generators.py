@@ -172,9 +172,7 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
             yield from ((f" (global {path})", value) for path, value in inner if value is not None)
         elif isinstance(used, type):
             yield from ((f" (global {name}){path}", value) for path, value in _called_on(used, names))
-        elif isinstance(used, (*_GENERATORS, *_CONTAINERS, types.FunctionType)) or not _is_library(
-            type(used).__module__
-        ):
+        elif isinstance(used, _FOLLOWED) or not _is_library(type(used).__module__):
             yield f" (global {name})", used
 
 

@@ -37,7 +37,7 @@ from midstride.engine.objects.container_writers import (
 from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.distributed_tensors import distributed_node
 from midstride.engine.objects.function_code import code_digest
-from midstride.engine.objects.generators import get_state
+from midstride.engine.objects.generators import Generator, get_state
 from midstride.engine.objects.library_objects import is_comparable
 from midstride.engine.objects.plain_values import (
     PLAIN,
@@ -293,7 +293,6 @@ _WRITERS: dict[type, Writer] = {
 }
 #: of those whose module takes seconds to load, by name
 _NOT_LOADED: dict[str, Writer] = {DISTRIBUTED: distributed_node, "torch.fx.graph:Graph": _graph}
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 def writer_of(kind: type) -> Writer:
@@ -307,7 +306,7 @@ def is_described(kind: type) -> bool:
 
 
 def _writer(kind: type) -> Writer:
-    if issubclass(kind, _GENERATORS) and not issubclass(kind, random.SystemRandom):
+    if issubclass(kind, Generator) and not issubclass(kind, random.SystemRandom):
         return _generator
     if issubclass(kind, (np.generic, enum.Enum)):
         return _scalar if issubclass(kind, np.generic) else _enum
