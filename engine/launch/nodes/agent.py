@@ -51,7 +51,7 @@ _SEEN_S = 5.0
 _RESTARTS = 1_000_000
 
 
-class LocalStore(HashStore):
+class AgentStore(HashStore):
     """A store of the agent's own, for what torchrun's agents would tell each other.
 
     At their end they would wait for each other there, and one of them could be lost meanwhile: the launcher knows when
@@ -86,7 +86,7 @@ class RoundHandler(RendezvousHandler):
         os.environ[World.ROUND] = str(plan.round)
         if not self._has_threads:
             os.environ["OMP_NUM_THREADS"] = str(plan.threads)
-        return RendezvousInfo(LocalStore(), plan.nodes.index(self._node), len(plan.nodes), self._meeting)
+        return RendezvousInfo(AgentStore(), plan.nodes.index(self._node), len(plan.nodes), self._meeting)
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if the agent is to end its ranks and ask for the next round, else 0."""
