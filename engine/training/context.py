@@ -167,10 +167,6 @@ class EvaluationContext:
 
         return transfer
 
-    def to_device(self, batch: Any, loader: int = 0) -> Any:
-        """Return `batch` of loader `loader` on this rank's device and in the module's precision."""
-        return self.batch_transfer(loader)(batch)
-
     def _transfer_hook(self, name: str) -> Callable[..., Any] | None:
         """Return the hook `name` of the DataModule, or else of the module; None if neither has it."""
         for owner in (self.trainer.datamodule, self.module):

@@ -31,6 +31,6 @@ def peek_batch(context: EvaluationContext, loader: ResumableLoader) -> Any:
     """Return the first batch of `loader`, and restore the state of samplers and data."""
     before = loader.state_dict()
     with extra_step(context, loader):
-        batch = context.to_device(next(loader.batches(0)))
+        batch = context.batch_transfer()(next(loader.batches(0)))
     loader.load_state_dict(before)
     return batch
