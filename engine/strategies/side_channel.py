@@ -7,11 +7,11 @@ import torch.distributed as dist
 
 from midstride.engine.strategies.object_gather import gather_objects
 
-__all__ = ["CHANNEL", "SideChannel"]
+__all__ = ["CHANNEL", "TIMEOUT", "SideChannel"]
 
 #: description of its process group
 CHANNEL = "midstride channel"
-#: the same as that of collectives in training
+#: long, because a rank may still import modules or read its first batch while the others wait
 TIMEOUT = timedelta(minutes=30)
 
 

@@ -16,7 +16,7 @@ from midstride.engine.errors import WorldError
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.object_gather import gather_objects
 from midstride.engine.strategies.rendezvous import rendezvous_store
-from midstride.engine.strategies.side_channel import CHANNEL, SideChannel
+from midstride.engine.strategies.side_channel import CHANNEL, TIMEOUT, SideChannel
 from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
 from midstride.engine.world import World
 
@@ -33,8 +33,6 @@ __all__ = [
 
 #: in messages of gloo and NCCL if another rank does not answer, or has ended
 _LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair closure", re.IGNORECASE)
-#: long, because a rank may still import modules or read its first batch while the others wait
-TIMEOUT = timedelta(minutes=30)
 
 
 class TorchCollective(Collective):
