@@ -24,9 +24,9 @@ from midstride.engine.strategies.torch_internals import foreach_add_, foreach_co
 
 __all__ = ["OrderedReducer"]
 
-#: elements: slices are multiples of it, so that each is whole cache lines for any dtype
-#: gradients that are exchanged together
+#: of gradients that are exchanged together
 _BUCKET_BYTES = 5 << 20
+#: elements: slices are multiples of it, so that each is whole cache lines for any dtype
 _ALIGNED = 16
 
 
