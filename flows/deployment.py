@@ -1,6 +1,6 @@
 """Deployments: a flow, a resolved job and a schedule, as Prefect's server keeps them."""
 
-import logging
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -26,7 +26,6 @@ from midstride.flows.server import name_faults, need_server
 
 __all__ = ["FLOWS", "deploy", "serve"]
 
-log = logging.getLogger(__name__)
 
 #: name -> where the flow is; a worker imports it from there, so that no code has to be pulled
 FLOWS = {"train": "midstride.flows.train:train", "nightly": "midstride.flows.nightly:nightly"}
@@ -95,10 +94,10 @@ def _deployment(
     if faults:
         raise JobError.of(f"deployment {name} of job {job.name}", faults)
     if flow == "nightly" and cron and not _is_daily(cron):
-        log.warning(
-            "--cron %r: more than one night in a day, and a date is trained and decided once: the later ones take up "
-            "one that failed, or end at once. To train each time: --flow train",
-            cron,
+        print(  # Prefect's log is not shown by the commands
+            f"--cron {cron!r}: more than one night in a day, and a date is trained and decided once: the later ones "
+            "take up one that failed, or end at once. To train each time: --flow train",
+            file=sys.stderr,
         )
     return RunnerDeployment.from_flow(
         _flow(flow),
