@@ -148,9 +148,10 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     from midstride.engine.jobs.check import job_errors
     from midstride.engine.jobs.portability import portability_errors
     from midstride.engine.lanes import allowed_sizes
+    from midstride.engine.launch.launchers.build import own_launcher_faults
     from midstride.engine.launch.schedulers.build import build_scheduler
 
-    if faults := job_errors(loaded, date):
+    if faults := [*own_launcher_faults(loaded), *job_errors(loaded, date)]:
         raise JobError.of(job, faults)
     night = date_to_try(loaded, date)
     if resume and (faults := resume_errors(loaded if night is None else with_date(loaded, night))):

@@ -11,6 +11,7 @@ lightning_names  what Lightning's users are used to say, and what is said here i
 loggers          the loggers as rows of data, and how a job or a Trainer names them
 nodes            on how many machines a world trains, and which numbers of them will do
 options          the choices a Trainer and a job share, validated in one place, with titles for forms
+overrides        whether the methods of a user's class can be called as those of its base class are
 plugins          what a job names by import path and gives arguments to: its callbacks
 schedulers       the schedulers as rows of data: what gives a world its machines, and what it takes as `on_args`
 strategies       the strategies as rows of data: where the class is, what starts its ranks, what it takes,

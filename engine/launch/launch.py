@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import FrameType
 
 from midstride.engine.errors import JobError, StoreUnsafe, WorldError
-from midstride.engine.launch.launchers.build import build_launcher
+from midstride.engine.launch.launchers.build import build_launcher, world_command
 from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.launch.preemption import PreemptionWatch
 from midstride.engine.launch.recovery import recover_orphaned_attempts
@@ -67,7 +67,8 @@ def launch(
         How the world ended. Its errors are outcomes, not exceptions.
 
     Raises:
-        JobError: the run's name or store cannot be used; nothing was started.
+        JobError: the run's name, its store or a launcher of the user's own cannot be used; nothing was started.
+        UserCodeError: that launcher raised; nothing was started.
         StrategyUnavailable: what starts its processes is not installed; nothing was started.
         SnapshotError: the store does not answer; a retry may help.
     """
@@ -80,8 +81,8 @@ def launch(
     watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
     monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
     try:
-        command = launcher.command(session, job, grace_s=grace_s)
-        environment = {**launcher.environment(session, job, os.environ), SignalRequests.VARIABLE: str(grace_s)}
+        command, environment = world_command(launcher, session, job, grace_s)
+        environment[SignalRequests.VARIABLE] = str(grace_s)
         with (
             session.locked(),
             signal_handlers({signal.SIGUSR1: monitor.snapshot_on_signal}),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from midstride.engine.config.import_paths import call_with, load_attribute
 from midstride.engine.config.loggers import LOGGERS, LoggerOptions
+from midstride.engine.config.overrides import override_faults
 from midstride.engine.errors import EngineError, JobError
 from midstride.engine.loggers.base import Logger
 
@@ -23,7 +24,8 @@ def build_logger(options: LoggerOptions, key: str = "loggers", folder: str = "")
         folder: of the code; by default the one that this program is in.
 
     Raises:
-        JobError: what it needs is not installed, it cannot be imported, takes other arguments, or is no Logger.
+        JobError: what it needs is not installed, it cannot be imported, takes other arguments, is no Logger, or
+            has not a Logger's methods.
         UserCodeError: importing or building it raises.
     """
     spec = LOGGERS.get(options.path)
@@ -34,6 +36,8 @@ def build_logger(options: LoggerOptions, key: str = "loggers", folder: str = "")
         make = getattr(import_module(module), name)
     else:
         make = load_attribute(options.path, folder or sys.path[0] or Path.cwd(), key)
+    if isinstance(make, type) and issubclass(make, Logger) and (faults := override_faults(make)):
+        raise JobError("\n".join(f"{key}: {fault}" for fault in faults))
     logger = call_with(make, options.args, options.path, f"{key}.args")
     if not isinstance(logger, Logger):
         raise JobError(f"{key}: {options.path} gives a {type(logger).__name__}; a Logger is needed")

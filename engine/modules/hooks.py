@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from midstride.engine.config.lightning_names import LIGHTNING_HOOKS
+from midstride.engine.config.overrides import override_faults
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.module_hooks import ModuleHooks
@@ -15,7 +16,7 @@ from midstride.engine.user_code import call_user_code
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
 
-__all__ = ["Hooks", "bind_step_end", "own_hook", "unknown_hooks"]
+__all__ = ["Hooks", "bind_step_end", "hook_faults", "own_hook"]
 
 
 class Hooks:
@@ -59,9 +60,10 @@ def own_hook(owner: object, name: str) -> Callable[..., Any] | None:
     return None if hook is None else partial(call_user_code, f"{type(owner).__name__}.{name}", hook)
 
 
-def unknown_hooks(module: TrainingModule, callbacks: Sequence[Callback], data: object) -> list[str]:
-    """Return messages on methods that look like hooks and are never called: hooks of Lightning, and mistyped names."""
-    faults = []
+def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: object) -> list[str]:
+    """Return messages on hooks with other parameters, and on methods that look like hooks and are never called."""
+    faults = [fault for callback in callbacks for fault in override_faults(type(callback))]
+    faults += override_faults(type(module), "on_")
     owners: list[tuple[object, type, list[str]]] = [(module, TrainingModule, _hook_names(ModuleHooks))]
     owners += [(callback, Callback, _hook_names(Callback)) for callback in callbacks]
     owners += [(data, DataModule, [])] if isinstance(data, DataModule) else []

@@ -14,7 +14,7 @@ from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, devic
 from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.slurm import is_one_task
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.build import build_strategy, own_strategy_faults
 from midstride.engine.world import World
 
 __all__ = ["Placement", "resolve_placement"]
@@ -46,7 +46,7 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
 
     Raises:
         StrategyUnavailable: no such strategy, or its library is not installed.
-        JobError: a strategy of the user's own does not take its options.
+        JobError: a strategy of the user's own does not take its options, or its methods are not those of a strategy.
         UserCodeError: importing or building it raises.
     """
     world = World.from_environment(hardware.environment)
@@ -137,6 +137,8 @@ def _own_strategy(request: DeviceRequest) -> tuple[Strategy | None, list[str]]:
     """
     given = request.strategy
     if isinstance(given, Strategy):
+        if faults := own_strategy_faults(given):
+            raise JobError.of("Trainer(...)", faults)
         if not request.strategy_args:
             return given, []
         return given, [

@@ -62,6 +62,12 @@ class Strategy(ABC):
 
     def module_errors(self, module: TrainingModule) -> list[str]:
         """Return messages on what in `module` this strategy does not support."""
+        if self.world.size > 1 and isinstance(self.collective, SingleProcess):
+            name = type(self).__name__
+            return [
+                f"{name} has the collective of a single process, and this world has {self.world.size} processes: write "
+                f"super().__init__(TorchCollective()) in {name}.__init__"
+            ]
         samples_apart = self.data_world.size > 1
         sparse = sparse_tensor_errors(module) if samples_apart or self.world.size > 1 else []
         return sparse + (max_norm_errors(module) if samples_apart else [])

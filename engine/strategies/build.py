@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from midstride.engine.config.import_paths import call_with
 from midstride.engine.config.lightning_names import LIGHTNING_STRATEGIES
+from midstride.engine.config.overrides import override_faults
 from midstride.engine.config.strategies import STRATEGIES
-from midstride.engine.errors import StrategyUnavailable, UserCodeError
+from midstride.engine.errors import JobError, StrategyUnavailable, UserCodeError
 
 if TYPE_CHECKING:
     from midstride.engine.strategies.base import Strategy
 
-__all__ = ["build_strategy"]
+__all__ = ["build_strategy", "own_strategy_faults"]
 
 
 def build_strategy(name: str, options: Mapping[str, Any] | None = None, lanes: int | None = None) -> "Strategy":
@@ -25,7 +26,7 @@ def build_strategy(name: str, options: Mapping[str, Any] | None = None, lanes: i
 
     Raises:
         StrategyUnavailable: the name is unknown or that of no strategy, or its library is not installed.
-        JobError: your own does not take these options.
+        JobError: your own does not take these options, or its methods are not those of a strategy.
         UserCodeError: importing or building your own raises.
     """
     row = STRATEGIES.get(name)
@@ -42,6 +43,8 @@ def build_strategy(name: str, options: Mapping[str, Any] | None = None, lanes: i
     if row is None:
         own = _own_class(name, module, attribute)
         strategy: Strategy = call_with(own, arguments, name, "strategy_args")
+        if faults := own_strategy_faults(strategy):
+            raise JobError("\n".join(faults))
         return strategy
     try:
         kind: type[Strategy] = getattr(import_module(module), attribute)
@@ -65,7 +68,20 @@ def _own_class(name: str, module: str, attribute: str) -> "type[Strategy]":
         raise StrategyUnavailable(
             f"strategy {name!r}: {attribute} {what}; a class is needed that inherits midstride.engine.Strategy"
         )
+    if faults := override_faults(kind):  # a class with abstract methods cannot be built
+        raise JobError("\n".join(faults))
     return kind
+
+
+def own_strategy_faults(strategy: "Strategy") -> list[str]:
+    """Return messages on what a strategy of the user's own lacks, or has with other parameters than `Strategy`."""
+    kind = type(strategy)
+    faults = override_faults(kind)
+    if not hasattr(strategy, "name"):
+        faults.append(f'{kind.__name__} has no name: write name = "..." in the class')
+    if not hasattr(strategy, "collective"):
+        faults.append(f"{kind.__name__}.__init__ leaves out that of Strategy: call super().__init__(TorchCollective())")
+    return faults
 
 
 def _not_installed(name: str, error: ModuleNotFoundError, remedy: str) -> Exception:

@@ -4,12 +4,15 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
+from torch import nn
 from torch.optim import Optimizer
 
 from midstride.engine.config.loggers import run_name_faults
 from midstride.engine.config.options import TrainerOptions
+from midstride.engine.config.overrides import is_own
 from midstride.engine.data.loader import FitLoaders
 from midstride.engine.errors import JobError, UserError, WorldError
 from midstride.engine.formatting import format_count, url_name
@@ -240,8 +243,24 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
         samples=SampleLog(strategy.data_world.rank, strategy.data_world.size),
         optimizers=optimizers,
         schedulers=schedulers,
-        step=strategy.wrap(TrainingStep(module, ready.scope, strategy.run_step), one_backward=one),
+        step=_wrapped(strategy, TrainingStep(module, ready.scope, strategy.run_step), one_backward=one),
     )
+
+
+def _wrapped(strategy: Strategy, step: TrainingStep, *, one_backward: bool) -> nn.Module:
+    """Return `step` wrapped by `strategy`.
+
+    Raises:
+        UserCodeError: a strategy of the user's own raised.
+        UserError: it returned no module.
+    """
+    if not is_own(type(strategy)):
+        return strategy.wrap(step, one_backward=one_backward)
+    where = f"{type(strategy).__name__}.wrap"
+    wrapped = call_user_code(where, partial(strategy.wrap, step, one_backward=one_backward))
+    if not isinstance(wrapped, nn.Module):
+        raise UserError(f"{where} returned {wrapped!r}: return the step, or a module around it")
+    return wrapped
 
 
 def _fit_errors(

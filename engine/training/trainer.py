@@ -20,7 +20,7 @@ from midstride.engine.lightning.counterparts import update_lightning_callbacks
 from midstride.engine.lightning.data import LightningData
 from midstride.engine.loggers.build import logger_errors
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.hooks import unknown_hooks
+from midstride.engine.modules.hooks import hook_faults
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module
 from midstride.engine.modules.progress import Progress
 from midstride.engine.processes.lifetime import tie_to_parent
@@ -278,7 +278,7 @@ class Trainer(TrainerState):
     def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
         """Return messages on hooks and settings of `module` and `data` that this Trainer does not support."""
         by_hand = not module.automatic_optimization
-        unknown = unknown_hooks(module, self.callbacks, data)
+        unknown = hook_faults(module, self.callbacks, data)
         return [*unknown, *self.strategy.module_errors(module), *self.precision.module_errors(by_hand=by_hand)]
 
     @contextmanager

@@ -5,7 +5,7 @@ from torch import nn
 
 from midstride.engine import Callback, DataModule, Trainer, TrainingModule
 from midstride.engine.errors import UserCodeError
-from midstride.engine.modules.hooks import Hooks, bind_step_end, own_hook, unknown_hooks
+from midstride.engine.modules.hooks import Hooks, bind_step_end, hook_faults, own_hook
 
 CALLS: list[str] = []
 
@@ -63,6 +63,16 @@ class Lightnings(Callback):
     def on_epoch_end(self, trainer: object, module: object) -> None: ...
 
 
+class Other(TrainingModule):
+    def on_train_epoch_end(self, outputs: object) -> None: ...  # type: ignore[override]
+
+    def validation_step(self, batch: object) -> None: ...  # type: ignore[override]
+
+
+class OtherState(Callback):
+    def load_state_dict(self) -> None: ...  # type: ignore[override]
+
+
 class Data(DataModule):
     def on_exception(self, error: BaseException) -> None: ...
 
@@ -76,12 +86,14 @@ class Data(DataModule):
         (Module(), [], Data(), ["Data.on_exception would never be called: catch what fit raises"]),
         (Misspelt(), [], [], ["Misspelt.on_train_epoch_begin would never be called: write on_train_epoch_end"]),
         (Module(), [Lightnings()], None, ["Lightnings.on_epoch_end would never be called: "]),
+        (Other(), [], None, ["Other.on_train_epoch_end(self, outputs) is called as on_train_epoch_end(self): "]),
+        (Module(), [OtherState()], None, ["OtherState.load_state_dict(self) is called as load_state_dict(self, state"]),
     ],
 )
-def test_methods_that_would_never_be_called_are_named(
+def test_methods_that_would_never_be_called_as_they_are_written_are_named(
     module: TrainingModule, callbacks: list[Callback], data: object, named: list[str]
 ) -> None:
-    found = unknown_hooks(module, callbacks, data)
+    found = hook_faults(module, callbacks, data)
     assert [message[: len(start)] for message, start in zip(found, named, strict=True)] == named
 
 

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from support.refused import fit
 from torch import nn
 
 from midstride.engine import TrainingModule
@@ -14,9 +15,12 @@ from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.errors import JobError, StrategyUnavailable, UserCodeError, UserError
+from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.ddp import Ddp
+from midstride.engine.strategies.single import Single
 from midstride.engine.training.trainer import Trainer
+from midstride.engine.world import World
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -56,6 +60,25 @@ class Wide(Single):
         super().__init__()
         self.halves = width // 2
 """
+UNWRITTEN = """
+from midstride.engine import Strategy
+
+
+class Wide(Strategy):
+    def wrap(self, step):
+        return step
+"""
+UNBUILT = """
+from midstride.engine.strategies.mixins import ReplicatesParameters
+
+
+class Wide(ReplicatesParameters):
+    def __init__(self):
+        pass
+
+    def reduce_gradients(self, parameters):
+        pass
+"""
 
 
 @pytest.mark.parametrize(
@@ -65,8 +88,15 @@ class Wide(Single):
         (OWN, {}, JobError, r"strategy_args.width: is missing; \S+ needs it"),
         (OWN, {"width": "3"}, UserCodeError, r"TypeError: unsupported operand .*\s+raised in building"),
         ("import math\nmath.nothing", {}, UserCodeError, r"AttributeError: .* 'nothing'\s+raised in import of"),
+        (
+            UNWRITTEN,
+            {},
+            JobError,
+            r"has no is_replicated: write is_replicated\(self, path\)\n.*\n.*wrap\(self, step\)",
+        ),
+        (UNBUILT, {}, JobError, r'no name: write name = "\.\.\." in the class\n.*call super\(\).__init__\(TorchColl'),
     ],
-    ids=["mistyped", "missing", "raises", "import"],
+    ids=["mistyped", "missing", "raises", "import", "unwritten", "unbuilt"],
 )
 def test_a_fault_in_a_strategy_of_your_own_is_named(
     code: str,
@@ -81,6 +111,44 @@ def test_a_fault_in_a_strategy_of_your_own_is_named(
     monkeypatch.delitem(sys.modules, "own_strategy", raising=False)
     with pytest.raises(kind, match=words):
         Trainer(strategy="own_strategy:Wide", strategy_args=arguments)
+
+
+class OtherWrap(Single):
+    def wrap(self, step: Any) -> Any:  # type: ignore[override]
+        return step
+
+
+class WrapsNothing(Single):
+    def wrap(self, step: Any, *, one_backward: bool) -> Any:
+        return None
+
+
+class FailsToWrap(Single):
+    def wrap(self, step: Any, *, one_backward: bool) -> Any:
+        raise LookupError("no wrapper")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "words"),
+    [
+        (OtherWrap(), JobError, r"OtherWrap.wrap\(self, step\) is called as wrap\(self, step, \*, one_backward\)"),
+        (WrapsNothing(), UserError, "WrapsNothing.wrap returned None: return the step, or a module around it"),
+        (FailsToWrap(), UserCodeError, r"LookupError: no wrapper\s+raised in FailsToWrap.wrap"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_strategy_of_your_own_that_does_not_wrap_is_named_before_the_first_step(
+    strategy: Strategy, kind: type[Exception], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=words):
+        fit(tmp_path / "run", strategy=strategy)
+
+
+def test_the_collective_of_one_process_in_a_world_of_two_is_named() -> None:
+    strategy = Single()
+    strategy.attach(World(size=2, local_size=2), [torch.device("cpu")])
+    (said,) = strategy.module_errors(TrainingModule())
+    assert said.startswith("Single has the collective of a single process, and this world has 2 processes: write super")
 
 
 SPARSE = TrainingModule()
