@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Literal
 from uuid import uuid4
 
@@ -30,6 +32,8 @@ STORES: dict[str, str] = {
     "*": "midstride.engine.storage.fsspec_store:RemoteStore",
 }
 
+#: group of the entry points by which an installed package brings a store: name = scheme of its URLs
+ENTRY_POINTS = "midstride.stores"
 
 #: the ways out, as text
 EXCLUSIVE_HINT = (
@@ -104,17 +108,16 @@ class Store(ABC):
 
     @staticmethod
     def open(url: str | os.PathLike[str], options: StoreOptions | None = None) -> "Store":
-        """Return the store at `url`: a path, file://, s3://, or any other fsspec URL.
+        """Return the store at `url`: a path, file://, s3://, a scheme of an installed package, or any other fsspec URL.
 
         Raises:
-            StoreUnsafe: nothing installed here can reach such a URL, or it holds a password.
+            StoreUnsafe: nothing installed here can reach such a URL, it holds a password, or a package's store is none.
         """
         text = os.fspath(url)
         scheme, mark, rest = text.partition("://")
         if mark and holds_password(text):
             raise StoreUnsafe(PASSWORD)
-        module, _, name = STORES.get(scheme if mark else "file", STORES["*"]).partition(":")
-        store: type[Store] = getattr(import_module(module), name)
+        store = _class_of(scheme if mark else "file")
         return store(rest if scheme in ("file", "local") and mark else text, options)
 
     def at(self, path: str) -> "Store":
@@ -300,3 +303,22 @@ class Store(ABC):
         if isinstance(error, (NotADirectoryError, FileExistsError)):
             return "Name a folder"
         return _WAYS_OUT.get(error.errno or 0, "Allow it")
+
+
+@cache
+def _class_of(scheme: str) -> type[Store]:
+    """Return the class of stores whose URLs have this scheme: a row's, an installed package's, or that of fsspec."""
+    points = [] if scheme in STORES else [*entry_points(group=ENTRY_POINTS, name=scheme)]
+    target = points[0].value if points else STORES.get(scheme, STORES["*"])
+    module, _, name = target.partition(":")
+    try:
+        kind = getattr(import_module(module), name)
+    except Exception as error:
+        if not points:
+            raise
+        raise StoreUnsafe(f"{scheme}:// is the store {target}, which cannot be imported: {error!r}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Store)):
+        raise StoreUnsafe(f"{scheme}:// is {target}, and no class that inherits midstride.engine.Store")
+    if unwritten := sorted(kind.__abstractmethods__):
+        raise StoreUnsafe(f"{scheme}:// is the store {target}, which has no {', '.join(unwritten)}: write them")
+    return kind

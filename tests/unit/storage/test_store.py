@@ -22,6 +22,7 @@ from midstride.engine.errors import (
     StoreUnsafe,
 )
 from midstride.engine.snapshots.lease import leases
+from midstride.engine.storage import store as storing
 from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.training.trainer import Trainer
@@ -222,3 +223,55 @@ def test_what_an_s3_server_refuses_is_said_with_its_way_out(
     assert said.count(code) == said.count("It is so") == 1
     assert said.count("[Errno") <= 1
     assert ".." not in said
+
+
+OWN_STORES = """
+from midstride.engine.storage.local import LocalStore
+
+
+class Mine(LocalStore):
+    def __init__(self, url, options=None):
+        super().__init__(url.removeprefix("mine://"), options)
+
+
+class Half(LocalStore.__mro__[1]):
+    def read(self, path):
+        return b""
+
+
+number = 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("own_stores:Mine", ""),
+        (
+            "own_stores:Half",
+            "mine:// is the store own_stores:Half, which has no create, find, list, remove, size, stream",
+        ),
+        ("own_stores:number", "mine:// is own_stores:number, and no class that inherits midstride.engine.Store"),
+        ("own_stores:None_", "mine:// is the store own_stores:None_, which cannot be imported: AttributeError("),
+        ("no_such_stores:Mine", "mine:// is the store no_such_stores:Mine, which cannot be imported: ModuleNotFound"),
+    ],
+)
+def test_a_store_of_an_installed_package_is_found_by_its_scheme(
+    value: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "packages" / "own_stores-1.dist-info"
+    package.mkdir(parents=True)
+    (package.parent / "own_stores.py").write_text(OWN_STORES)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own-stores\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[midstride.stores]\nmine = {value}\n")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.delitem(sys.modules, "own_stores", raising=False)
+    monkeypatch.setattr(storing, "_class_of", storing._class_of.__wrapped__)
+    if words:
+        with pytest.raises(StoreUnsafe) as caught:
+            Store.open(f"mine://{tmp_path}/runs")
+        assert str(caught.value).startswith(words)
+        return
+    store = Store.open(f"mine://{tmp_path}/runs")
+    store.at("first").write("a", b"1")
+    assert (tmp_path / "runs" / "first" / "a").read_bytes() == b"1"
