@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import math
+import operator
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from midstride.engine.errors import SnapshotError
+from midstride.engine.errors import SnapshotError, UserError
 from midstride.engine.formatting import url_name
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
 from midstride.engine.loggers.unsent_rows import UNSENT_EXIT_CODE, unsent
@@ -117,7 +118,7 @@ class Delivery:
         self._last = max(self._last, rows.last_step)
         if not self._is_open:
             self._run = logged_run(self._store, newest)
-            self._step = self._logger.open(self._run, rows)
+            self._step = _as_step(self._logger.open(self._run, rows), self._logger)
             self._is_open = True
         self._segment = max(segments, default=self._segment)
         return rows
@@ -134,6 +135,16 @@ class Delivery:
         """Return the file of the best weights, put into `folder`; None if no monitor of now called any so."""
         weights = best_to_show(self._store)
         return weights.download(self._store, folder / "best.safetensors") if weights else None
+
+
+def _as_step(returned: Any, logger: Logger) -> int:
+    try:
+        return operator.index(returned)  # an integer of numpy, too
+    except TypeError:
+        raise UserError(
+            f"{type(logger).__name__}.open returned {returned!r}: the step of the last row that the tracker has is "
+            "needed, or 0"
+        ) from None
 
 
 def _segments(catalog: SnapshotCatalog, after: str) -> dict[str, str]:

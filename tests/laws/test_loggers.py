@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from support.trackers import (
 )
 from unit.cli.test_app import run as command
 
-from midstride.engine import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor, Trainer
+from midstride.engine import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor, Logger, Trainer
 from midstride.engine.cli.export import export
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.loggers import LOGGERS
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.jobs.publish import publish
+from midstride.engine.loggers.base import CommittedRows, LoggedRun, Row
 from midstride.engine.loggers.delivery import Delivery
 from midstride.engine.loggers.tensorboard import TensorBoardLogger
 from midstride.engine.runs.run import Run
@@ -200,6 +201,24 @@ def test_hyperparameters_of_a_later_step_are_told_when_its_snapshot_is_committed
         assert {name: value for name, value in told.items() if name == "found"} == found
         assert [*in_tensorboard(tmp_path / "run")] == [*range(1, steps + 1)]
     delivery.close()
+
+
+class OpensAt(Logger):
+    def __init__(self, step: Any) -> None:
+        self.step = step
+
+    def open(self, run: LoggedRun, rows: CommittedRows) -> int:
+        return self.step  # type: ignore[no-any-return]
+
+    def log_rows(self, rows: Sequence[Row]) -> None: ...
+
+
+@pytest.mark.parametrize("step", [None, "2", 2.0])
+def test_a_logger_that_does_not_say_where_it_stands_is_named(step: Any, tmp_path: Path) -> None:
+    Trainer(max_steps=2, enable_progress_bar=False).fit(SmallModule(), SmallData(1), run=str(tmp_path / "run"))
+    delivery = Delivery(Store.open(str(tmp_path / "run")), OpensAt(step))
+    with pytest.raises(UserError, match=f"OpensAt.open returned {step!r}: the step of the last row that the tracker"):
+        delivery.deliver()
 
 
 def test_a_tracker_that_is_away_catches_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
