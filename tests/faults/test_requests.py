@@ -153,7 +153,7 @@ def test_the_grace_does_not_follow_a_clock_that_is_set(set_by: float, monkeypatc
         os.kill(os.getpid(), signal.SIGTERM)
         now["calendar"] += 5.0 + set_by
         now["since boot"] += 5.0
-        asked = requests.boundary()
+        asked = requests.at_boundary()
     assert asked == Request(RequestKind.STOP, 118.0)
     assert asked.left_s == 13.0
 
@@ -165,8 +165,8 @@ def agree(store: str, ahead_s: float) -> None:
     clock = SimpleNamespace(time=lambda: 1e9 + own_s, monotonic=lambda: 1e4 + own_s)
     asked = Request(RequestKind.STOP, clock.monotonic() + 18.0) if world.rank == 0 else None
     with mock.patch.object(agreement, "time", clock), mock.patch.object(request, "time", clock):
-        ranks = BoundaryAgreement(lambda: asked is not None, lambda: asked, FileStore(store, 2), world)
-        while (agreed := ranks.boundary()) is None:
+        ranks = BoundaryAgreement(lambda: asked is not None, lambda: asked, FileStore(store, 2), world, None)
+        while (agreed := ranks.at_boundary()) is None:
             pass
         assert agreed.left_s == 18.0
         ranks.close()

@@ -205,25 +205,6 @@ def test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced(
 
 
 @pytest.mark.parametrize(
-    ("flow", "cron", "said"),
-    [
-        ("nightly", "0 2 * * *", ""),
-        ("train", "*/7 * * * *", ""),
-        ("nightly", "*/7 * * * *", "--cron '*/7 * * * *': more than one night in a day, and a date is trained and"),
-    ],
-)
-def test_more_than_one_night_a_day_is_said_on_the_terminal(
-    make_job: Make, server: str, flow: str, cron: str, said: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """And not by Prefect's log, which the command `deploy` does not show."""
-    create_pool("kept")
-    deploy(make_job(processes=1), "often", pool="kept", flow=flow, cron=cron)
-    printed = capfd.readouterr().err
-    assert printed[: len(said)] == said
-    assert bool(printed) == bool(said)
-
-
-@pytest.mark.parametrize(
     ("group", "key", "value", "said"),
     [
         ("trainer", "max_stepz", 3, "'max_stepz' was unexpected"),

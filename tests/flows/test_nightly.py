@@ -135,9 +135,10 @@ def _artifact(key: str) -> str:
     ],
 )
 def test_a_schedule_of_several_nights_in_a_day_is_told_of(
-    house: House, server: str, caplog: pytest.LogCaptureFixture, flow: str, cron: str, warned: int
+    house: House, server: str, capfd: pytest.CaptureFixture[str], flow: str, cron: str, warned: int
 ) -> None:
+    """On the terminal: the commands do not show Prefect's log."""
     create_pool("nights")
     deploy(house.job(), "often", pool="nights", flow=flow, cron=cron)
-    said = [record.getMessage() for record in caplog.records if record.name == "midstride.flows.deployment"]
+    said = capfd.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == [f"--cron '{cron}'"] * warned

@@ -34,7 +34,7 @@ def feed_of(kind: str, stage: str, *, rank: int = 0, ranks: int = 1, workers: in
     """Return what a rank of a new life reads."""
     data: Any = LOADERS[kind](ranks, workers)
     data.rank = rank
-    arguments: dict[str, Any] = {"seed": 5, "shard": ranks > 1, "limit": 1.0}
+    arguments: dict[str, Any] = {"seed": 5, "shard": ranks > 1, "limit": 1.0, "rng": "lazy"}
     if stage == "train":
         return training_loader(data.train_dataloader(), World(rank=rank, size=ranks), **arguments)
     (loader,) = data.val_dataloader()
