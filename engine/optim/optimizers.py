@@ -242,14 +242,16 @@ def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], 
         UserError: it is none of the shapes that are understood, or its parts do not belong together.
     """
     where = f"{type(module).__name__}.configure_optimizers"
-    found = _read(returned, where)
-    if found is None:
+    by_hand = not getattr(module, "automatic_optimization", True)
+    found = ([], []) if returned is None and by_hand else _read(returned, where)
+    if found is None or not (found[0] or by_hand):
         raise UserError(
             f"{where} returned {_describe(returned)}; an optimizer, a list of them, ([optimizers], [schedulers]), or "
-            '{"optimizer": ..., "lr_scheduler": ...} is needed.'
+            '{"optimizer": ..., "lr_scheduler": ...} is needed. A module that changes its weights without one sets '
+            "self.automatic_optimization = False, and returns None."
         )
     optimizers, schedulers = found
-    if getattr(module, "automatic_optimization", True):
+    if not by_hand:
         _check_schedulers(optimizers, schedulers, where)
     return optimizers, schedulers
 
@@ -281,7 +283,7 @@ def _read(returned: Any, where: str) -> tuple[list[Optimizer], list[SchedulerCon
             [_scheduler(returned["lr_scheduler"], returned.get("monitor"))] if "lr_scheduler" in returned else []
         )
         return [returned["optimizer"]], schedulers
-    if not isinstance(returned, (list, tuple)) or not returned:
+    if not isinstance(returned, (list, tuple)):
         return None
     if all(isinstance(entry, Optimizer) for entry in returned):
         return list(returned), []
@@ -290,7 +292,7 @@ def _read(returned: Any, where: str) -> tuple[list[Optimizer], list[SchedulerCon
         return None if None in pairs else ([o for p in pairs if p for o in p[0]], [s for p in pairs if p for s in p[1]])
     if len(returned) == 2 and all(isinstance(entry, (list, tuple)) for entry in returned):
         optimizers, schedulers = list(returned[0]), [_scheduler(entry) for entry in returned[1]]
-        return (optimizers, schedulers) if optimizers and all(isinstance(o, Optimizer) for o in optimizers) else None
+        return (optimizers, schedulers) if all(isinstance(o, Optimizer) for o in optimizers) else None
     return None
 
 

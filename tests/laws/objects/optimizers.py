@@ -230,6 +230,27 @@ class TakesAnother(Small):
         return loss
 
 
+class WithoutOptimizer(Small):
+    """Changes its weights by a rule of its own, with what it remembers of the gradients."""
+
+    automatic_optimization = False
+
+    def build(self) -> None:
+        self.speed = torch.zeros(2)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+        loss = super().training_step(batch, batch_idx)
+        self.layer.zero_grad()
+        self.manual_backward(loss)
+        self.speed = 0.9 * self.speed + self.layer.weight.grad[0]
+        with torch.no_grad():
+            self.layer.weight -= 0.01 * self.speed
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return None
+
+
 class TogglesForTwoSteps(Small):
     """Two optimizers by hand, of which each trains for two steps, while the other's parameters collect no gradients."""
 

@@ -74,6 +74,7 @@ from laws.objects.optimizers import (
     TakesAway,
     TogglesForTwoSteps,
     Warming,
+    WithoutOptimizer,
     Wrapping,
     WrappingInOwnForm,
 )
@@ -239,6 +240,7 @@ _MODULES: list[type[Small]] = [
         Warming,
         TakesAnother,
         TogglesForTwoSteps,
+        WithoutOptimizer,
         Grades,
         Forked,
         ForkedOnce,

@@ -143,7 +143,12 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
         UserError,
         ["'x', on_step=False", "kept nowhere", "on_epoch=True"],
     ),
-    "no optimizer returned": ({"module": configured(lambda m, o: None)}, UserError, ["returned None; an optimizer"]),
+    "no optimizer returned": (
+        {"module": configured(lambda m, o: None)},
+        UserError,
+        ["returned None; an optimizer", "automatic_optimization = False, and returns None"],
+    ),
+    "no optimizer in a list": ({"module": configured(lambda m, o: [])}, UserError, ["returned []; an optimizer"]),
     "an optimizer for a scheduler": (
         {"module": configured(lambda m, o: ([o], [o]))},
         UserError,
