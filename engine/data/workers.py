@@ -1,6 +1,7 @@
 """Starts a loader's workers, ends them with their rank, and reports lost ones."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
@@ -22,6 +23,8 @@ __all__ = [
     "start_workers",
 ]
 
+#: by exit code: what may have been missing
+_HINTS = {-signal.SIGKILL: " (SIGKILL: out of memory?)", -signal.SIGBUS: " (SIGBUS: /dev/shm full?)"}
 #: seconds that a worker whose connection was cut gets to end
 _ENDS_S = 5.0
 #: loader -> its iterators that are still referenced
@@ -151,6 +154,5 @@ def _lost_workers(iterator: Any, wait_s: float) -> list[str]:
         code = process.exitcode
         if code is not None:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            hint = " (SIGKILL: out of memory?)" if code == -9 else ""
-            lost.append(f"worker {number} (process {process.pid}) ended by {how}{hint}")
+            lost.append(f"worker {number} (process {process.pid}) ended by {how}{_HINTS.get(code, '')}")
     return lost

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Hooks", "bind_step_end", "hook_faults", "own_hook"]
 
+_BOTH = "write both, or neither: then attributes that training changes are kept"
+
 
 class Hooks:
     """The overridden hooks of a module and its callbacks, by name; those of callbacks are called first."""
@@ -61,7 +63,7 @@ def own_hook(owner: object, name: str) -> Callable[..., Any] | None:
 
 
 def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: object) -> list[str]:
-    """Return messages on hooks with other parameters, and on methods that look like hooks and are never called."""
+    """Return messages on hooks of other parameters, or that are never called, and on states that are not taken back."""
     faults = [fault for callback in callbacks for fault in override_faults(type(callback))]
     faults += override_faults(type(module), "on_")
     owners: list[tuple[object, type, list[str]]] = [(module, TrainingModule, _hook_names(ModuleHooks))]
@@ -69,6 +71,8 @@ def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: obj
     owners += [(data, DataModule, [])] if isinstance(data, DataModule) else []
     for owner, base, known in owners:
         written = {name for kind in type(owner).__mro__ if _may_have_hooks(kind) for name in vars(kind)}
+        if owner is not module and "state_dict" in written and "load_state_dict" not in written:
+            faults.append(f"{type(owner).__name__} has state_dict, and no load_state_dict that takes it back: {_BOTH}")
         for name in sorted(written - set(dir(base))):
             meant = get_close_matches(name, known, n=1, cutoff=0.85)
             way = LIGHTNING_HOOKS.get(name) or (f"write {meant[0]}" if meant else "")

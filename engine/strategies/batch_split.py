@@ -23,6 +23,8 @@ def cut(batch: Any, chunks: int) -> list[Any]:
     Raises:
         UserError: tensors disagree on the number of samples, or something cannot be cut.
     """
+    if chunks == 1:
+        return [batch]
     _check_whole(batch, chunks)
     sizes = dict(_sizes(batch, "batch"))
     if not sizes:

@@ -46,6 +46,10 @@ def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def without_memory() -> None:
+    os.kill(os.getpid(), signal.SIGBUS)
+
+
 def raised() -> None:
     raise KeyError("colour")
 
@@ -90,6 +94,7 @@ def large(samples: list[int]) -> Any:
 FAULTS: dict[str, tuple[Callable[[], object], dict[str, Any], type[EngineError], list[str]]] = {
     # It may die before the queue has sent what it read earlier: which batch is waited for then is chance.
     "killed": (killed, {"timeout": 0}, WorldError, ["worker 0", "signal 9", "out of memory", "of epoch 0", "rank 1"]),
+    "finds no memory": (without_memory, {"timeout": 0}, WorldError, ["worker 0", "signal 7", "/dev/shm full"]),
     "raises": (
         raised,
         {},

@@ -73,6 +73,11 @@ class OtherState(Callback):
     def load_state_dict(self) -> None: ...  # type: ignore[override]
 
 
+class Forgetful(Callback):
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": 1}
+
+
 class Data(DataModule):
     def on_exception(self, error: BaseException) -> None: ...
 
@@ -87,6 +92,7 @@ class Data(DataModule):
         (Misspelt(), [], [], ["Misspelt.on_train_epoch_begin would never be called: write on_train_epoch_end"]),
         (Module(), [Lightnings()], None, ["Lightnings.on_epoch_end would never be called: "]),
         (Other(), [], None, ["Other.on_train_epoch_end(self, outputs) is called as on_train_epoch_end(self): "]),
+        (Module(), [Forgetful()], None, ["Forgetful has state_dict, and no load_state_dict that takes it back: "]),
         (Module(), [OtherState()], None, ["OtherState.load_state_dict(self) is called as load_state_dict(self, state"]),
     ],
 )

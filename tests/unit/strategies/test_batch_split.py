@@ -83,6 +83,8 @@ def test_a_batch_is_cut_as_torch_cuts() -> None:
     assert torch.equal(torch.cat([part.x["x"] for part in parts]), batch["x"])
     assert all(part.x["name"] == "a" and part.x["scale"] == 2 for part in parts)
     assert [len(part) for part in cut(torch.zeros(3), 4)] == [1, 1, 1]
+    uneven = {"few": torch.zeros(2), "many": torch.zeros(5)}
+    assert cut(uneven, 1) == [uneven]
 
 
 @pytest.mark.parametrize(
