@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 
-from midstride.engine.errors import JobError, StoreUnsafe, WorldError
+from midstride.engine.errors import EngineError, JobError, StoreUnsafe, WorldError
 from midstride.engine.launch.launchers.build import build_launcher, world_command
 from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.launch.preemption import PreemptionWatch
@@ -81,7 +81,11 @@ def launch(
     watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
     monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
     try:
-        command, environment = world_command(launcher, session, job, grace_s)
+        try:
+            command, environment = world_command(launcher, session, job, grace_s)
+        except EngineError as error:
+            session.write_outcome(Outcome.of(error))  # the attempt ended by it
+            raise
         environment[SignalRequests.VARIABLE] = str(grace_s)
         with (
             session.locked(),

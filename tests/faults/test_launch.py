@@ -17,7 +17,7 @@ from laws.horovod_world import needs_horovod
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.launchers import LAUNCHERS
-from midstride.engine.errors import JobError
+from midstride.engine.errors import JobError, UserCodeError
 from midstride.engine.launch import launch as launching
 from midstride.engine.launch.launch import launch
 from midstride.engine.launch.launchers.base import Launcher
@@ -208,6 +208,24 @@ def test_a_launcher_that_starts_no_rank(job_of: Callable[..., TrainingJob]) -> N
     assert outcome.kind == "died"
     assert outcome.error.startswith("the launcher ended with 2 before any rank was started")
     assert "unrecognized arguments: --no-such-option" in outcome.error
+
+
+class KnowsNoHosts(Launcher):
+    """A launcher of the user's that raises."""
+
+    def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
+        raise LookupError("no hosts")
+
+
+def test_an_attempt_whose_launcher_raises_says_so(job_of: Callable[..., TrainingJob]) -> None:
+    job = job_of("done", "ddp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "build_launcher", lambda *_: KnowsNoHosts())
+        with pytest.raises(UserCodeError, match="LookupError: no hosts"):
+            launch(Run(job, "night"))
+    (attempt,) = ledger_of(job).attempts()
+    assert attempt.outcome == "user_error"
+    assert "LookupError: no hosts\nraised in launcher KnowsNoHosts" in attempt.error
 
 
 def test_a_store_that_cannot_be_written(job_of: Callable[..., TrainingJob], tmp_path: Path) -> None:
