@@ -154,6 +154,13 @@ def _sorted(noted: Any) -> Any:
     return name, *(dict(sorted(kind.items())) for kind in kinds)
 
 
+def test_an_evaluation_returns_what_is_for_both_under_two_names() -> None:
+    """Two batches of two and one: 1 and 2 are logged, and the mean over samples is 4/3."""
+    module = Noting({"validation_step": [("v", "number", BOTH)]})
+    found = Trainer(enable_progress_bar=False).validate(module, DataLoader(TensorDataset(torch.ones(3, 1)), 2))
+    assert found == {name: pytest.approx(4 / 3) for name in ("v", "v_epoch")}
+
+
 def test_a_metric_that_is_logged_by_default_has_its_batchs_value_until_the_epoch_has_one() -> None:
     """Lightning has no value for the epoch then; here `metrics.csv` has one, of a metric that is only updated too."""
     theirs, ours = _beside({"training_step": [("m", "mean", {})]}, {})
