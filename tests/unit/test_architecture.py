@@ -1,9 +1,8 @@
-"""What holds the house together: who may set whose attributes, and how large things grow."""
+"""Limits of the architecture: who sets whose attributes, how long functions are, where library internals are used."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import nn
@@ -28,9 +27,8 @@ SET_FROM_OUTSIDE = {
     "engine/strategies/sharded.py: tensor.data": "torch's own",
     "engine/strategies/replicas.py: ctx.devices": "what torch's autograd hands from forward to backward",
 }
-LONGEST_FILE, LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS, MOST_LOOSE_FILES = 350, 45, 25, 6, 12
-MOST_MEMBERS_OF_A_STRATEGY = 20
-MEDIAN_FILE, MOST_IGNORED_TYPES = 120, 16
+LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS = 45, 25, 6
+MOST_MEMBERS_OF_A_STRATEGY, MOST_IGNORED_TYPES = 20, 16
 #: what is larger: arguments that are given by name, where an object to hold them would have one maker and one reader
 LARGE = {
     "engine/training/trainer.py: __init__": "a user's choices, completed by an editor",
@@ -96,18 +94,14 @@ def parameters(function: ast.FunctionDef) -> int:
     return len([a for a in (*given.posonlyargs, *given.args, *given.kwonlyargs) if a.arg not in ("self", "cls")])
 
 
-def test_files_and_functions_fit_the_eye() -> None:
-    tests = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("*.py"))]
-    long = [file for file in (*SOURCES, *tests) if len((ROOT / file).read_text().splitlines()) > LONGEST_FILE]
+def test_functions_fit_the_eye() -> None:
     large = {
         name
         for name, function in functions()
         if lines(function) > (LONGEST_CONSTRUCTOR if function.name == "__init__" else LONGEST_FUNCTION)
         or parameters(function) > MOST_PARAMETERS
     }
-    assert (long, large) == ([], set(LARGE))
-    assert len(list((ROOT / "engine").glob("*.py"))) <= MOST_LOOSE_FILES
-    assert median(len((ROOT / file).read_text().splitlines()) for file in SOURCES) <= MEDIAN_FILE
+    assert large == set(LARGE)
     assert sum((ROOT / file).read_text().count("# type: ignore") for file in SOURCES) <= MOST_IGNORED_TYPES
 
 
