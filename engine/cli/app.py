@@ -117,7 +117,7 @@ def join(
     It ends with the run: 0 done, 2 the job or the code is wrong, 75 stopped. If this command alone is stopped, the
     others take a snapshot and train on without this machine; start it again to rejoin.
     """
-    from midstride.engine.launch.nodes.join import join as take_part
+    from midstride.engine.launch.machines.join import join as take_part
 
     with stoppable():
         output = LastingOutput()
@@ -148,8 +148,8 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     from midstride.engine.jobs.check import job_errors
     from midstride.engine.jobs.portability import portability_errors
     from midstride.engine.lanes import allowed_sizes
+    from midstride.engine.launch.clusters.build import build_cluster
     from midstride.engine.launch.launchers.build import own_launcher_faults
-    from midstride.engine.launch.schedulers.build import build_scheduler
 
     if faults := [*own_launcher_faults(loaded), *job_errors(loaded, date)]:
         raise JobError.of(job, faults)
@@ -160,8 +160,8 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     print(f"{job} is in order{tried}" + (", and resumes exactly" if resume else ""))
     if loaded.world.launched_by == "join":
         print("\n".join(loaded.world.machines.sentences()))
-    if (scheduler := build_scheduler(Run(loaded, "RUN"), GRACE_S)) is not None:
-        print(f"it would ask for them by: {scheduler.describe(loaded.world.rendezvous or 'HOST:PORT')}")
+    if (cluster := build_cluster(Run(loaded, "RUN"), GRACE_S)) is not None:
+        print(f"it would ask for them by: {cluster.describe(loaded.world.rendezvous or 'HOST:PORT')}")
     if (lanes := loaded.world.lanes) is not None:
         *some, most = allowed_sizes(lanes)
         print(f"{lanes} lanes: {', '.join(map(str, some))} or {most} processes end with the same bits")

@@ -1,6 +1,7 @@
 """What a job says: its file, its options, its names. Needs no torch.
 
 arguments        the texts in the arguments of a job, which are JSON: walked here, where no torch is loaded
+clusters         the clusters as rows of data: what gives a world its machines, and what `on_args` may hold
 import_paths     from "package.module:attribute" to the thing itself, with the job's folder importable
 job              every choice that decides a run, from one YAML file, all faults found at once
 json_schema      the job's JSON schema, which a Prefect server draws a form from and checks the parameters of
@@ -13,7 +14,6 @@ nodes            on how many machines a world trains, and which numbers of them 
 options          the choices a Trainer and a job share, validated in one place, with titles for forms
 overrides        whether the methods of a user's class can be called as those of its base class are
 plugins          what a job names by import path and gives arguments to: its callbacks
-schedulers       the schedulers as rows of data: what gives a world its machines, and what it takes as `on_args`
 strategies       the strategies as rows of data: where the class is, what starts its ranks, what it takes,
                  what it refuses
 strategy_spec    what a row of the table of strategies says, and what is asked of it

@@ -1,4 +1,4 @@
-"""The schedulers as rows of data: what gives a world its machines, and what it takes as `on_args`.
+"""The clusters as rows of data: what gives a world its machines, and what it takes as `on_args`.
 
 Reading the table imports none of them.
 """
@@ -14,7 +14,7 @@ from midstride.engine.config.arguments import Arguments
 from midstride.engine.config.options import Options
 from midstride.engine.config.validation import validation_errors
 
-__all__ = ["SCHEDULERS", "KubernetesArguments", "RayArguments", "SchedulerSpec", "SlurmArguments", "on_args_errors"]
+__all__ = ["CLUSTERS", "ClusterSpec", "KubernetesArguments", "RayArguments", "SlurmArguments", "on_args_errors"]
 
 #: option of sbatch that midstride sets itself -> the key of `world` it follows from; "" if there is none
 _SLURM_OWN = {
@@ -81,8 +81,8 @@ class KubernetesArguments(Options):
 
 
 @dataclass(frozen=True)
-class SchedulerSpec:
-    """One scheduler.
+class ClusterSpec:
+    """One cluster.
 
     Args:
         target: "package.module:Class".
@@ -94,19 +94,19 @@ class SchedulerSpec:
 
 
 #: name, as `world.on` has it -> what it is
-SCHEDULERS: dict[str, SchedulerSpec] = {
-    "slurm": SchedulerSpec("midstride.engine.launch.schedulers.slurm:Slurm", SlurmArguments),
-    "ray": SchedulerSpec("midstride.engine.launch.schedulers.ray_tasks:Ray", RayArguments),
-    "kubernetes": SchedulerSpec("midstride.engine.launch.schedulers.kubernetes:Kubernetes", KubernetesArguments),
+CLUSTERS: dict[str, ClusterSpec] = {
+    "slurm": ClusterSpec("midstride.engine.launch.clusters.slurm:Slurm", SlurmArguments),
+    "ray": ClusterSpec("midstride.engine.launch.clusters.ray_tasks:Ray", RayArguments),
+    "kubernetes": ClusterSpec("midstride.engine.launch.clusters.kubernetes:Kubernetes", KubernetesArguments),
 }
 
 
 def on_args_errors(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Return messages about the arguments that the scheduler called `name`, or "join", does not take."""
-    if name not in SCHEDULERS:
-        return [f"on_args without on: say on: {' or on: '.join(SCHEDULERS)}"] if arguments else []
+    """Return messages about the arguments that the cluster called `name`, or "join", does not take."""
+    if name not in CLUSTERS:
+        return [f"on_args without on: say on: {' or on: '.join(CLUSTERS)}"] if arguments else []
     try:
-        SCHEDULERS[name].arguments.model_validate(arguments)
+        CLUSTERS[name].arguments.model_validate(arguments)
     except ValidationError as error:
-        return validation_errors(error, SCHEDULERS[name].arguments, "on_args")
+        return validation_errors(error, CLUSTERS[name].arguments, "on_args")
     return []

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from midstride.engine.config.arguments import Arguments
+from midstride.engine.config.clusters import CLUSTERS, on_args_errors
 from midstride.engine.config.import_paths import import_path
 from midstride.engine.config.json_schema import class_schema
 from midstride.engine.config.lanes import lane_conflicts
@@ -15,7 +16,6 @@ from midstride.engine.config.launchers import LAUNCHERS
 from midstride.engine.config.lightning_names import LIGHTNING_STRATEGIES, STRATEGY_ALIASES
 from midstride.engine.config.nodes import Nodes
 from midstride.engine.config.options import Count, Options
-from midstride.engine.config.schedulers import SCHEDULERS, on_args_errors
 from midstride.engine.config.strategies import STRATEGIES, conflicts, default_launcher
 from midstride.engine.config.strategy_spec import StrategyRequest, StrategySpec
 
@@ -47,8 +47,8 @@ def _known_launcher(name: str) -> str:
     raise ValueError(f'there is no launcher {name!r}; there are: {known}, and your own as "package.module:Class"')
 
 
-def _known_scheduler(name: str) -> str:
-    if name in ("join", *SCHEDULERS):
+def _known_cluster(name: str) -> str:
+    if name in ("join", *CLUSTERS):
         return name
     raise ValueError(f"nothing is known here that gives machines and is called {name!r}; there are: {_LIST}")
 
@@ -58,7 +58,7 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-_LIST = ", ".join(("join", *SCHEDULERS))
+_LIST = ", ".join(("join", *CLUSTERS))
 #: host:slots of each, by commas
 _HOSTS = r"^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$"
 #: a number, or the least and the most
@@ -72,9 +72,7 @@ TimeoutS = Annotated[float, Field(strict=True, gt=0)] | None  # None: wait for e
 GpuCount = Annotated[int, Field(ge=-1, strict=True)]
 GpuIndices = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)]
 
-SchedulerName = Annotated[
-    str, AfterValidator(_known_scheduler), Field(json_schema_extra={"enum": ["join", *SCHEDULERS]})
-]
+ClusterName = Annotated[str, AfterValidator(_known_cluster), Field(json_schema_extra={"enum": ["join", *CLUSTERS]})]
 LauncherName = Annotated[str, AfterValidator(_known_launcher), WithJsonSchema(class_schema([*LAUNCHERS]))]
 
 
@@ -121,7 +119,7 @@ class WorldOptions(Options):
         title="Nodes",
         description='Number of machines: "4"; with lanes or global_batch_size also a range, "1:4".',
     )
-    on: SchedulerName = Field(
+    on: ClusterName = Field(
         "join",
         title="Nodes from",
         description="What starts the nodes: slurm, ray or kubernetes; join if you run `midstride join` on each.",

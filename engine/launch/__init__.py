@@ -18,6 +18,7 @@ spawn_agent       the agent of a world on one machine: `python -m midstride.engi
 torch_internals   privates of torch's elastic agent, named here alone
 torchrun_agent    torchrun's agent for this machine alone, whose ranks end with it
 watchdog          finds, by the heartbeats of a world, ranks that hang and ranks for which the others wait
+clusters/         what starts the machines: Slurm, Ray, Kubernetes
 launchers/        the commands that start a world, by name
-nodes/            a world on several machines: nodes that come and go
+machines/         a world on several machines: nodes that come and go
 """

@@ -15,8 +15,8 @@ from support.kubernetes_api import KubernetesApi, kubernetes_api
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.nodes import Nodes
 from midstride.engine.errors import EngineError, JobError, WorldError
-from midstride.engine.launch.schedulers.base import NodeRequest
-from midstride.engine.launch.schedulers.kubernetes import Kubernetes
+from midstride.engine.launch.clusters.base import NodeRequest
+from midstride.engine.launch.clusters.kubernetes import Kubernetes
 from midstride.engine.processes.lifetime import descendants, signal_all
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
@@ -67,12 +67,12 @@ def outside(api: KubernetesApi) -> Iterator[None]:
         yield
 
 
-def scheduler(**arguments: object) -> Kubernetes:
+def cluster(**arguments: object) -> Kubernetes:
     return Kubernetes(NodeRequest("Nightly_1", "s3://runs/a", Nodes(1, 4, lanes=4), arguments, 20.0))
 
 
 def test_nodes_are_pods_like_the_launchers_and_go_with_it(api: KubernetesApi) -> None:
-    ours = scheduler(resources={"limits": {"nvidia.com/gpu": 2}}, pod={"priorityClassName": "low"})
+    ours = cluster(resources={"limits": {"nvidia.com/gpu": 2}}, pod={"priorityClassName": "low"})
     assert "kubectl --namespace=default describe job midstride-nightly-1-" in ours.start("10.0.0.1:29400")
     [(name, job)] = api.jobs.items()
     assert job["metadata"]["ownerReferences"] == [
@@ -102,19 +102,19 @@ def test_nodes_are_pods_like_the_launchers_and_go_with_it(api: KubernetesApi) ->
     assert ours.end_reason() == f"Kubernetes' job {name} was deleted, and no node is left"
     ours.stop()
 
-    scheduler().start("10.0.0.1:29400")
+    cluster().start("10.0.0.1:29400")
     api.lose_pod("launcher")
     assert api.jobs == {}
 
 
 def test_a_pod_that_is_none_is_named(api: KubernetesApi) -> None:
     with pytest.raises(JobError, match=r"world.on_args: .*spec.template.spec.tolerations.*: .*list"):
-        scheduler(pod={"tolerations": "none"}).start("10.0.0.1:29400")
+        cluster(pod={"tolerations": "none"}).start("10.0.0.1:29400")
     assert api.jobs == {}
 
 
 def test_why_no_node_will_come_is_said(api: KubernetesApi) -> None:
-    ours = scheduler()
+    ours = cluster()
     ours.start("10.0.0.1:29400")
     [job] = api.jobs.values()
     job["status"] = {
@@ -139,14 +139,14 @@ def test_what_the_api_refuses_is_said_in_its_words(
 ) -> None:
     api.refuses = answer
     with pytest.raises(error, match=words):
-        scheduler().start("10.0.0.1:29400")
+        cluster().start("10.0.0.1:29400")
 
 
 @pytest.mark.usefixtures("outside")
 def test_outside_a_cluster_the_image_is_named_and_nothing_owns_the_nodes(api: KubernetesApi) -> None:
     with pytest.raises(JobError, match=r"world.on_args.image: is missing"):
-        scheduler().start("10.0.0.1:29400")
-    scheduler(image="midstride:2").start("10.0.0.1:29400")
+        cluster().start("10.0.0.1:29400")
+    cluster(image="midstride:2").start("10.0.0.1:29400")
     [job] = api.jobs.values()
     assert "ownerReferences" not in job["metadata"]
     [container] = job["spec"]["template"]["spec"]["containers"]

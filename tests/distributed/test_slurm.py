@@ -18,8 +18,8 @@ from support.tiers import everything
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.nodes import Nodes
 from midstride.engine.errors import JobError, WorldError
-from midstride.engine.launch.schedulers.base import NodeRequest, Scheduler
-from midstride.engine.launch.schedulers.slurm import Slurm as SlurmScheduler
+from midstride.engine.launch.clusters.base import Cluster, NodeRequest
+from midstride.engine.launch.clusters.slurm import Slurm as SlurmCluster
 from midstride.engine.processes.lifetime import descendants, signal_all
 from midstride.engine.runs.audit import audit
 from midstride.engine.runs.report import report_of
@@ -247,5 +247,5 @@ def test_a_controller_that_is_away_is_worth_a_retry(slurm: Slurm) -> None:
         cluster().start("head:1")
 
 
-def cluster(**arguments: object) -> Scheduler:
-    return SlurmScheduler(NodeRequest("a", "/runs/a", Nodes(1, 4, lanes=4), arguments, 20.0))
+def cluster(**arguments: object) -> Cluster:
+    return SlurmCluster(NodeRequest("a", "/runs/a", Nodes(1, 4, lanes=4), arguments, 20.0))

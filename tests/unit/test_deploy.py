@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.launchers import LAUNCHERS
-from midstride.engine.launch.schedulers.kubernetes import LABEL
+from midstride.engine.launch.clusters.kubernetes import LABEL
 from midstride.engine.session.signals import GRACE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -1,4 +1,4 @@
-"""What a scheduler is: it starts nodes, says why none will come any more, and ends them."""
+"""What a cluster is: it starts nodes, says why none will come any more, and ends them."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import SignalRequests
 
-__all__ = ["NodeRequest", "Scheduler", "join_command", "node_environment"]
+__all__ = ["Cluster", "NodeRequest", "join_command", "node_environment"]
 
 #: seconds that a node waits for its launcher before it ends by itself
 _WAIT_S = 30
@@ -22,7 +22,7 @@ _OURS = (Session.VARIABLE, PARENT, SignalRequests.VARIABLE, "OMP_NUM_THREADS", "
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What a scheduler is asked to start.
+    """What a cluster is asked to start.
 
     Args:
         run: name of the run, from which the names of jobs are made.
@@ -39,7 +39,7 @@ class NodeRequest:
     grace_s: float
 
 
-class Scheduler(ABC):
+class Cluster(ABC):
     """Starts the nodes of one attempt on a cluster, and ends them.
 
     Args:
@@ -63,9 +63,9 @@ class Scheduler(ABC):
             address: HOST:PORT of the launcher.
 
         Raises:
-            JobError: it was refused, with the scheduler's own words; nothing was started.
-            StrategyUnavailable: the scheduler, or what it needs, is not here.
-            WorldError: the scheduler does not answer; a retry may help.
+            JobError: it was refused, with the cluster's own words; nothing was started.
+            StrategyUnavailable: the cluster, or what it needs, is not here.
+            WorldError: the cluster does not answer; a retry may help.
         """
 
     @abstractmethod

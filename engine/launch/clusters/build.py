@@ -1,15 +1,15 @@
-"""Schedulers by name: nothing is imported until its name is asked for."""
+"""Clusters by name: nothing is imported until its name is asked for."""
 
+from midstride.engine.config.clusters import CLUSTERS
 from midstride.engine.config.import_paths import load_attribute
-from midstride.engine.config.schedulers import SCHEDULERS
-from midstride.engine.launch.schedulers.base import NodeRequest, Scheduler
+from midstride.engine.launch.clusters.base import Cluster, NodeRequest
 from midstride.engine.runs.run import Run
 
-__all__ = ["build_scheduler"]
+__all__ = ["build_cluster"]
 
 
-def build_scheduler(run: Run, grace_s: float) -> Scheduler | None:
-    """Return the scheduler that the job names; None if its nodes come by themselves.
+def build_cluster(run: Run, grace_s: float) -> Cluster | None:
+    """Return the cluster that the job names; None if its nodes come by themselves.
 
     Args:
         run: what is trained.
@@ -19,8 +19,8 @@ def build_scheduler(run: Run, grace_s: float) -> Scheduler | None:
         StrategyUnavailable: what it needs is not installed.
     """
     world = run.job.world
-    if world.on not in SCHEDULERS:
+    if world.on not in CLUSTERS:
         return None
-    kind = load_attribute(SCHEDULERS[world.on].target, run.job.folder, "world.on")
-    scheduler: Scheduler = kind(NodeRequest(run.name, run.url, world.machines, world.on_args, grace_s))
-    return scheduler
+    kind = load_attribute(CLUSTERS[world.on].target, run.job.folder, "world.on")
+    cluster: Cluster = kind(NodeRequest(run.name, run.url, world.machines, world.on_args, grace_s))
+    return cluster

@@ -18,7 +18,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from midstride.engine.errors import JobError, StrategyUnavailable, WorldError
-from midstride.engine.launch.schedulers.base import NodeRequest, Scheduler, join_command
+from midstride.engine.launch.clusters.base import Cluster, NodeRequest, join_command
 
 __all__ = ["LABEL", "Kubernetes"]
 
@@ -52,7 +52,7 @@ _MARGIN_S = 10
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
-class Kubernetes(Scheduler):
+class Kubernetes(Cluster):
     """Creates a Job; what was started ends with the launcher's pod, also if that is lost."""
 
     name: ClassVar[str] = "kubernetes"

@@ -11,7 +11,7 @@ import sys
 from typing import Any, ClassVar
 
 from midstride.engine.errors import StrategyUnavailable, WorldError
-from midstride.engine.launch.schedulers.base import NodeRequest, Scheduler, join_command
+from midstride.engine.launch.clusters.base import Cluster, NodeRequest, join_command
 from midstride.engine.processes.signal_handlers import signal_handlers
 
 __all__ = ["Ray"]
@@ -23,7 +23,7 @@ def _run_node(command: list[str], grace_s: float) -> int:
     return subprocess.run([*supervisor, *command], check=False).returncode
 
 
-class Ray(Scheduler):
+class Ray(Cluster):
     """Submits a task for each node."""
 
     name: ClassVar[str] = "ray"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from midstride.engine.errors import JobError, StrategyUnavailable, WorldError
-from midstride.engine.launch.schedulers.base import NodeRequest, Scheduler, join_command, node_environment
+from midstride.engine.launch.clusters.base import Cluster, NodeRequest, join_command, node_environment
 
 __all__ = ["Slurm"]
 
@@ -31,7 +31,7 @@ _ENDED = {
 _AWAY = re.compile("unable to contact|timed out|connect|temporarily|not responding", re.IGNORECASE)
 
 
-class Slurm(Scheduler):
+class Slurm(Cluster):
     """Submits one-node jobs in an array, or one job of all nodes."""
 
     name: ClassVar[str] = "slurm"

@@ -1,4 +1,4 @@
-"""Nodes that join: other machines, on each of which `midstride join` is started, by a person or a scheduler."""
+"""Nodes that join: other machines, on each of which `midstride join` is started, by a person or a cluster."""
 
 import sys
 from typing import ClassVar
@@ -17,4 +17,4 @@ class Join(Launcher):
 
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
         """Return the command of the rendezvous."""
-        return [sys.executable, "-m", "midstride.engine.launch.nodes.server", str(session.folder), str(grace_s)]
+        return [sys.executable, "-m", "midstride.engine.launch.machines.server", str(session.folder), str(grace_s)]

@@ -1,6 +1,6 @@
 """What a node runs below `midstride join`: torchrun's agent, told by the launcher who trains together.
 
-`python -m midstride.engine.launch.nodes.agent HOST:PORT FOLDER`
+`python -m midstride.engine.launch.machines.agent HOST:PORT FOLDER`
 """
 
 import os
@@ -27,10 +27,10 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, SnapshotError, StopRequested
 from midstride.engine.launch.elastic_ranks import ranks_forked
 from midstride.engine.launch.launchers.join import Join
-from midstride.engine.launch.nodes.join import LAUNCHER_GONE, lock_folder
-from midstride.engine.launch.nodes.node_bits import bits_here, check_bits
-from midstride.engine.launch.nodes.node_store import NodeStore
-from midstride.engine.launch.nodes.report import NodeReport
+from midstride.engine.launch.machines.join import LAUNCHER_GONE, lock_folder
+from midstride.engine.launch.machines.node_bits import bits_here, check_bits
+from midstride.engine.launch.machines.node_store import NodeStore
+from midstride.engine.launch.machines.report import NodeReport
 from midstride.engine.processes.environment import cores
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.processes.loopback import interface_towards, interfaces
@@ -43,7 +43,7 @@ from midstride.engine.world import World
 __all__ = ["RoundHandler", "main"]
 
 _BACKEND = "midstride"
-_RANK = "midstride.engine.launch.nodes.rank"
+_RANK = "midstride.engine.launch.machines.rank"
 _MEET_S = 60.0
 #: a folder that was written elsewhere may be seen a little later, over NFS
 _SEEN_S = 5.0

@@ -56,7 +56,7 @@ def join(address: str, wait_s: float, on_line: Callable[[str], object]) -> int:
 
 def _take_part(address: str, on_line: Callable[[str], object]) -> int:
     with _node_folder() as folder:
-        command = [sys.executable, "-m", "midstride.engine.launch.nodes.agent", address, folder]
+        command = [sys.executable, "-m", "midstride.engine.launch.machines.agent", address, folder]
         # When the launcher goes, its store is asked once more: that needs no C++ stacks in the log.
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
         environment = {**quiet, "PYTHONUNBUFFERED": "1", Session.VARIABLE: folder}

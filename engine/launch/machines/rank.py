@@ -1,4 +1,4 @@
-"""A rank of a node: `python -m midstride.engine.launch.nodes.rank FOLDER`, the node's session."""
+"""A rank of a node: `python -m midstride.engine.launch.machines.rank FOLDER`, the node's session."""
 
 import os
 import sys

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from midstride.engine.launch.log_lines import without_noise
-from midstride.engine.launch.nodes.join import LAUNCHER_GONE
-from midstride.engine.launch.nodes.node_store import NodeStore, Plan
+from midstride.engine.launch.machines.join import LAUNCHER_GONE
+from midstride.engine.launch.machines.node_store import NodeStore, Plan
 from midstride.engine.launch.watchdog import RunningClock, write_stacks
 from midstride.engine.processes.lifetime import children, is_suspended, signal_all
 from midstride.engine.session.events import EventTail

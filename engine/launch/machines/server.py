@@ -1,4 +1,4 @@
-"""The launcher's side of a world on several machines: `python -m midstride.engine.launch.nodes.server SESSION GRACE_S`.
+"""The launcher's side of a world on several machines: `python -m midstride.engine.launch.machines.server SESSION GRACE_S`.
 
 It holds the store in which the nodes and their ranks meet, so that any node may be lost, says who trains in which
 round, and writes what the ranks report into the session, where the launcher reads it as that of ranks on this machine.
@@ -17,13 +17,13 @@ from typing import Any
 
 from midstride.engine.errors import EngineError, JobError, StopRequested, WorldError
 from midstride.engine.formatting import format_count
-from midstride.engine.launch.nodes.node_store import NodeStore, Plan
-from midstride.engine.launch.nodes.round_log import RoundLog
-from midstride.engine.launch.nodes.round_watchdog import RoundWatchdog
-from midstride.engine.launch.nodes.rounds import Node, Rounds
+from midstride.engine.launch.clusters.build import build_cluster
+from midstride.engine.launch.clusters.node_jobs import NodeJobs
+from midstride.engine.launch.machines.node_store import NodeStore, Plan
+from midstride.engine.launch.machines.round_log import RoundLog
+from midstride.engine.launch.machines.round_watchdog import RoundWatchdog
+from midstride.engine.launch.machines.rounds import Node, Rounds
 from midstride.engine.launch.rank import print_whole_lines
-from midstride.engine.launch.schedulers.build import build_scheduler
-from midstride.engine.launch.schedulers.node_jobs import NodeJobs
 from midstride.engine.processes.lifetime import parent_of, tie_to_parent
 from midstride.engine.processes.loopback import is_loopback, own_address
 from midstride.engine.runs.cause import cause_of
@@ -38,7 +38,7 @@ __all__ = ["NodeServer", "main"]
 _POLL_S = 0.05
 #: seconds that nodes have to read that the run is over
 _GOODBYE_S = 2.0
-#: seconds of the grace that are left for ending what a scheduler has started
+#: seconds of the grace that are left for ending what a cluster has started
 _CANCEL_S = 1.0
 
 
@@ -309,7 +309,7 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.stop)
         signal.signal(signal.SIGUSR1, server.snapshot)
-        with NodeJobs(build_scheduler(run, grace_s), server.address) as jobs:
+        with NodeJobs(build_cluster(run, grace_s), server.address) as jobs:
             sys.exit(server.run(jobs.end_reason))
     except EngineError as error:
         session.begin_round(1)

@@ -1,4 +1,4 @@
-"""What a scheduler would be asked, and what is said where it is missing; `tests/distributed` has real ones."""
+"""What a cluster would be asked, and what is said where it is missing; `tests/distributed` has real ones."""
 
 import os
 import shlex
@@ -9,8 +9,8 @@ import pytest
 
 from midstride.engine.config.nodes import Nodes
 from midstride.engine.errors import StrategyUnavailable
-from midstride.engine.launch.schedulers.base import NodeRequest, node_environment
-from midstride.engine.launch.schedulers.slurm import Slurm
+from midstride.engine.launch.clusters.base import NodeRequest, node_environment
+from midstride.engine.launch.clusters.slurm import Slurm
 
 JOIN = (
     "exec srun --ntasks-per-node=1 --cpu-bind=none --mpi=none --kill-on-bad-exit=1 "

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from midstride.engine.launch import watchdog
-from midstride.engine.launch.nodes import report
-from midstride.engine.launch.nodes.join import LAUNCHER_GONE
-from midstride.engine.launch.nodes.report import NodeReport
+from midstride.engine.launch.machines import report
+from midstride.engine.launch.machines.join import LAUNCHER_GONE
+from midstride.engine.launch.machines.report import NodeReport
 from midstride.engine.session.session import Session
 
 #: by name: the seconds before the first looks at the clock; there is one before each of the others

@@ -8,7 +8,7 @@ import pytest
 
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.launch import watchdog
-from midstride.engine.launch.nodes.rounds import Node, Rounds
+from midstride.engine.launch.machines.rounds import Node, Rounds
 
 pytestmark = pytest.mark.fast
 

@@ -8,7 +8,7 @@ import pytest
 
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.launch import watchdog
-from midstride.engine.launch.nodes.round_watchdog import RoundWatchdog
+from midstride.engine.launch.machines.round_watchdog import RoundWatchdog
 from midstride.engine.launch.watchdog import WINDOW_S, Watchdog
 from midstride.engine.session.heartbeat import Heartbeat, HeartbeatReading, Phase
 from midstride.engine.session.session import Session
