@@ -9,5 +9,5 @@ report          the messages of a node to the launcher, and the plans of the lau
 round_log       what happens in each round, and what came of it
 round_watchdog  looks for a hang of one round, and gives its ranks time to write their stacks before it is ended
 rounds          which nodes train together: rounds that end when a node goes or comes
-server          the launcher's side: `python -m midstride.engine.launch.machines.server SESSION GRACE_S`
+server          the launcher: `python -m midstride.engine.launch.machines.server SESSION GRACE_S`
 """

@@ -1,4 +1,4 @@
-"""The launcher's side of a world on several machines: `python -m midstride.engine.launch.machines.server SESSION GRACE_S`.
+"""The launcher: `python -m midstride.engine.launch.machines.server SESSION GRACE_S`.
 
 It holds the store in which the nodes and their ranks meet, so that any node may be lost, says who trains in which
 round, and writes what the ranks report into the session, where the launcher reads it as that of ranks on this machine.
