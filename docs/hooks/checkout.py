@@ -1,4 +1,4 @@
-"""What stands outside `docs/`: the README is the site's first page, and what a page links to comes along."""
+"""Adds pages from the top of the checkout, and files outside `docs/` that a page links to."""
 
 import posixpath
 import re
@@ -13,7 +13,7 @@ __all__ = ["on_files", "on_page_markdown"]
 
 ROOT = Path(__file__).parents[2]
 #: pages from the top of the checkout -> where they stand on the site
-TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 #: what follows `](` and `src="`, up to an anchor
 LINK = re.compile(r'(?<=\]\()[^()\s#]+|(?<=src=")[^"]+')
 

@@ -40,7 +40,7 @@ class TestAWholeStrategyOfOnesOwn(StrategyLaws):
 
 def test_the_page_on_strategies_shows_it() -> None:
     code = Path(own_strategy.__file__).read_text().split('"""\n', 1)[1].strip()
-    assert code in (Path(__file__).parents[2] / "docs" / "strategies.md").read_text()
+    assert code in (Path(__file__).parents[2] / "docs" / "own-strategy.md").read_text()
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "laws.own_launcher:Nice"])
