@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from midstride.engine.objects.generators import find_generators
+from midstride.engine.objects.generator_search import find_generators
 
 __all__ = ["BaseSeed"]
 

@@ -13,10 +13,10 @@ from midstride.engine.objects.attribute_restore import set_class
 from midstride.engine.objects.attributes import attributes_of, delete_attribute, items_of, set_attribute
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.data_sets import TORCH_DATA, is_of_attributes
-from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.node_writers import is_described
 from midstride.engine.objects.plain_values import kind_name
+from midstride.engine.objects.restore import GraphRestore
+from midstride.engine.objects.walk import GraphWalk
 
 __all__ = ["DataOwners", "Nodes", "WholeData", "data_owners"]
 

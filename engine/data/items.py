@@ -7,7 +7,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from midstride.engine.errors import UnsupportedState
-from midstride.engine.state.codec import walk
+from midstride.engine.state.codec import encode_lazily
 
 __all__ = ["Items", "as_items", "digest_of_items", "pack_items", "unpack_items"]
 
@@ -38,7 +38,7 @@ def pack_items(items: Items) -> dict[str, Any] | None:
         flat = np.array([index for item in items for index in item], dtype=np.int64)
         return {"indices": _smallest(flat), "sizes": _smallest(np.array([len(item) for item in items], dtype=np.int64))}
     try:
-        walk(items)
+        encode_lazily(items)
     except UnsupportedState:
         return None
     return {"items": items}

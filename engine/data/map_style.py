@@ -21,7 +21,7 @@ from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import Idle, SeededCollate, SeededDataset, WorkerFailure, format_indices
 from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers
-from midstride.engine.objects.generators import path_to_module
+from midstride.engine.objects.generator_search import path_to_module
 from midstride.engine.seeds import mix
 
 __all__ = ["COUNTED", "MapLoader"]

@@ -8,11 +8,11 @@ import torch
 
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.function_code import code_digest
-from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.plain_values import kind_name
+from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.user_modules import function_called
-from midstride.engine.state.nodes import Instance, kind_text
+from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.state.object_nodes import Instance, kind_text
 
 __all__ = ["collate_node", "collate_of"]
 

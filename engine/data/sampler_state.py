@@ -24,10 +24,10 @@ from midstride.engine.data.in_place_copy import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.objects.attributes import attributes_of, members_of, set_attribute
 from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.generators import Generator, find_generators, get_state, set_state
-from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.graph_restore import GraphRestore
-from midstride.engine.state.codec import walk
+from midstride.engine.objects.generator_search import Generator, find_generators, get_state, set_state
+from midstride.engine.objects.restore import GraphRestore
+from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.differences import differences, same_key_order
 
 __all__ = ["SamplerState", "graph_attributes", "samplers_in"]
@@ -237,7 +237,7 @@ def _is_plain(value: Any, deep: int = 8) -> bool:
         if others <= {list, tuple}:
             return all(_is_plain(item, deep - 1) for item in items if type(item) in others)
     try:
-        walk(items)
+        encode_lazily(items)
     except UnsupportedState:
         return False
     return True

@@ -22,12 +22,12 @@ from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.digest import digest_lines
-from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.plain_values import is_large
 from midstride.engine.objects.roots import module_roots
 from midstride.engine.objects.shared_memory import is_shared
+from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.state.differences import differences, same_key_order
-from midstride.engine.state.nodes import Instance
+from midstride.engine.state.object_nodes import Instance
 
 __all__ = ["WorkerData", "loader_attributes"]
 

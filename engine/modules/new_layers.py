@@ -13,12 +13,12 @@ from midstride.engine.metrics.torchmetrics_internals import begin_anew, without_
 from midstride.engine.modules.layers import layers_of, own_layers, owner_of, set_layer
 from midstride.engine.modules.torch_internals import children_of
 from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.graph_restore import GraphRestore
+from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import module_anchors
-from midstride.engine.objects.unwritable import shown
 from midstride.engine.objects.user_modules import function_called
-from midstride.engine.state.nodes import Instance
+from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.objects.watch import shown
+from midstride.engine.state.object_nodes import Instance
 
 __all__ = ["NewLayers"]
 

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import UserError
 from midstride.engine.modules.structure import ModuleStructure
-from midstride.engine.state.nodes import instances_in
+from midstride.engine.state.object_nodes import instances_in
 
 __all__ = ["structure_of", "take_weights"]
 

@@ -3,7 +3,7 @@
 array_sharing      warns of arrays that come to share memory in training, which no snapshot can express
 attribute_restore  restores the attributes of a live object, and its class
 attributes         reads and sets the attributes of an object, in `__dict__` or in slots
-code_changes       differences between the objects that this attempt's code builds and those of the snapshot's code
+changes            differences between the objects that this attempt's code builds and those of the snapshot's code
 code_state         state that user code keeps outside objects: on classes, in globals, in functions
 container_writers  describe containers, and objects of which only the class is known
 containers         restore values, tensors and containers: one function for each type of node
@@ -14,9 +14,9 @@ distributed_tensors  tensors that are cut over the ranks, such as copies of weig
 function_cache     functions that cache results (`functools.cache`, `lru_cache`): no snapshot holds these
 function_code      a digest of a function's code, which tells functions of one name apart, such as two lambdas
 functions          restore functions, methods, partials and weak references
-generators         the random number generators that an object holds, found and seeded
-graph              walks the object graph once and makes a node of each object
-graph_restore      puts the nodes that a `GraphWalk` made back into live objects
+generator_search   the random number generators that an object holds, found and seeded
+walk               walks the object graph once and makes a node of each object
+restore            puts the nodes that a `GraphWalk` made back into live objects
 hashed_items       objects that are keys of dicts or items of sets, whose hash may differ in the next attempt
 instances          restore instances: one function for each form of node
 library_objects    which objects of libraries are compared between snapshots
@@ -31,6 +31,6 @@ restored_memory    maps the memory of tensors in a snapshot to that of the tenso
 roots              where a walk begins: the attributes of a module and its submodules, and their hooks
 shared_memory      memory that several processes share
 side_effects       runs a step of a module and reverts everything it changed
-unwritable         warns, once, of objects that no file can hold
+watch              warns, once, of objects that no file can hold
 user_modules       the Python modules of the user's classes, and those that they import
 """

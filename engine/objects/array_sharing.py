@@ -6,8 +6,8 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
-from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.node_writers import has_memory
+from midstride.engine.objects.walk import GraphWalk
 
 __all__ = ["ArraySharing"]
 

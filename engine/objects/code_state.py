@@ -8,7 +8,7 @@ from typing import Any
 
 from midstride.engine.code_origin import is_user_class, is_user_file
 from midstride.engine.objects.function_cache import Cached, is_users_cache
-from midstride.engine.objects.generators import Generator
+from midstride.engine.objects.generator_search import Generator
 from midstride.engine.objects.user_modules import user_modules
 
 __all__ = ["class_and_global_state", "is_code", "is_counted_in", "is_data"]

@@ -17,7 +17,7 @@ from midstride.engine.objects.hashed_items import is_writable_item
 from midstride.engine.objects.plain_values import PLAIN, is_plain_key, key_path, kind_name, step, value_path
 from midstride.engine.state.codec import FACTORIES
 from midstride.engine.state.hash_table import described_table
-from midstride.engine.state.nodes import Instance, Same, View, kind_text
+from midstride.engine.state.object_nodes import Instance, Same, View, kind_text
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

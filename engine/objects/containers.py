@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midstride.engine.objects.code_changes import CodeChange
+from midstride.engine.objects.changes import CodeChange
 from midstride.engine.objects.plain_values import PLAIN, is_plain_key, step
 from midstride.engine.objects.restored_memory import RestoredMemory
-from midstride.engine.state.nodes import Instance, Same, View
+from midstride.engine.state.object_nodes import Instance, Same, View
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -11,7 +11,7 @@ from torch import Tensor
 from midstride.engine.objects.containers import leaf_like
 from midstride.engine.objects.plain_values import kind_name
 from midstride.engine.objects.restored_memory import RestoredMemory
-from midstride.engine.state.nodes import Instance, instances_in
+from midstride.engine.state.object_nodes import Instance, instances_in
 from midstride.engine.state.tensors import other_kind
 
 __all__ = ["mark_device_tensors", "place_device_tensors", "placed_tensors", "tensors_in"]

@@ -24,10 +24,10 @@ from midstride.engine.objects.attributes import INTERNAL, attributes_of, members
 from midstride.engine.objects.code_state import class_and_global_state, is_code, is_data
 from midstride.engine.objects.function_cache import Cached, describe_cache
 from midstride.engine.objects.function_code import code_digest
-from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state
+from midstride.engine.objects.generator_search import MAIN_GENERATORS, Generator, get_state
 from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name
 from midstride.engine.objects.python_objects import ITERATORS, parts_of_iterator
-from midstride.engine.state.nodes import kind_text
+from midstride.engine.state.object_nodes import kind_text
 from midstride.engine.state.tensor_digest import tensor_digest
 
 __all__ = ["DEPTH", "MANY", "differing_lines", "digest_lines", "object_digest", "users_lines"]

@@ -9,7 +9,7 @@ from midstride.engine.errors import NotExact
 from midstride.engine.objects.container_writers import Walk, instance_of, opaque_node
 from midstride.engine.objects.containers import Restore
 from midstride.engine.objects.plain_values import step
-from midstride.engine.state.nodes import Instance, Same, instances_in
+from midstride.engine.state.object_nodes import Instance, Same, instances_in
 from midstride.engine.state.row_shards import (
     RowShard,
     distributed_tensor,

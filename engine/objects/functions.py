@@ -10,7 +10,7 @@ from midstride.engine.objects.attribute_restore import class_called, fill_attrib
 from midstride.engine.objects.containers import MISSING, Restore
 from midstride.engine.objects.function_code import code_digest
 from midstride.engine.objects.plain_values import kind_name, step
-from midstride.engine.state.nodes import Instance, kind_text
+from midstride.engine.state.object_nodes import Instance, kind_text
 
 __all__ = ["fill_function", "fill_method", "fill_partial", "fill_weak"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from midstride.engine.objects.containers import MISSING, Restore, refill
 from midstride.engine.objects.plain_values import PLAIN, key_path, kind_name, step, value_path
 from midstride.engine.state.hash_table import fill_set
-from midstride.engine.state.nodes import Instance, Same
+from midstride.engine.state.object_nodes import Instance, Same
 
 __all__ = ["fill_keyed", "is_writable_item", "keyed", "members"]
 

@@ -32,8 +32,7 @@ from midstride.engine.objects.containers import (
 from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.distributed_tensors import fill_alias, fill_rows
 from midstride.engine.objects.functions import fill_function, fill_method, fill_partial, fill_weak
-from midstride.engine.objects.generators import Generator, get_state, set_state
-from midstride.engine.objects.graph import GraphWalk
+from midstride.engine.objects.generator_search import Generator, get_state, set_state
 from midstride.engine.objects.hashed_items import fill_keyed, keyed, members
 from midstride.engine.objects.plain_values import kind_name, step
 from midstride.engine.objects.python_objects import (
@@ -42,9 +41,10 @@ from midstride.engine.objects.python_objects import (
     fill_object_array,
     parts_of_iterator,
 )
+from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.state.differences import differences
 from midstride.engine.state.hash_table import fill_set, is_as_described
-from midstride.engine.state.nodes import Instance, kind_text
+from midstride.engine.state.object_nodes import Instance, kind_text
 
 __all__ = ["FORMS"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import attributes_of, made_by
 from midstride.engine.objects.digest import DEPTH, MANY
-from midstride.engine.objects.generators import Generator
+from midstride.engine.objects.generator_search import Generator
 from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name
 
 __all__ = ["is_comparable"]

@@ -37,7 +37,7 @@ from midstride.engine.objects.container_writers import (
 from midstride.engine.objects.data_sets import TORCH_DATA
 from midstride.engine.objects.distributed_tensors import distributed_node
 from midstride.engine.objects.function_code import code_digest
-from midstride.engine.objects.generators import Generator, get_state
+from midstride.engine.objects.generator_search import Generator, get_state
 from midstride.engine.objects.library_objects import is_comparable
 from midstride.engine.objects.plain_values import (
     PLAIN,
@@ -56,7 +56,7 @@ from midstride.engine.objects.python_objects import (
 )
 from midstride.engine.state.arrays import describe_dtype
 from midstride.engine.state.codec import encode
-from midstride.engine.state.nodes import Instance, kind_text
+from midstride.engine.state.object_nodes import Instance, kind_text
 from midstride.engine.state.row_shards import DISTRIBUTED
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.state.tensors import other_kind

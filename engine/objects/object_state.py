@@ -14,18 +14,18 @@ from midstride.engine.code_origin import is_user_class
 from midstride.engine.formatting import format_names
 from midstride.engine.objects.attribute_restore import keep_order, set_class
 from midstride.engine.objects.attributes import delete_attribute
-from midstride.engine.objects.code_changes import Built, CodeChange, as_saved, built_by
+from midstride.engine.objects.changes import Built, CodeChange, as_saved, built_by
 from midstride.engine.objects.containers import MISSING
 from midstride.engine.objects.distributed_tensors import reshard_nodes
-from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.graph_restore import GraphRestore
 from midstride.engine.objects.node_writers import WATCHED
 from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.registered_hooks import RegisteredHooks
+from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import Root, module_anchors, module_roots
-from midstride.engine.objects.unwritable import NoUnwritableWarnings, UnwritableWarnings, shown
+from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.objects.watch import NoUnwritableWarnings, UnwritableWarnings, shown
 from midstride.engine.state.differences import differences, same_key_order
-from midstride.engine.state.nodes import Instance, Same
+from midstride.engine.state.object_nodes import Instance, Same
 from midstride.engine.state.stateful import AlikeOnRanks
 
 __all__ = ["Objects", "upgrade"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from midstride.engine.state.nodes import Instance, kind_text
+from midstride.engine.state.object_nodes import Instance, kind_text
 from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = [

@@ -18,7 +18,7 @@ from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.container_writers import Walk, instance_of, item_nodes, opaque_node
 from midstride.engine.objects.containers import MISSING, Restore, items_of
 from midstride.engine.objects.plain_values import kind_name, step
-from midstride.engine.state.nodes import Instance
+from midstride.engine.state.object_nodes import Instance
 
 __all__ = [
     "ITERATORS",

@@ -5,7 +5,7 @@ from typing import Any
 
 from midstride.engine.objects.attributes import attributes_of, delete_attribute, set_attribute
 from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.generators import MAIN_GENERATORS, Generator, get_state, set_state, used_by_hook
+from midstride.engine.objects.generator_search import MAIN_GENERATORS, Generator, get_state, set_state, used_by_hook
 
 __all__ = ["ReseedHook", "restorable"]
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, set_attribute
-from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.registered_hooks import user_hooks
+from midstride.engine.objects.walk import GraphWalk
 
 __all__ = ["Root", "module_anchors", "module_roots"]
 

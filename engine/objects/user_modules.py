@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from midstride.engine.code_origin import is_user_class, is_user_module
-from midstride.engine.state.nodes import kind_text
+from midstride.engine.state.object_nodes import kind_text
 
 __all__ = ["function_called", "functions_of", "names_in", "user_modules"]
 

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.optim.trained_parameters import TrainedParameters
-from midstride.engine.state.codec import walk
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.stateful import AlikeOnRanks
 from midstride.engine.user_code import call_user_code
 
@@ -206,7 +206,7 @@ def scheduler_objects(scheduler: Any) -> dict[str, Any]:
 
 def _is_writable(value: Any) -> bool:
     try:
-        walk(value)
+        encode_lazily(value)
     except UnsupportedState:
         return False
     return True

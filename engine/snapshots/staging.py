@@ -15,7 +15,7 @@ from torch import Tensor
 
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.position import rank_stem
-from midstride.engine.state.codec import walk
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.tensors import Layout, TensorEntry, TensorRegion, copy_tensors
 from midstride.engine.storage.checksums import FileDigest, digest_of
 from midstride.engine.world import World
@@ -61,7 +61,7 @@ class Stager:
         Raises:
             UnsupportedState: it holds values that cannot be written.
         """
-        document, leaves = walk(tree)
+        document, leaves = encode_lazily(tree)
         if self._plan is None or not self._plan.layout.fits(leaves):
             self._plan = _Plan(Layout(leaves), self._world, self._replicated)
         plan = self._plan

@@ -8,7 +8,7 @@ differences      where two trees of state differ, bit for bit
 dtypes           the dtypes that a file may name, from fixed lists
 hash_table       the hash table of a set: the slots of its items, and those of removed items
 naming           names and paths of the values of a state, for messages
-nodes            nodes of a tree of state that describe objects: references, views and instances
+object_nodes     nodes of a tree of state that describe objects: references, views and instances
 row_shards       the rows of a tensor that one rank has, joined and sharded again for another number of ranks
 sharing          containers that occur several times in a tree of state: written once, and referred to elsewhere
 stateful         the state of a run: parts with `state_dict` and `load_state_dict`

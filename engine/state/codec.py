@@ -23,13 +23,13 @@ from midstride.engine.state.arrays import array_of, describe_dtype, dtype_of, sc
 from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.hash_table import described_table, fill_set
 from midstride.engine.state.naming import joined, kind_of, unwritable
-from midstride.engine.state.nodes import Instance, Same, View, stable_kind
+from midstride.engine.state.object_nodes import Instance, Same, View, stable_kind
 from midstride.engine.state.row_shards import RowShard
 from midstride.engine.state.sharing import AGAIN, SharedContainers, node_at
 from midstride.engine.state.tensors import TensorEntry, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["FACTORIES", "Encoded", "decode", "encode", "walk"]
+__all__ = ["FACTORIES", "Encoded", "decode", "encode", "encode_lazily"]
 
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})
@@ -53,7 +53,7 @@ class Encoded:
     tensors: dict[str, Tensor]
 
 
-def walk(tree: object) -> tuple[Any, list[TensorEntry]]:
+def encode_lazily(tree: object) -> tuple[Any, list[TensorEntry]]:
     """Return the document of `tree` and the tensors in it, which are not copied yet.
 
     Raises:
@@ -68,8 +68,8 @@ def walk(tree: object) -> tuple[Any, list[TensorEntry]]:
 
 
 def encode(tree: object) -> Encoded:
-    """Return an encoded copy of `tree`; raises as `walk` does."""
-    document, leaves = walk(tree)
+    """Return an encoded copy of `tree`; raises as `encode_lazily` does."""
+    document, leaves = encode_lazily(tree)
     return Encoded(document, stage(leaves))
 
 

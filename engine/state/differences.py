@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from midstride.engine.state.nodes import Instance, Same
+from midstride.engine.state.object_nodes import Instance, Same
 from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["differences", "first_difference", "iter_differences", "same_key_order"]

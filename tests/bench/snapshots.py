@@ -29,7 +29,7 @@ from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.writer import Writer
-from midstride.engine.state.codec import walk
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.world import World
 
@@ -66,7 +66,7 @@ class Training:
         return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def tensors(self) -> list[Tensor]:
-        return [leaf.tensor.detach() for leaf in walk(self.state())[1]]
+        return [leaf.tensor.detach() for leaf in encode_lazily(self.state())[1]]
 
     def step(self) -> None:
         x = self._a

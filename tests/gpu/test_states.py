@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from midstride.engine import Callback, DataModule
 from midstride.engine.modules.callback_states import Callbacks
 from midstride.engine.objects.device_tensors import tensors_in
-from midstride.engine.state.nodes import Instance, instances_in
+from midstride.engine.state.object_nodes import Instance, instances_in
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.training.checkpointing.state_parts import UserState
 

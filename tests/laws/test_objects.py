@@ -32,7 +32,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.objects.object_state import Objects, upgrade
 from midstride.engine.state.differences import differences
-from midstride.engine.state.nodes import Same
+from midstride.engine.state.object_nodes import Same
 from midstride.engine.testing import final_state, run_ranks
 
 STEPS, CUT = 5, 2

@@ -234,7 +234,7 @@ AROUND = [
     ),
     Mutant(
         "what data hold and no file can is not named",
-        "engine/objects/unwritable.py",
+        "engine/objects/watch.py",
         "            elif not issubclass(type(value), DATA):",
         "            elif path.startswith('samplers/'):",
         "laws/test_objects.py::test_what_cannot_come_back_is_named_in_the_first_life",

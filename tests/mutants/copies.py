@@ -140,7 +140,7 @@ COPIES = [
     ),
     Mutant(
         "what workers share is put back",
-        "engine/objects/graph.py",
+        "engine/objects/walk.py",
         "(self._copied and is_shared(value))",
         "False",
         "unit/data/test_changed_data.py::test_shared_memory_that_changes_while_workers_read_is_named_once",

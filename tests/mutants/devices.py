@@ -7,7 +7,7 @@ __all__ = ["DEVICES"]
 DEVICES = [
     Mutant(
         "a tensor of the device comes back to the host's",
-        "engine/objects/graph_restore.py",
+        "engine/objects/restore.py",
         "        if live.is_cpu != was_on_host:\n            return False\n",
         "",
         "unit/objects/test_devices.py::test_a_tensor_comes_back_to_where_it_was",

@@ -307,7 +307,7 @@ TRAINING = [
     ),
     Mutant(
         "an address is a number like any other",
-        "engine/objects/graph.py",
+        "engine/objects/walk.py",
         "return type(value) is int and value > _LOW and value in self.anchors",
         "return False",
         "laws/test_objects.py::test_a_resumed_life_has_what_the_life_before_had[Addresses]",

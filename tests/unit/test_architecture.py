@@ -23,7 +23,7 @@ SET_FROM_OUTSIDE = {
     "engine/lightning/adapt.py: owner.__class__": "Python's own",
     "engine/modules/module_state.py: module.training": "torch's own",
     "engine/modules/tensor_forms.py: tensor.data": "torch's own",
-    "engine/objects/generators.py: generator.bit_generator.state": "numpy's own",
+    "engine/objects/generator_search.py: generator.bit_generator.state": "numpy's own",
     "engine/strategies/sharded.py: tensor.data": "torch's own",
     "engine/strategies/replicas.py: ctx.devices": "what torch's autograd hands from forward to backward",
 }
@@ -202,7 +202,7 @@ def calls(tree: ast.Module) -> Iterator[ast.Call]:
 
 #: functions that walk dicts and lists in each other -> what they walk that `trees` and `arguments` do not
 WALKS = {
-    "engine/state/nodes.py: instances_in": "nodes of objects: instances and deques too",
+    "engine/state/object_nodes.py: instances_in": "nodes of objects: instances and deques too",
     "engine/config/arguments.py: map_texts": "JSON, where no torch is loaded",
     "engine/config/arguments.py: texts_in": "the same",
     "engine/config/arguments.py: _as_json": "the same",

@@ -25,7 +25,7 @@ from midstride.engine.session.attempts import Attempt, retry_verdict
 from midstride.engine.session.events import Event
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.state.codec import decode, encode
-from midstride.engine.state.nodes import Instance, Same, View
+from midstride.engine.state.object_nodes import Instance, Same, View
 from midstride.engine.state.row_shards import RowShard
 from midstride.flows.cli import app
 

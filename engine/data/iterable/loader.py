@@ -22,7 +22,7 @@ from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
-from midstride.engine.objects.generators import path_to_module, shared_generators
+from midstride.engine.objects.generator_search import path_to_module, shared_generators
 from midstride.engine.objects.reseed_hook import restorable
 
 __all__ = ["IterableLoader"]

@@ -17,7 +17,7 @@ from midstride.engine.data.iterable.sources import Source, replay_source, source
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.data.torch_internals import make_worker_info, set_worker_info, stacks_tensors
 from midstride.engine.errors import EngineError, NotExact, UserCodeError
-from midstride.engine.objects.generators import seeder, shared_generators
+from midstride.engine.objects.generator_search import seeder, shared_generators
 from midstride.engine.seeds import mix
 from midstride.engine.user_code import is_retryable
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from midstride.engine.objects.generators import find_generators, seeder
+from midstride.engine.objects.generator_search import find_generators, seeder
 from midstride.engine.objects.reseed_hook import restorable
 
 __all__ = ["OwnedGenerators", "Seeders"]

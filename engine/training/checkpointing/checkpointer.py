@@ -19,7 +19,7 @@ from midstride.engine.snapshots.position import Position, snapshot_name
 from midstride.engine.snapshots.schedule import SnapshotSchedule
 from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.writer import PendingSnapshot
-from midstride.engine.state.codec import walk
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
 from midstride.engine.strategies.mixins import Measures, full_state_dict
 from midstride.engine.training.checkpointing.data_changes import DataChanges
@@ -85,7 +85,7 @@ class Checkpointer:
     def try_encoding(context: FitContext) -> None:
         """Raise the errors that a snapshot of `context` would raise for state that cannot be written or restored."""
         parts = state_parts(context)
-        walk(state_of(parts))
+        encode_lazily(state_of(parts))
         check_restores(parts, "before the first step")
 
     def resume(self, resume: Resume) -> bool:
@@ -98,7 +98,9 @@ class Checkpointer:
         if found is not None:
             self._restore(*found)
         else:
-            walk(state_of(self.parts))  # raises now, rather than at the first snapshot, if state cannot be written
+            encode_lazily(
+                state_of(self.parts)
+            )  # raises now, rather than at the first snapshot, if state cannot be written
             check_restores(self.parts, "before the first step")
         self._is_verified = found is not None
         self._unsaved_state = unsaved_state_monitor(self._context, cast("Objects", self.parts["objects"]))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from midstride.engine.errors import UnsupportedState
 from midstride.engine.formatting import format_names
-from midstride.engine.state.codec import walk
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.training.checkpointing.unsaved_state import is_checked_at
@@ -59,7 +59,7 @@ class ReplicaCheck:
 
     def _digests(self, state: object) -> dict[str, str]:
         try:
-            leaves = walk(state)[1]
+            leaves = encode_lazily(state)[1]
         except UnsupportedState:  # the writer raises it later, on every rank
             return {}
         return {leaf.path: _digest(leaf.tensor) for leaf in leaves if self._strategy.is_replicated(leaf.path)}

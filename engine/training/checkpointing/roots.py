@@ -16,7 +16,7 @@ from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
-from midstride.engine.objects.generators import is_generator
+from midstride.engine.objects.generator_search import is_generator
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.plain_values import PLAIN
 from midstride.engine.objects.process_state import process_state

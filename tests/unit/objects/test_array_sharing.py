@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.unwritable import UnwritableWarnings
+from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.objects.watch import UnwritableWarnings
 
 Attributes = dict[str, Any]
 

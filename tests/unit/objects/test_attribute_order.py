@@ -5,7 +5,7 @@ from typing import Any
 
 from midstride.engine import TrainingModule
 from midstride.engine.objects.object_state import Objects
-from midstride.engine.state.nodes import Instance
+from midstride.engine.state.object_nodes import Instance
 
 
 class Summing(TrainingModule):

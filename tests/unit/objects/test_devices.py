@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from midstride.engine.errors import NotExact
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.graph import GraphWalk
-from midstride.engine.objects.graph_restore import GraphRestore
+from midstride.engine.objects.restore import GraphRestore
+from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.optim.optimizers import OptimizerList
-from midstride.engine.state.nodes import Instance
+from midstride.engine.state.object_nodes import Instance
 from midstride.engine.state.torch_internals import is_view_of_one
 
 THERE = torch.device("meta")

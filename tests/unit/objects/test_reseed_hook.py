@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from midstride.engine.objects.generators import MAIN_GENERATORS, get_state
+from midstride.engine.objects.generator_search import MAIN_GENERATORS, get_state
 from midstride.engine.objects.reseed_hook import ReseedHook
 from midstride.engine.state.differences import differences
 

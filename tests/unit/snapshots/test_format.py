@@ -22,7 +22,7 @@ from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.state import codec
 from midstride.engine.state.differences import differences
-from midstride.engine.state.nodes import Instance, Same, View
+from midstride.engine.state.object_nodes import Instance, Same, View
 from midstride.engine.state.row_shards import RowShard
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World

@@ -16,7 +16,7 @@ from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.writer import Writer
-from midstride.engine.state.codec import walk
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
@@ -270,7 +270,7 @@ def test_files_changed_at_random_are_read_or_damaged_and_crash_nothing(folder: P
 
 def _used(tree: Any) -> None:
     """Read every byte of what came back."""
-    _, leaves = walk(tree)
+    _, leaves = encode_lazily(tree)
     for leaf in leaves:
         leaf.tensor.clone()
     repr(tree)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstride.engine.objects.plain_values import PLAIN, key_path, step, value_path
-from midstride.engine.state.nodes import Instance, stable_kind
+from midstride.engine.state.object_nodes import Instance, stable_kind
 
 __all__ = ["Built", "CodeChange", "as_saved", "built_by"]
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midstride.engine.objects.code_changes import CodeChange
+from midstride.engine.objects.changes import CodeChange
 from midstride.engine.objects.containers import KINDS, MISSING
 from midstride.engine.objects.function_code import code_digest
-from midstride.engine.objects.graph import GraphWalk
 from midstride.engine.objects.instances import FORMS
 from midstride.engine.objects.plain_values import PLAIN, kind_name
 from midstride.engine.objects.restored_memory import RestoredMemory
 from midstride.engine.objects.user_modules import function_called
-from midstride.engine.state.nodes import Instance, kind_text
+from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.state.object_nodes import Instance, kind_text
 from midstride.engine.state.row_shards import is_distributed
 from midstride.engine.state.tensors import is_expanded
 

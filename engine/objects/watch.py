@@ -9,10 +9,10 @@ from torch import Tensor
 
 from midstride.engine.formatting import format_names
 from midstride.engine.objects.array_sharing import ArraySharing
-from midstride.engine.objects.graph import DEEPEST, GraphWalk
 from midstride.engine.objects.node_writers import DATA
 from midstride.engine.objects.plain_values import kind_name
 from midstride.engine.objects.user_modules import function_called
+from midstride.engine.objects.walk import DEEPEST, GraphWalk
 from midstride.engine.state.tensors import other_kind
 
 __all__ = ["NoUnwritableWarnings", "UnwritableWarnings", "shown"]

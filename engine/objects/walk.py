@@ -18,7 +18,7 @@ from torch import Tensor
 from midstride.engine.objects.node_writers import has_memory, writer_of
 from midstride.engine.objects.plain_values import PLAIN, is_large, kind_name, step
 from midstride.engine.objects.shared_memory import is_shared
-from midstride.engine.state.nodes import Instance, Same, View
+from midstride.engine.state.object_nodes import Instance, Same, View
 from midstride.engine.state.row_shards import is_distributed, row_shard_of
 from midstride.engine.state.torch_internals import is_view_of_one
 
