@@ -18,12 +18,12 @@ __all__ = ["main"]
 
 def kill_rank(node: Machine) -> None:
     """Kill a rank."""
-    node.find("nodes.rank")[0].kill()
+    node.find("machines.rank")[0].kill()
 
 
 def kill_agent(node: Machine) -> None:
     """Kill torchrun's agent, and the command that has started it."""
-    for process in (*node.find("engine join"), *node.find("nodes.agent")):
+    for process in (*node.find("engine join"), *node.find("machines.agent")):
         process.kill()
 
 

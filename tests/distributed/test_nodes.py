@@ -137,7 +137,7 @@ def has_a_spare(machines: Machines) -> None:
         machines.join()
     machines.wait_for_round(ranks=2)
     lingers(machines)
-    trains = next(node for node in machines.nodes if node.find("nodes.rank"))
+    trains = next(node for node in machines.nodes if node.find("machines.rank"))
     machines.nodes.remove(trains)
     trains.kill()
     machines.wait_for_round(ranks=2)

@@ -54,7 +54,7 @@ class Cluster:
 
     def training(self) -> list[int]:
         """Return which machines have a rank."""
-        return [number for number, pid in enumerate(self.machines) if found_below(pid, "nodes.rank")]
+        return [number for number, pid in enumerate(self.machines) if found_below(pid, "machines.rank")]
 
     def remove(self, number: int) -> None:
         """Lose a machine."""

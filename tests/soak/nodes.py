@@ -120,7 +120,7 @@ class Fate:
     def kill_rank(self) -> None:
         """Kill a rank, if there is one."""
         with contextlib.suppress(IndexError):
-            self._on_node(lambda node: node.find("nodes.rank")[0].kill(), "kill_rank")
+            self._on_node(lambda node: node.find("machines.rank")[0].kill(), "kill_rank")
 
     def kill_launcher(self) -> None:
         """Kill the launcher."""

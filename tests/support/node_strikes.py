@@ -46,12 +46,12 @@ def all_suspended(machines: Machines) -> None:
 
 
 def rank_killed(machines: Machines) -> None:
-    machines.nodes[0].find("nodes.rank")[0].kill()
+    machines.nodes[0].find("machines.rank")[0].kill()
     machines.wait_for_all()
 
 
 def rank_suspended(machines: Machines) -> None:
-    machines.nodes[0].find("nodes.rank")[0].signal(SIGSTOP)
+    machines.nodes[0].find("machines.rank")[0].signal(SIGSTOP)
     machines.wait_for_all()
 
 
