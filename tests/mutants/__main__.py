@@ -30,13 +30,13 @@ TIMES, LEAST_S = 10.0, 60.0
 def judge(copy: Copy, mutant: Mutant, limit_s: float) -> tuple[str, str]:
     """Return how a planted bug ended, in a word, and what there is to say of it."""
     with copy.planted(mutant):
-        verdict = copy.tested(mutant.arguments, limit_s)
+        verdict = copy.tested(copy.checkout.tests_of(mutant), limit_s)
     if verdict.code == 1:
         by = verdict.failed[0].partition("::")[2] if verdict.failed else "a test"
         return ("KILLED", f"by {by}: the argument no longer holds") if mutant.survives else ("killed", f"by {by}")
     if verdict.code != 0:
         return "BROKEN", f"pytest ended with code {verdict.code}\n{verdict.output}"
-    return ("argued", mutant.survives) if mutant.survives else ("SURVIVED", " ".join(mutant.arguments))
+    return ("argued", mutant.survives) if mutant.survives else ("SURVIVED", " ".join(mutant.tests))
 
 
 def run(copy: Copy, rows: Sequence[Mutant], taken_s: Mapping[str, float]) -> bool:
@@ -50,10 +50,10 @@ def run(copy: Copy, rows: Sequence[Mutant], taken_s: Mapping[str, float]) -> boo
     counts: Counter[str] = Counter()
     for mutant in rows:
         began = time.monotonic()
-        slowest_s = max(s for test, s in taken_s.items() if test.startswith(tuple(mutant.arguments)))
+        slowest_s = max(s for test, s in taken_s.items() if test.startswith(tuple(copy.checkout.tests_of(mutant))))
         ended, told = judge(copy, mutant, max(LEAST_S, TIMES * slowest_s))
         counts[ended] += 1
-        print(f"{ended:<9}{time.monotonic() - began:5.1f} s  {mutant.file}: {mutant.name}; {told}", flush=True)
+        print(f"{ended:<9}{time.monotonic() - began:5.1f} s  {mutant}; {told}", flush=True)
     print(", ".join(f"{count} {ended}" for ended, count in counts.items()))
     return not counts.keys() - {"killed", "argued"}
 
@@ -62,12 +62,12 @@ def main() -> int:
     """Run the rows that were asked for; 1 if one of them survived and is not argued for."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument(
-        "-k", metavar="PATTERN", default="", help="only rows with this in their file or name: a regular expression"
+        "-k", metavar="PATTERN", default="", help="only rows with this in their function or name: a regular expression"
     )
     asked = parser.parse_args()
-    rows = [row for row in MUTANTS if re.search(asked.k, f"{row.file}: {row.name}")]
+    rows = [row for row in MUTANTS if re.search(asked.k, str(row))]
     if not rows:
-        parser.error(f"no row has {asked.k!r} in its file or name")
+        parser.error(f"no row has {asked.k!r} in its function or name")
     import torch
     import torch._dynamo  # the first optimizer imports it, which takes seconds
 
@@ -75,7 +75,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="midstride-mutants-", dir=FOLDER) as folder:
         copy = Copy(ROOT, Path(folder))
         # Without a bug: a test that fails anyway kills nothing.
-        control = copy.tested(sorted({argument for row in rows for argument in row.arguments}), CONTROL_S)
+        control = copy.tested(sorted({test for row in rows for test in copy.checkout.tests_of(row)}), CONTROL_S)
         if control.code != 0:
             print(control.output, "the tests do not pass without a planted bug, either", sep="\n")
             return 2

@@ -1,5 +1,6 @@
 """A copy of the checkout in which bugs are planted, and its tests run, without touching the original."""
 
+import ast
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from mutants.mutant import Mutant
+from mutants.mutant import Checkout, Mutant
 
 __all__ = ["Copy", "Verdict"]
 
@@ -50,15 +51,16 @@ class Copy:
             if (root / name).exists():  # else it is removed and not yet committed
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.root / name, follow_symlinks=False)
-        # Compiled files are compared by time and size, and a planted bug may have both: each gets a time of its own.
+        self.checkout = Checkout(self.root)
+        # Python compares compiled files by time and size, and a planted bug may keep both: each gets its own time.
         self._times = itertools.count(1)
 
     @contextmanager
     def planted(self, mutant: Mutant) -> Iterator[None]:
         """Have the bug in the copy while the block runs."""
-        file = self.root / mutant.file
+        file, tree = self.checkout.planted(mutant)
         source = file.read_text()
-        self._put(file, mutant.planted(source))
+        self._put(file, ast.unparse(tree))
         try:
             yield
         finally:

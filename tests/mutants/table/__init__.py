@@ -1,0 +1,14 @@
+"""All planted bugs, by subject."""
+
+from mutants.table.data import DATA
+from mutants.table.metrics import METRICS
+from mutants.table.objects import OBJECTS
+from mutants.table.processes import PROCESSES
+from mutants.table.runs import RUNS
+from mutants.table.snapshots import SNAPSHOTS
+from mutants.table.strategies import STRATEGIES
+from mutants.table.training import TRAINING
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = [*OBJECTS, *DATA, *TRAINING, *METRICS, *SNAPSHOTS, *STRATEGIES, *PROCESSES, *RUNS]
