@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mutants.copy import Copy
-from mutants.mutant import Mutant
+from mutants.mutant import Checkout, Mutant
 from mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -61,13 +61,12 @@ def run(copy: Copy, rows: Sequence[Mutant], taken_s: Mapping[str, float]) -> boo
 def main() -> int:
     """Run the rows that were asked for; 1 if one of them survived and is not argued for."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument(
-        "-k", metavar="PATTERN", default="", help="only rows with this in their function or name: a regular expression"
-    )
+    parser.add_argument("-k", metavar="PATTERN", default="", help="only rows whose file, function or name matches")
     asked = parser.parse_args()
-    rows = [row for row in MUTANTS if re.search(asked.k, str(row))]
+    checkout = Checkout(ROOT)
+    rows = [row for row in MUTANTS if any(re.search(asked.k, f"{file}: {row}") for file in checkout.files(row))]
     if not rows:
-        parser.error(f"no row has {asked.k!r} in its function or name")
+        parser.error(f"no row has {asked.k!r} in its file, function or name")
     import torch
     import torch._dynamo  # the first optimizer imports it, which takes seconds
 

@@ -51,6 +51,10 @@ class Checkout:
             for name in re.findall(r"^(?:    )?def (test_\w+)", file.read_text(), re.MULTILINE):
                 self._tests[name].add(path)
 
+    def files(self, mutant: Mutant) -> list[str]:
+        """Return the files that define the function of a bug, relative to the root."""
+        return sorted(file.relative_to(self.root).as_posix() for file in self._sources[mutant.where])
+
     def planted(self, mutant: Mutant) -> tuple[Path, ast.Module]:
         """Return the file of a bug and its tree with the bug in it.
 
