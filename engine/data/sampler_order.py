@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import isgeneratorfunction
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -207,7 +207,8 @@ class SamplerOrder(SampleOrder):
                 for one in samplers_in(sampler):
                     if callable(set_epoch := getattr(one, "set_epoch", None)):
                         set_epoch(epoch)
-                given = islice(self._base_seed.iterate(sampler, epoch), self._max_items)
+                # islice calls iter() again, on which a sampler that is its own iterator may start over.
+                given = islice(map(next, repeat(self._base_seed.iterate(sampler, epoch))), self._max_items)
                 items = [copy.copy(item) if type(item) is list else item for item in given]
         except Exception as error:
             if is_retryable(error):

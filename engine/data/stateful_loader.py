@@ -1,20 +1,25 @@
 """A DataLoader with `state_dict` and `load_state_dict`, for training loops other than the Trainer's."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from midstride.engine.data.accelerate_internals import accelerate_pass
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.order import StridedOrder
 from midstride.engine.data.rng.per_sample import Rng
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.seeds import mix
 from midstride.engine.world import World
 
 __all__ = ["StatefulDataLoader"]
+
+log = logging.getLogger(__name__)
 
 T_co = TypeVar("T_co", covariant=True)
 _VERSION = 1
@@ -86,11 +91,33 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._batch = 0
         reader, epoch = self._reader, self._epoch
         self._has_begun, self._is_loaded = True, False
-        for batch in reader.batches(epoch, self._batch):
-            self._batch += 1
-            yield batch
+        with accelerate_pass(self._remainder) as current:
+            for batch in reader.batches(epoch, self._batch):
+                self._batch += 1
+                current.returns(is_last=reader.at_end)
+                yield batch
         if reader is self._resumable and epoch == self._epoch:
             self._epoch, self._batch, self._has_begun = epoch + 1, 0, False
+
+    def _remainder(self) -> int:
+        """Return the number of samples in the last batch of all ranks, as `AcceleratePass` has it."""
+        order = getattr(self._reader, "order", None)
+        if not isinstance(order, StridedOrder) or order.own:
+            return -1
+        samples, ranks = len(order.sequence), order.size
+        repeated = -samples % ranks
+        # Ranks share samples in strides, so each repeated sample is the last one of its rank's batch.
+        last = (order.rank_samples() - 1) % order.batch_size + 1
+        if repeated > 1 and last > 1 and not order.drop_last:
+            log.warning(
+                "gather_for_metrics counts %d samples twice: %d samples do not divide among %d ranks. Pass a torch "
+                "DataLoader to accelerator.prepare for this evaluation",
+                repeated,
+                samples,
+                ranks,
+            )
+            return -1
+        return 0 if order.drop_last else samples % order.global_batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last batch that was read, in types that `torch.save` and pickle support.

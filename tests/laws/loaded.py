@@ -125,6 +125,31 @@ class ToldTheEpoch(Loaded):
         return {"sampler": Epochs(len(samples))}
 
 
+class Rewinding(Sampler[int]):
+    """Is its own iterator: each `iter` starts over, in another order."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.passes, self.at = samples, 0, samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes, self.at = self.passes + 1, 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.samples:
+            raise StopIteration
+        self.at += 1
+        return (self.at + 5 * self.passes) % self.samples
+
+
+class OwnIterator(Loaded):
+    def options(self, samples: Samples) -> dict[str, Any]:
+        return {"sampler": Rewinding(len(samples))}
+
+
 class Speaking(Sampler[int]):
     """Keeps its state where nobody finds it, and says it."""
 

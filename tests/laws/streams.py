@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from laws.lives import BATCH, SampleData, Samples, Tangled
+from laws.loaded import Rewinding
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, get_worker_info
@@ -112,6 +113,14 @@ class Drawn(IterableDataset[Any]):
 
     def __next__(self) -> Any:
         return self.samples[next(self.indices)]
+
+
+class Rewound(Drawn):
+    """Has a sampler that is its own iterator."""
+
+    def __init__(self, samples: int, noise: float = 0.1) -> None:
+        super().__init__(samples, noise)
+        self.sampler = Rewinding(samples)
 
 
 class Picky(Drawn):
@@ -259,6 +268,7 @@ ITERABLES: dict[str, Make] = {
     "state that is not taken back": over(Failing),
     "state that is wrong later": over(Late),
     "sampler": over(Drawn, persistent_workers=True),
+    "sampler, its own iterator": over(Rewound),
     "sampler, picky": over(Picky),
     "batches of its own": over(Batched, batch_size=None),
     "full batches only": over(Stream, drop_last=True),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from laws.lightning.lives import DEATHS, live_all, train_on_two
-from laws.lightning.own_loader import read_on
+from laws.lightning.own_loader import gathered, read_on, windows
 from laws.lives import assert_runs_alike
 
 from midstride.engine.runs.audit import audit
@@ -61,3 +61,35 @@ def test_loops_of_others_read_on_exactly_with_our_loader_and_not_with_torchs(
     assert run_ranks(read_on, by, tmp_path, processes=ranks) == [0] * ranks
     for rank in range(ranks):
         assert json.loads((tmp_path / f"alike-{rank}.json").read_text()) == {"stateful": True, "plain": False}
+
+
+def test_accelerate_steps_on_an_incomplete_last_window(tmp_path: Path) -> None:
+    assert run_ranks(windows, tmp_path, processes=1) == [0]
+    found = json.loads((tmp_path / "windows.json").read_text())
+    assert found["stateful"] == found["plain"]
+    assert found["plain"][0].count(True) == 8
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "ranks", "counted_twice"),
+    [
+        (11, 4, 2, 0),
+        (12, 4, 2, 0),
+        (7, 4, 1, 0),
+        (13, 4, 3, 0),
+        (14, 4, 3, 0),
+        (4, 1, 3, 0),
+        (13, 5, 3, 2),
+        (10, 3, 3, 0),
+    ],
+)
+def test_accelerate_gathers_each_sample_once_or_says_so(
+    samples: int, batch: int, ranks: int, counted_twice: int, tmp_path: Path
+) -> None:
+    assert run_ranks(gathered, samples, batch, tmp_path, processes=ranks) == [0] * ranks
+    found = json.loads((tmp_path / "gathered-0.json").read_text())
+    assert found["plain"] == [*range(samples)]
+    assert found["stateful"] == sorted([*range(samples), *range(counted_twice)])
+    assert [f"counts {counted_twice} samples twice" in warned for warned in found["warned"]] == [True] * bool(
+        counted_twice
+    )

@@ -30,7 +30,7 @@ from midstride.engine.testing import run_ranks
 
 SEED = 7
 #: rows that go on from a state of their own, so that no attempt reads an epoch from its start
-STATEFUL = {"state", "iterator with state", "state that is wrong later", "sampler"}
+STATEFUL = {"state", "iterator with state", "state that is wrong later", "sampler", "sampler, its own iterator"}
 AXES: dict[str, list[Any]] = {"kind": list(STREAMS), "ranks": [1, 2], "workers": [(0, 2), (2, 0), (2, 1)]}
 
 

@@ -111,8 +111,8 @@ def test_every_package_has_its_unit_tests() -> None:
     assert tested == of_engine | {"tasks", "flows"}
 
 
-#: where privates of torch, torchmetrics and Prefect are named; `test_internals.py` tries them
-INTERNALS = ("torch_internals.py", "torchmetrics_internals.py", "prefect_internals.py")
+#: where privates of torch, torchmetrics, Prefect and Accelerate are named; `test_internals.py` tries them
+INTERNALS = ("torch_internals.py", "torchmetrics_internals.py", "prefect_internals.py", "accelerate_internals.py")
 #: names with an underscore that are documented, or of the standard library, numpy and fsspec
 NOT_TORCHS = {
     "_shutdown",

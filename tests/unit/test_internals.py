@@ -1,4 +1,4 @@
-"""What is taken from the privates of torch, torchmetrics and Prefect is there, and does what is assumed of it."""
+"""The private names of torch, torchmetrics, Prefect and Accelerate that midstride uses exist and do what it assumes."""
 
 import inspect
 import logging
@@ -21,6 +21,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 from torch.utils.data import DataLoader, RandomSampler, default_collate, default_convert, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from midstride.engine.data import accelerate_internals as accelerate
 from midstride.engine.data import torch_internals as data
 from midstride.engine.launch import torch_internals as launch
 from midstride.engine.metrics import torchmetrics_internals as metrics
@@ -32,6 +33,7 @@ from midstride.flows import prefect_internals as prefect
 pytestmark = pytest.mark.fast
 
 
+FILES = (accelerate, data, launch, metrics, modules, state, strategies, prefect)
 #: `make test-xla` tries it: torch_xla is in an environment of its own
 ELSEWHERE = {"initialize_xla"}
 
@@ -39,7 +41,7 @@ ELSEWHERE = {"initialize_xla"}
 def test_each_name_of_a_file_of_privates_is_tried_here() -> None:
     """So this file tells of whichever versions are installed whether they still have what is taken from them."""
     tried = Path(__file__).read_text()
-    names = {name for file in (data, launch, metrics, modules, state, strategies, prefect) for name in file.__all__}
+    names = {name for file in FILES for name in file.__all__}
     assert {name for name in names if f".{name}" not in tried} == ELSEWHERE
 
 
@@ -348,3 +350,13 @@ def test_a_schedule_goes_through_fewer_micro_batches_than_it_was_made_for() -> N
     two = SimpleNamespace(num_stages=2)
     assert [strategies.schedule_of(Recorded, two, count)._n_microbatches for count in (1, 2, 3)] == [1, 2, 3]
     assert "in range(self._n_microbatches)" in inspect.getsource(ScheduleGPipe._step_microbatches)
+
+
+def test_accelerate_sees_the_end_of_a_pass() -> None:
+    gradients = pytest.importorskip("accelerate.state").GradientState()
+    with accelerate.accelerate_pass(lambda: 3) as current:
+        assert isinstance(current, accelerate.AcceleratePass)
+        assert (gradients.end_of_dataloader, gradients.remainder) == (False, 3)
+        current.returns(is_last=True)
+        assert gradients.end_of_dataloader
+    assert not gradients.in_dataloader

@@ -7,7 +7,7 @@ neither                                 its start                         everyt
 """
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import count, islice, repeat
 from typing import Any, Protocol
 
 from torch.utils.data import Sampler
@@ -178,7 +178,8 @@ class _CountedSampler(Sampler[Any]):
             with isolation:
                 seed_generators(mix(self._key, number))
                 if number == 0:
-                    iterator = iter(self.sampler)
+                    # islice would call iter() for each block, on which a sampler that is its own iterator starts over.
+                    iterator = map(next, repeat(iter(self.sampler)))
                 block = list(islice(iterator, self.BLOCK))
             if not block:
                 return

@@ -1,6 +1,7 @@
 """Loops of others over a StatefulDataLoader, stopped in the middle of an epoch. Called in forks."""
 
 import json
+import logging
 import os
 import warnings
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from midstride.engine.data import StatefulDataLoader
 
@@ -102,6 +103,44 @@ def accelerate_reads(
                     accelerator.save_state(str(save))
                     torch.save(loader.state_dict() if has_state else None, save / own)
                 return batches
+
+
+def windows(folder: Path) -> None:
+    """Write, for both loaders, the steps and the last weight of a loop of Accelerate's that accumulates gradients."""
+    from accelerate import Accelerator
+
+    found = {}
+    for name, make in {"plain": DataLoader, "stateful": StatefulDataLoader}.items():
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        layer = torch.nn.Linear(1, 1)
+        data = TensorDataset(torch.arange(28.0).reshape(28, 1) / 28)
+        layer, optimizer, loader = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), 0.1), make(data, 4))
+        steps = []
+        for _ in range(2):
+            for (x,) in loader:
+                with accelerator.accumulate(layer):
+                    accelerator.backward(layer(x).square().mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                steps.append(accelerator.sync_gradients)
+        found[name] = [steps, next(layer.parameters()).item()]
+    (folder / "windows.json").write_text(json.dumps(found))
+
+
+def gathered(samples: int, batch: int, folder: Path) -> None:
+    """Write, for both loaders, the samples that `gather_for_metrics` returns, and the warnings of midstride's."""
+    from accelerate import Accelerator
+
+    warned: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("midstride").addHandler(handler)
+    accelerator, found = Accelerator(cpu=True), {}
+    for name, make in {"plain": DataLoader, "stateful": StatefulDataLoader}.items():
+        loader = accelerator.prepare(make(TensorDataset(torch.arange(float(samples))), batch))
+        found[name] = sorted(int(x) for (part,) in loader for x in accelerator.gather_for_metrics(part))
+    (folder / f"gathered-{os.environ['RANK']}.json").write_text(json.dumps({**found, "warned": warned}))
 
 
 LOOPS = {"lightning": lightning_reads, "accelerate": accelerate_reads}
