@@ -1,5 +1,6 @@
 """Data loaders that can start at any batch: orders and random numbers are functions of the position in the epoch.
 
+accelerate_internals  tells Accelerate of a pass over a StatefulDataLoader, and of its end
 attribute_fingerprint  a fast check that attributes have not changed, in place of a walk over the objects
 base_seed              the seed that a DataLoader draws from its generator ahead of a sampler that shares it
 combined               several loaders at once, read side by side or one after the other
