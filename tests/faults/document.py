@@ -8,27 +8,34 @@ __all__ = ["PAGE", "text"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
-HEAD = """# Faults, and what happens in each
+HEAD = """# Faults
 
-Every line of this table is a test: the fault is made to happen in a run of two processes, the run is started again
-where that is needed, and its weights, its optimizer, its metric log and the order of its samples are compared, bit for
-bit, with those of the same run undisturbed. This page is written from the table of those tests,
-`tests/faults/table.py`.
+```sh
+midstride fit job.yaml --run first
+```
 
-A world ends with 0 done; 1 a retry may help; 2 a retry cannot help; 75 stopped on request, a retry resumes. A retry is
-the same command again: a flow does it on its own, `midstride fit JOB --run NAME` when it is called again.
+This command resumes a run after each fault below. Each row is a test: a fault strikes a run of two processes, and the
+run is restarted if needed. Weights, optimizer, metric log and order of samples must equal those of the undisturbed run,
+bit for bit. The page is generated from `tests/faults/table.py`.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | a retry may help |
+| 2 | a retry cannot help |
+| 75 | stopped on request; a retry resumes |
 
 """
 
 
 def text() -> str:
     """Return the page."""
-    lines = ["| fault | what happens | the world ends with | tried |", "|---|---|---|---|"]
+    lines = ["| fault | result | exit code | tested |", "|---|---|---|---|"]
     for row in ROWS:
         tried = ", ".join(dict.fromkeys(f"{cell.name} ({cell.store})" for cell in row.cells))
         lines.append(f"| {row.fault} | {row.then} | {CODES[row.code]} | {tried} |")
     said = [f"{row.fault}:\n\n    {row.says}\n" for row in ROWS if row.says]
-    return "\n".join([HEAD.rstrip(), "", *lines, "", "## What a person reads", "", *said])
+    return "\n".join([HEAD.rstrip(), "", *lines, "", "## Messages", "", *said])
 
 
 if __name__ == "__main__":

@@ -90,12 +90,12 @@ class Row:
         return re.fullmatch(pattern, line) is not None
 
 
-_DAMAGED = "It is found before a bit of it is used, set aside, and the snapshot before it is taken."
+_DAMAGED = "It is detected before use and set aside. The previous snapshot is loaded."
 
 ROWS = [
     Row(
         "A rank is killed (SIGKILL, out of memory, a lost machine)",
-        "The world ends; the next attempt resumes from the newest snapshot.",
+        "The attempt ends; the next one resumes from the newest snapshot.",
         KILLED,
         [
             Cell("in backward", itself("kill", 1, step=5, phase="backward")),
@@ -107,7 +107,7 @@ ROWS = [
     ),
     Row(
         "All ranks are killed at once",
-        "The world ends; the next attempt resumes from the newest snapshot.",
+        "The attempt ends; the next one resumes from the newest snapshot.",
         KILLED,
         [
             Cell("before the commit", itself("kill", 0, 1, step=6, phase="before_commit")),
@@ -115,19 +115,19 @@ ROWS = [
     ),
     Row(
         "The launcher is killed (SIGKILL)",
-        "Its ranks end with it, at once; the next attempt resumes from the newest snapshot.",
+        "Its ranks end at once; the next attempt resumes from the newest snapshot.",
         KILLED,
         [Cell("in backward", launcher_killed)],
     ),
     Row(
         "A rank freezes (SIGSTOP), and is killed",
-        "The others wait for it; once it is killed, the next attempt resumes.",
+        "The others wait. Once it is killed, the next attempt resumes.",
         KILLED,
         [Cell("in backward", frozen_and_killed)],
     ),
     Row(
         "The loss is not finite",
-        "The world ends with 2, earlier snapshots are good; once that is corrected the same command resumes.",
+        "Earlier snapshots are intact. Correct the cause; the same command then resumes.",
         REFUSED,
         [Cell("in training", not_finite)],
         says="the loss is nan at epoch {number}, batch {number}, step {number} on rank {number}. "
@@ -135,7 +135,7 @@ ROWS = [
     ),
     Row(
         "A rank is asked to stop (SIGTERM)",
-        "All ranks take a snapshot together and end with 75; the next attempt resumes from it.",
+        "All ranks take a snapshot together and end; the next attempt resumes from it.",
         STOPPED,
         [
             Cell("in forward", itself("stop", 1, step=5, phase="forward")),
@@ -144,7 +144,7 @@ ROWS = [
     ),
     Row(
         "An exception in the engine or below it",
-        "The world ends; the next attempt resumes from the newest snapshot.",
+        "The attempt ends; the next one resumes from the newest snapshot.",
         FAILED,
         [
             Cell("in the optimizer", itself("raise", 1, step=5, phase="optimizer_step")),
@@ -152,8 +152,8 @@ ROWS = [
         ],
     ),
     Row(
-        "A world that was taken for dead wakes up, after a newer one has taken over",
-        "It finds out before it commits anything, and stops; nothing of it is ever read.",
+        "A process group that was presumed dead resumes after its replacement has started",
+        "It stops before it commits anything. Nothing it wrote is read.",
         STOPPED,
         [Cell("before the commit", overtaken), Cell("before the commit", overtaken, "s3")],
         says="generation 2 advances {url} now, this world is generation 1: it stops",
@@ -206,20 +206,20 @@ ROWS = [
     ),
     Row(
         "A file of the newest snapshot cannot be read",
-        "It is set aside once an older one could be read, and that one is taken; where none can be, nothing is.",
+        "It is set aside if an older one is readable, which is then loaded.",
         KILLED,
         [Cell("a folder in its place", unreadable)],
         says=f"{_ASIDE} cannot be read: {{reason}}",
     ),
     Row(
         "The manifest of the newest snapshot is missing",
-        "That snapshot never happened; the one before it is taken.",
+        "That snapshot does not exist. The previous one is loaded.",
         KILLED,
         [Cell("gone", damage(_MANIFEST, missing))],
     ),
     Row(
         "The disk is full",
-        "What was begun is removed again and the world ends; once there is room, the next attempt resumes.",
+        "The unfinished snapshot is removed and the attempt ends. With free space, the next one resumes.",
         FAILED,
         [Cell("at a later snapshot", disk_full)],
         says="snapshot {name} was not taken, rank {number} says: {url} cannot be written: [Errno {number}] {reason}. "
@@ -227,7 +227,7 @@ ROWS = [
     ),
     Row(
         "The store may not be written",
-        "Refused within seconds, before training starts, with 2.",
+        "Refused within seconds, before training starts.",
         REFUSED,
         [Cell("at the start", read_only)],
         says="{url} cannot be written: [Errno {number}] {reason}: {path} "
@@ -235,7 +235,7 @@ ROWS = [
     ),
     Row(
         "The S3 server is killed and restarted",
-        "The store is asked again until it answers (snapshots.store_patience_s); nothing is lost or half written.",
+        "The write is retried until the store responds (snapshots.store_patience_s). Nothing is lost.",
         DONE,
         [
             Cell("while writing", server("killed", step=6, phase="snapshot_write"), "s3", own=True),
@@ -245,20 +245,20 @@ ROWS = [
     ),
     Row(
         "The S3 server does not answer for a while",
-        "The store is asked again until it answers (snapshots.store_patience_s); nothing is lost or half written.",
+        "The write is retried until the store responds (snapshots.store_patience_s). Nothing is lost.",
         DONE,
         [Cell("while writing", server("frozen", step=6, phase="snapshot_write"), "s3", own=True)],
         says="{url} does not answer, waiting up to 300 s: {server}: ReadTimeoutError",
     ),
     Row(
         "The S3 server is slow",
-        "The training goes on.",
+        "Training continues.",
         DONE,
         [Cell("all the time", slow, "s3")],
     ),
     Row(
         "The credentials are wrong",
-        "Refused within seconds, before training starts, with 2.",
+        "Refused within seconds, before training starts.",
         REFUSED,
         [Cell("at the start", wrong_secret, "s3")],
         says="{url} cannot be written: SignatureDoesNotMatch: {reason}. Set AWS_ACCESS_KEY_ID and "
