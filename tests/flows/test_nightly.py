@@ -1,6 +1,7 @@
 """The flow of a night, on a real server; what ten nights may bring is in tests/faults."""
 
 import os
+import shutil
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from support.flow_events import payload, told
 from support.flow_runs import Command, wait_for
 from support.nightly_job import House
 
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.registry.registry import ModelRegistry
@@ -105,6 +107,18 @@ def test_a_promotion_that_was_taken_back_is_not_told_again(house: House, server:
     assert _night(house, 3).verdict.endswith("more than the margin of 0.125")
     promoted = wait_for(lambda: _told(server, house, "promoted", 3), "an event for each promotion, and no more")
     assert [one.run for one in promoted] == ["level-2026-03-01", "level-2026-03-02", "level-2026-03-03"]
+
+
+def test_the_example_promotes_a_night_that_is_better(server: str, tmp_path: Path) -> None:
+    """That of docs/examples/nightly; a gate that nothing passes keeps the champion."""
+    source = Path(__file__).parents[2] / "docs/examples/nightly"
+    folder = shutil.copytree(source, tmp_path / "nightly", ignore=shutil.ignore_patterns(".cache", "runs"))
+    job = TrainingJob.load(folder / "job.yaml", ["trainer.max_epochs=1"])
+    assert nightly(job, "2026-03-01").champion == "demand-2026-03-01"
+    strict = TrainingJob.load(folder / "job.yaml", ["trainer.max_epochs=1", "nightly.margin=100"])
+    second = nightly(strict, "2026-03-02")
+    assert second.champion == "demand-2026-03-01", second.verdict
+    assert {path.name for path in (folder / ".cache").iterdir()} == {"2026-03-01", "2026-03-02"}
 
 
 def _told(server: str, house: House, what: str, count: int) -> list[Any]:

@@ -158,6 +158,30 @@ def test_python_blocks_run(page: Path) -> None:
     run_page(program)
 
 
+#: kind of a page's first code block -> the test that tries it
+TRIED = {
+    "python": "test_python_blocks_run, test_a_newcomer_gets_started",
+    "yaml": "test_jobs_are_valid",
+    "sh": "test_commands_run, test_the_other_commands_run_elsewhere, test_make_targets_exist",
+}
+#: pages that open otherwise: a text or a drawing, files of the checkout, a command that only others have
+OPENED_OTHERWISE = {"architecture", "glossary", "comparison", "snapshot-format", "airflow", "CHANGELOG"}
+#: lines before the first example: a heading, some sentences and maybe a table or a picture
+LINES_BEFORE = 24
+
+
+@page
+def test_a_page_opens_with_an_example_that_is_tried(page: Path) -> None:
+    if page.stem in OPENED_OTHERWISE or page.parent.name == "api":
+        return
+    before, fence, rest = page.read_text().partition("\n```")
+    assert fence, "no example"
+    assert before.count("\n") < LINES_BEFORE, "the example comes late"
+    kind = re.match(r"\w*", rest)
+    assert kind is not None
+    assert kind[0] in TRIED, f"no test tries {kind[0]!r}"
+
+
 @pages_with(r"^```python")
 def test_python_blocks_name_what_they_use(page: Path) -> None:
     """Also where they only define something."""
