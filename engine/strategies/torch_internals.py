@@ -26,7 +26,6 @@ __all__ = [
     "replica_of",
     "schedule_of",
     "set_timeout",
-    "timeout_of",
     "version_of",
 ]
 
@@ -46,12 +45,6 @@ def set_timeout(group: Any, timeout: timedelta) -> None:
     """Set the timeout of all further collectives of `group`."""
     public = getattr(dist, "set_timeout", None)  # torch's from 2.14 on, which warns of the other
     (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
-
-
-def timeout_of(group: Any, device: torch.device) -> timedelta:
-    """Return the timeout of collectives of `group`, for tensors on `device`."""
-    timeout: timedelta = group._get_backend(device).options._timeout
-    return timeout
 
 
 def default_store() -> Store:

@@ -142,6 +142,24 @@ def test_values_count_once_and_are_alike_on_every_rank(tmp_path: Path) -> None:
     assert Trainer(enable_progress_bar=False).test(alone, Data())["loss"] == pytest.approx(tested["loss"], rel=1e-6)
 
 
+def fit_first(folder: str) -> None:
+    """Fit, then evaluate, and once more with another timeout."""
+    module, found = Counts(), []
+    for timeout_s in (600.0, 300.0):
+        trainer = Trainer(
+            strategy="pipeline", max_epochs=1, collective_timeout_s=timeout_s, snapshots=None, enable_progress_bar=False
+        )
+        trainer.fit(module, Data())
+        found += [trainer.test(module, Data())["sum"], trainer.validate(module, Data())["sum"]]
+    Path(folder, f"{trainer.world.rank}.json").write_text(json.dumps(found))
+
+
+def test_an_evaluation_may_follow_a_fit(tmp_path: Path) -> None:
+    assert run_ranks(fit_first, str(tmp_path), processes=2) == [0, 0]
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [sum(range(SAMPLES))] * 4
+
+
 def fit(run: str, module: dict[str, Any], max_epochs: int, arguments: dict[str, Any]) -> None:
     trainer = Trainer(
         strategy="pipeline",

@@ -125,7 +125,7 @@ def test_groups_of_a_world_and_their_store() -> None:
         assert len(described) == 2
         for group in strategies.groups():
             strategies.set_timeout(group, timedelta(seconds=7))
-            assert strategies.timeout_of(group, torch.device("cpu")) == timedelta(seconds=7)
+            assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
         strategies.default_store().set("key", "value")
         assert strategies.PrefixStore("midstride/1", strategies.default_store()).num_keys() >= 0
     finally:

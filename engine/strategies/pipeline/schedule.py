@@ -2,8 +2,9 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,10 +20,12 @@ from midstride.engine.strategies.batch_split import cut
 from midstride.engine.strategies.mixins import LossOf
 from midstride.engine.strategies.pipeline.balance import tensors_of
 from midstride.engine.strategies.pipeline.stage import Stage
-from midstride.engine.strategies.torch_internals import schedule_of, timeout_of
+from midstride.engine.strategies.side_channel import TIMEOUT
+from midstride.engine.strategies.torch_collective import TorchCollective
+from midstride.engine.strategies.torch_internals import schedule_of
 from midstride.engine.trees import samples_in
 
-__all__ = ["PipelineLocation", "PipelineSchedule", "first_micro_batch", "micro_batch_count"]
+__all__ = ["PipelineLinks", "PipelineLocation", "PipelineSchedule", "first_micro_batch", "micro_batch_count"]
 
 #: number of batch shapes for which a schedule, with its receive buffers, is kept
 _SCHEDULES = 6
@@ -38,30 +41,61 @@ class PipelineLocation:
         ranks: ranks of this pipeline in the world, from the first stage to the last.
         stage: number of this rank's stage.
         group: process group of these ranks.
+        links: process groups of these ranks for sends and receives.
         device: device of this rank.
-        links: process groups for sends and receives between stages, by their timeout.
     """
 
     ranks: tuple[int, ...]
     stage: int
     group: Any
+    links: "PipelineLinks"
     device: torch.device
-    links: dict[timedelta, Any] = field(default_factory=dict)
 
     @property
     def is_last(self) -> bool:
         """Whether this is the last stage, which has the outputs and computes the loss."""
         return self.stage == len(self.ranks) - 1
 
-    def link(self) -> Any:
-        """Return the process group for sends and receives; every rank of the pipeline calls this at the same point.
 
-        With gloo, sends and receives use the timeout with which their group was made: a new timeout needs a new group.
-        """
-        timeout = timeout_of(self.group, self.device)
-        if timeout not in self.links:
-            self.links[timeout] = dist.new_group(sorted(self.ranks), timeout=timeout, use_local_synchronization=True)
-        return self.links[timeout]
+class PipelineLinks(TorchCollective):
+    """The ranks of all pipelines, with process groups for sends and receives between stages.
+
+    With gloo, sends and receives use the timeout with which their group was made: a new timeout needs new groups.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pipelines: list[list[int]] = []
+        self._links: dict[timedelta, Any] = {}
+        self._timeout = TIMEOUT
+
+    def connect(self, pipelines: list[list[int]]) -> None:
+        """Make the groups of `pipelines`, lists of ranks; every rank of the world calls this at the same point."""
+        self._pipelines = pipelines
+        self._make_groups()
+
+    @contextmanager
+    def timeout(self, timeout_s: float) -> Iterator[None]:
+        """Limit waits for other ranks in the block; every rank of the world enters it at the same point."""
+        with super().timeout(timeout_s):
+            self._timeout = timedelta(seconds=timeout_s)
+            self._make_groups()
+            try:
+                yield
+            finally:
+                self._timeout = TIMEOUT
+
+    def _make_groups(self) -> None:
+        # Not with use_local_synchronization: torch names such a group by the number of groups, which may occur twice.
+        if self._timeout not in self._links:
+            rank = dist.get_rank()
+            made = {rank in ranks: dist.new_group(ranks, timeout=self._timeout) for ranks in self._pipelines}
+            self._links[self._timeout] = made.get(True)
+
+    @property
+    def current(self) -> Any:
+        """The group of this rank's pipeline that has the timeout of now."""
+        return self._links[self._timeout]
 
 
 class PipelineSchedule:
@@ -155,7 +189,7 @@ class PipelineSchedule:
             location.device,
             input_args=ins,
             output_args=outs,
-            group=location.link(),
+            group=location.links.current,
         )
         # torch assumes that stage i is on rank i of the group; here the last stage is on its first rank.
         stage.stage_index_to_group_rank = {number: stages - 1 - number for number in range(stages)}

@@ -18,6 +18,7 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import LossOf, Measures, ModelParallel, RunsBackward
 from midstride.engine.strategies.pipeline.balance import balance_stages, faults_of, sizes_of, times_of
 from midstride.engine.strategies.pipeline.schedule import (
+    PipelineLinks,
     PipelineLocation,
     PipelineSchedule,
     first_micro_batch,
@@ -25,7 +26,7 @@ from midstride.engine.strategies.pipeline.schedule import (
 )
 from midstride.engine.strategies.pipeline.stage import DeferredOutput, Stage, StagedSequential
 from midstride.engine.strategies.step import StepScope, TrainingStep
-from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients, broadcast
+from midstride.engine.strategies.torch_collective import average_gradients, broadcast
 from midstride.engine.strategies.torch_internals import foreach_norm
 from midstride.engine.trees import convert
 from midstride.engine.world import World
@@ -64,7 +65,8 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         schedule: Literal["1f1b", "gpipe"] = "1f1b",
         checkpoint: bool = False,
     ) -> None:
-        super().__init__(TorchCollective())
+        self._links = PipelineLinks()
+        super().__init__(self._links)
         self._by = balance if isinstance(balance, str) else "size" if balance is None else "hand"
         self._balance = list(balance) if balance is not None and not isinstance(balance, str) else []
         self._wanted, self._micro_batches = stages or len(self._balance) or None, micro_batches
@@ -168,12 +170,14 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             return
         size, stages = self.world.size, self.stages
         starts = range(0, size, stages)
-        self._pipeline_groups = [dist.new_group(list(range(start, start + stages))) for start in starts]
+        pipelines = [list(range(start, start + stages)) for start in starts]
+        self._pipeline_groups = [dist.new_group(ranks) for ranks in pipelines]
         same_stage = [dist.new_group([start + stage for start in starts]) for stage in range(stages)]
         pipeline, stage = divmod(self.world.rank, stages)
         self._replicas = same_stage[stage]
-        ranks = tuple(range(pipeline * stages, (pipeline + 1) * stages))[::-1]
-        self._location = PipelineLocation(ranks, stages - 1 - stage, self._pipeline_groups[pipeline], self.device)
+        ranks, group = tuple(pipelines[pipeline][::-1]), self._pipeline_groups[pipeline]
+        self._location = PipelineLocation(ranks, stages - 1 - stage, group, self._links, self.device)
+        self._links.connect(pipelines)
 
     def setup_module(
         self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
