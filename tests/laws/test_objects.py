@@ -19,10 +19,9 @@ import torch
 from laws.mended import MENDED
 from laws.objects.devices import ON_DEVICE
 from laws.objects.loaders import Levelled, TellsBetweenEpochs
-from laws.objects.named import NAMED
 from laws.objects.ranked import RANKED
 from laws.objects.structure import DropsInValidation
-from laws.objects.table import KEPT
+from laws.objects.table import KEPT, NAMED
 from laws.objects.unsaved import LockedByRank
 from laws.xla_world import STAND_IN, run_xla_ranks
 from support.hostile_files import Parts

@@ -20,12 +20,16 @@ def remember(value: float, seen: list[float] = []) -> int:  # noqa: B006 - as us
 
 
 class InDefault(Small):
+    warns = "part of no snapshot: function remember: seen holds"
+
     def factor(self, batch: Tensor) -> Any:
         return remember(float(batch.sum()))
 
 
 class InOwnDefault(Small):
     """In a default of one of its methods."""
+
+    warns = r"part of no snapshot: function InOwnDefault\.factor: seen\['calls'\] \(0, now 1"
 
     def factor(self, batch: Tensor, seen: dict[str, int] = {"calls": 0}) -> Any:  # noqa: B006
         seen["calls"] += 1
@@ -41,6 +45,8 @@ tick.calls = 0  # type: ignore[attr-defined]
 
 
 class OnFunction(Small):
+    warns = r"part of no snapshot: function tick: calls \(0, now 1"
+
     def factor(self, batch: Tensor) -> Any:
         return tick()
 
@@ -59,6 +65,7 @@ class PerOwner:
 
 
 class InDescriptor(Small):
+    warns = r"part of no snapshot: class InDescriptor: gain\.values"
     gain = PerOwner()
 
     def factor(self, batch: Tensor) -> Any:
@@ -74,6 +81,8 @@ class Phase(enum.Enum):
 
 
 class InEnum(Small):
+    warns = r"class Phase: WARM\.seen \(0, now 1"
+
     def factor(self, batch: Tensor) -> Any:
         Phase.WARM.seen += 1
         return Phase.WARM.seen
@@ -91,6 +100,8 @@ class Shared:
 
 
 class InSingleton(Small):
+    warns = "class Shared: _made"
+
     def factor(self, batch: Tensor) -> Any:
         Shared().calls += 1
         return Shared().calls
@@ -100,6 +111,8 @@ DEPTH = contextvars.ContextVar("DEPTH", default=0)
 
 
 class InContext(Small):
+    warns = r"global .*DEPTH \(None, now 1"
+
     def factor(self, batch: Tensor) -> Any:
         DEPTH.set(DEPTH.get() + 1)
         return DEPTH.get()
@@ -119,6 +132,8 @@ class Louder(torch.autograd.Function):
 
 
 class OnAutogradFunction(Small):
+    warns = r"class Louder: calls \(0, now 1"
+
     def factor(self, batch: Tensor) -> Any:
         return 1 + Louder.apply(batch).mean()  # type: ignore[no-untyped-call]
 
@@ -131,11 +146,15 @@ def direction(number: int) -> Tensor:
 class InCache(Small):
     """Caches what a function draws."""
 
+    warns = r"global .*\.direction \(0 results cached, now 1"
+
     def factor(self, batch: Tensor) -> Any:
         return 1 + direction(1)
 
 
 class InCacheOfMethod(Small):
+    warns = r"InCacheOfMethod: scale \(0 results cached, now 1"
+
     @functools.lru_cache(maxsize=8)  # noqa: B019
     def scale(self, number: int) -> float:
         return float(torch.rand(()))
@@ -145,6 +164,8 @@ class InCacheOfMethod(Small):
 
 
 class InEnvironment(Small):
+    warns = r"environment variable FACTOR_CALLS \(missing, now"
+
     def factor(self, batch: Tensor) -> Any:
         calls = int(os.environ.get("FACTOR_CALLS", "0")) + 1
         os.environ["FACTOR_CALLS"] = str(calls)
@@ -152,6 +173,8 @@ class InEnvironment(Small):
 
 
 class InSettings(Small):
+    warns = r"part of no snapshot: torch\.get_float32_matmul_precision\(\) \('highest', now 'high'\)"
+
     def factor(self, batch: Tensor) -> Any:
         torch.set_float32_matmul_precision("high")
         return 1.0
@@ -159,6 +182,8 @@ class InSettings(Small):
 
 class InLibrary(Small):
     """A function of a library is another one from the second step on."""
+
+    warns = r"library function torch\.nn\.functional\.relu \(torch\.nn\.functional:relu, now \S+:elu\)"
 
     def factor(self, batch: Tensor) -> Any:
         return functional.relu(batch - 0.5).sum()
@@ -174,6 +199,8 @@ RELU = functional.relu
 
 
 class InDatabase(Small):
+    warns = "attribute rows, a Connection, is not part of snapshots"
+
     def build(self) -> None:
         self.rows = sqlite3.connect(":memory:")
         self.rows.execute("create table steps (step)")
@@ -187,6 +214,8 @@ GRAPH = torch.eye(3).to_sparse()
 
 
 class InSparseGlobal(Small):
+    warns = r"snapshot: global .*GRAPH \(float32\[3, 3\]"
+
     def factor(self, batch: Tensor) -> Any:
         GRAPH.mul_(2)
         return GRAPH.sum()
@@ -199,6 +228,8 @@ KINDS: dict[str, Any] = {"act": torch.nn.ReLU}
 class SwapsBuiltin(Small):
     """A function of C that a global names."""
 
+    warns = r"snapshot: global \S+\.act \(torch:\S+\.relu, now torch:\S+\.tanh\)"
+
     def factor(self, batch: Tensor) -> Any:
         return act(batch).sum()
 
@@ -209,6 +240,10 @@ class SwapsBuiltin(Small):
 class SwapsClass(Small):
     """A class that a container names, and one that a class does."""
 
+    warns = (
+        r"snapshot: class SwapsClass: norm \(\S+:LayerNorm, now \S+:RMSNorm\), global \S+\.KINDS\['act'\] "
+        r"\(\S+:ReLU, now \S+:GELU\)"
+    )
     norm: type = torch.nn.LayerNorm
 
     def factor(self, batch: Tensor) -> Any:

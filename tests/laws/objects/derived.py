@@ -131,6 +131,11 @@ class Waiting(queue.SimpleQueue[float]):
 class DerivedInC(Small):
     """What objects hold that stands in no attribute."""
 
+    warns = (
+        r"stop, a Stop, is not(.|\n)*point, a Point, (.|\n)*day, a Day, (.|\n)*grid, a Grid, (.|\n)*a Waiting, "
+        r"(.|\n)*rows, a meta Tensor, is"
+    )
+
     def build(self) -> None:
         self.stop, self.point, self.day = Stop(1.0), Point(1.0), Day(2026, 1, 1)
         self.grid, self.waiting = np.zeros(2).view(Grid), Waiting()
@@ -158,6 +163,8 @@ class Made:
 
 class MakesLate(Small):
     """An object that only its class can make comes up in training."""
+
+    warns = r"set in training to .* module\.made \(now \S+:Made\)"
 
     def build(self) -> None:
         self.made: Any = None

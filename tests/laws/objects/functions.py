@@ -69,6 +69,8 @@ def times(factor: float) -> Any:
 class ChoosesLate(Small):
     """A lambda is made in training that has the name of one that was built."""
 
+    warns = r"set in training to .* module\.act \(now \S+:times.<locals>.<lambda>, of other code\)"
+
     def build(self) -> None:
         self.act = times(2.0)
 
@@ -79,6 +81,8 @@ class ChoosesLate(Small):
 
 class Appends(Small):
     """A list gets another function at every step."""
+
+    warns = r"set in training to .* module\.acts\.0 \(now "
 
     def build(self) -> None:
         self.acts: list[Any] = []
@@ -91,6 +95,8 @@ class Appends(Small):
 class Patched(Small):
     """An object gets a method of its own."""
 
+    warns = r"set in training to .* module\.gain \(now .*Patched\.factor"
+
     def factor(self, batch: Tensor) -> Any:
         self.gain = types.MethodType(lambda self: 2.0, self)  # type: ignore[method-assign]
         return self.gain()
@@ -101,6 +107,8 @@ class Patched(Small):
 
 class Linked(Small):
     """A list that is linked, as long as training."""
+
+    warns = r"nested deeper than 64 levels, and from there on not part of snapshots: module\.newest\.1\.1"
 
     def build(self) -> None:
         self.newest: Any = None
@@ -187,6 +195,8 @@ class Counts(Small):
 class Bends(Small):
     """What is called is an object of a library."""
 
+    warns = r"part of no snapshot: module\.curve \(\[2\] \w+, now \[2\] \w+\)"
+
     def build(self) -> None:
         self.curve = np.poly1d([1.0, 0.0])
 
@@ -198,6 +208,8 @@ class Bends(Small):
 class Fits(Small):
     """What is called is an object of a library that shows no array."""
 
+    warns = r"part of no snapshot: module\.curve\.\w+ \(float64\[2\] \w+, now float64\[2\] \w+\)"
+
     def build(self) -> None:
         self.curve: Any = np.polynomial.Polynomial([0.0, 1.0])
 
@@ -208,6 +220,8 @@ class Fits(Small):
 
 class WeakWithCallback(Small):
     """A weak reference that calls something when what it refers to is gone."""
+
+    warns = "attribute newest, a ReferenceType, is not part of snapshots"
 
     def build(self) -> None:
         self.nodes = [Node(1.0), Node(2.0)]
@@ -222,6 +236,8 @@ class WeakWithCallback(Small):
 class InOwnModule(Small):
     """A module that code makes, to keep values in."""
 
+    warns = "attribute space, a module, is not part of snapshots"
+
     def build(self) -> None:
         self.space: Any = types.ModuleType("space")
         self.space.step = 0
@@ -233,6 +249,8 @@ class InOwnModule(Small):
 
 class WeakProxy(Small):
     """A weak proxy whose object is gone by the first snapshot."""
+
+    warns = "attribute newest, a ProxyType, is not part"
 
     def build(self) -> None:
         self.nodes = [Node(1.0)]

@@ -13,6 +13,8 @@ def doubled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
 class HookedLate(Small):
     """A hook that training adds."""
 
+    warns = r"hooks:doubled in layer\.forward_hooks is new\. A res"
+
     def factor(self, batch: Tensor) -> Any:
         if self.global_step == 1 and not self.layer._forward_hooks:
             self.layer.register_forward_hook(doubled)
@@ -21,6 +23,8 @@ class HookedLate(Small):
 
 class Unhooked(Small):
     """A hook that training removes, before another that stays."""
+
+    warns = r"<lambda> in act\.backward_hooks is gone\. A"
 
     def build(self) -> None:
         self.act = nn.ReLU()
@@ -59,6 +63,8 @@ class TensorHooked(Small):
 
 
 class TensorHookedLate(Small):
+    warns = r"hooks:TensorHookedLate\S+<lambda> in tensor layer\.weight\.backward_hooks is new\. A res"
+
     def factor(self, batch: Tensor) -> Any:
         if self.global_step == 1 and not self.layer.weight._backward_hooks:
             self.layer.weight.register_hook(lambda gradient: gradient * 2)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 
 class CountsWhereImported(Small):
+    warns = r"part of no snapshot: global .*helper\.STEPS \(\d+, now \d+"
+
     def factor(self, batch: Tensor) -> Any:
         from laws.objects.helper import count
 

@@ -83,6 +83,8 @@ class Wraps(Small):
 class Narrows(Wraps):
     """An object of a library that training changes."""
 
+    warns = r"part of no snapshot: module\.wrapper\.width \(70, now 7\d\)"
+
     def factor(self, batch: Tensor) -> Any:
         self.wrapper.width += 1
         return self.wrapper.width
@@ -106,6 +108,8 @@ class CartPole:
 
 class Plays(Small):
     """An environment that training steps."""
+
+    warns = "attribute env, a CartPole, is not part of snapshots; .*shows how, under An environment of gymnasium"
 
     def build(self) -> None:
         self.env = CartPole()

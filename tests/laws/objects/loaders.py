@@ -20,6 +20,8 @@ class Looping(DataLoader[Tensor]):
 
 
 class Loops(Small):
+    refused = "the train loader is a Looping with an __iter__ of its own"
+
     def train_dataloader(self) -> Any:
         return Looping(Rows(), 4)
 
@@ -67,6 +69,8 @@ class LockedLoader(DataLoader[Tensor]):
 
 
 class LoadsLocked(Small):
+    warns = r"not part of snapshots: loaders\.training\.lock, a lock\. If"
+
     def train_dataloader(self) -> Any:
         return LockedLoader()
 
@@ -79,6 +83,8 @@ class Tailored(DataLoader[Tensor]):
 
 
 class LoadsTailored(Small):
+    refused = "the train loader is a Tailored with a _get_iterator of its own"
+
     def train_dataloader(self) -> Any:
         return Tailored(Rows(), 4)
 
@@ -197,6 +203,8 @@ class LockedStream(Told):
 
 
 class TellsLockedStream(TellsStream):
+    warns = r"LockedStream: \S+ has changed since the epoch began, which reads the data as they were then\. A run"
+
     def stream(self) -> Any:
         return LockedStream()
 
@@ -211,6 +219,8 @@ class OfModule(Rows):
 
 
 class ReadsItselfInWorkers(Small):
+    warns = r"the workers of the train loader read the module as it was when they were started \(module\)\. A run"
+
     def train_dataloader(self) -> Any:
         return DataLoader(OfModule(self), 4, num_workers=1)
 
@@ -249,10 +259,12 @@ class Remembers(Small):
 
 
 class RemembersInWorkers(Remembers):
+    refused = r"of Worded gave another batch than where nothing was read before it: .* \(data set/\w+"
     workers, collate = 1, lambda self: None  # type: ignore[assignment]
 
 
 class CollatesToLongest(Remembers):
+    refused = r"Longest of Worded gave another batch than where .* \(\S+"
     workers, after = 1, 1e9
 
 

@@ -221,6 +221,8 @@ class ClosesAnewOverStream(ClosesAnew):
 class ReadsLongList(ReadsTorchData):
     """More indices than a snapshot takes."""
 
+    warns = r"part of no snapshot: data\.training \(torch\)\.indices \(1200 items \w+, now 1200 items \w+\)"
+
     def data(self) -> Any:
         return Subset(Rows(), [*range(24)] * 50)
 
@@ -249,6 +251,8 @@ class Heard(Rows):
 
 
 class TellsWorkersThatRead(ReadsTorchDataInWorkers):
+    warns = r"data set\.step\._obj has changed in memory that the workers of a loader share, while they read ahead"
+
     def data(self) -> Any:
         return Heard()
 
@@ -272,6 +276,8 @@ class Table:
 
 
 class ReadsTable(ReadsTorchData):
+    warns = r"part of no snapshot: data\.training\.dataset\['view'\] \('train', now 'part 0'\)"
+
     def data(self) -> Any:
         return Table()
 
@@ -295,6 +301,8 @@ class Pictures(Dataset[Tensor]):
 
 
 class ReadsPictures(ReadsTorchData):
+    warns = r"part of no snapshot: data\.training\.dataset\.labels\[0\] \(0\.0, now 1\.0\)"
+
     def data(self) -> Any:
         return Pictures()
 

@@ -99,14 +99,17 @@ class Samples(Small):
 
 
 class SamplesForgetting(Samples):
+    refused = "Forgetting gives another order when it is run"
     sampler = Forgetting
 
 
 class SamplesAsked(Samples):
+    refused = "the loaders, before the first step, .*sampler.*loads"
     sampler = Asked
 
 
 class SamplesExpecting(Samples):
+    refused = r"copy_\(state(.|\n)*the loaders, after the first step"
     sampler = Expecting
 
 
@@ -227,5 +230,7 @@ class Stream(IterableDataset[Tensor]):
 
 
 class Streams(Small):
+    refused = "lock"
+
     def train_dataloader(self) -> Any:
         return DataLoader(Stream(), 4)

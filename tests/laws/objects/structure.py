@@ -41,6 +41,8 @@ class Traced(Small):
 class Retraced(Traced):
     """Its graph gets a node in training."""
 
+    warns = r"set in training to .* module\.traced\._graph \(now torch\.fx\.graph:Graph, of other code\)"
+
     def on_train_batch_end(self, *arguments: Any) -> None:
         if self.global_step == 1:
             with self.traced.graph.inserting_after():
@@ -122,6 +124,8 @@ class LateUnderValidation(Small):
 class Tied(Small):
     """A weight that comes to be another one in training."""
 
+    refused = "the parameter two.weight came to be one.weight in"
+
     def build(self) -> None:
         self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
 
@@ -132,6 +136,8 @@ class Tied(Small):
 
 class Frozen(Tied):
     """A parameter that becomes a buffer."""
+
+    refused = "the parameter one.weight was there when training"
 
     def factor(self, batch: Tensor) -> Any:
         weight = self.one.weight.detach()

@@ -182,6 +182,8 @@ class Reordered(Small):
 
 
 class Pruned(Small):
+    refused = "the parameter layer.weight was there when training began"
+
     def factor(self, batch: Tensor) -> Any:
         if not hasattr(self.layer, "weight_mask"):
             nn.utils.prune.l1_unstructured(self.layer, "weight", 1)  # type: ignore[no-untyped-call]
@@ -190,6 +192,8 @@ class Pruned(Small):
 
 class Opening(Small):
     """None first, and what no file can hold later."""
+
+    warns = "attribute numbers, a generator, is not part of snapshots"
 
     def build(self) -> None:
         self.numbers: Any = None
@@ -200,6 +204,8 @@ class Opening(Small):
 
 
 class ActsOtherwise(Small):
+    warns = r"what no snapshot can hold: module\.act \(now .*tanh"
+
     def build(self) -> None:
         self.act: Any = torch.relu
 
@@ -209,6 +215,7 @@ class ActsOtherwise(Small):
 
 
 class CountsOnClass(Small):
+    warns = r"part of no snapshot: class CountsOnClass: calls \(0, now 1"
     calls = 0
 
     def factor(self, batch: Tensor) -> Any:
@@ -226,11 +233,15 @@ class CountingCollate:
 
 
 class CountsInCollate(Small):
+    refused = "CountingCollate gave another batch"
+
     def train_dataloader(self) -> Any:
         return DataLoader(Rows(), 4, shuffle=True, collate_fn=CountingCollate())
 
 
 class CountsInWorker(Small):
+    refused = "CountingCollate gave another batch"
+
     def train_dataloader(self) -> Any:
         return DataLoader(Rows(), 4, shuffle=True, collate_fn=CountingCollate(), num_workers=1)
 
@@ -249,5 +260,7 @@ class KeepingRows(Rows):
 
 
 class KeepsDraws(Small):
+    refused = "KeepingRows draws random numbers when it is f"
+
     def train_dataloader(self) -> Any:
         return DataLoader(KeepingRows(), 4, shuffle=True)

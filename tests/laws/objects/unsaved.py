@@ -20,6 +20,8 @@ CALLS = {"factor": 0}
 
 
 class CountsInGlobal(Small):
+    warns = r"part of no snapshot: global .*CALLS\['factor'\] \(0, now 1"
+
     def factor(self, batch: Tensor) -> Any:
         CALLS["factor"] += 1
         return CALLS["factor"]
@@ -32,6 +34,8 @@ class LargeRows(Rows):
 
 
 class Weighs(Small):
+    warns = r"part of no snapshot: data\.training\.weights"
+
     def build(self) -> None:
         self.dataset = LargeRows()
 
@@ -56,11 +60,15 @@ class Losing(Numbered):
 
 
 class Loses(Small):
+    refused = "the optimizers, after the first step, did not take back"
+
     def configure_optimizers(self) -> Any:
         return Losing(self.parameters())
 
 
 class Swaps(Small):
+    refused = "replaced in training: SGD became Adam"
+
     def factor(self, batch: Tensor) -> Any:
         self.trainer.optimizers = [torch.optim.Adam(self.parameters())]
         return 1.0
@@ -127,6 +135,8 @@ class Clipped(torchmetrics.SumMetric):
 
 
 class Clips(Small):
+    refused = "the metrics, after the first step, did not take back the state given"
+
     def build(self) -> None:
         self.meter = Clipped()
 

@@ -262,6 +262,8 @@ class Constants(Small):
 class Locked(Small):
     """Many attributes of one kind that no file can hold."""
 
+    warns = "not part of snapshots"
+
     def build(self) -> None:
         for number in range(20):
             setattr(self, f"lock_{number}", threading.Lock())

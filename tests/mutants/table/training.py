@@ -294,7 +294,7 @@ TRAINING = [
         "test_a_resumed_life_has_what_the_life_before_had[Discarding]"),
     Mutant("a parameter that becomes a buffer passes for one that is still there", "TensorForms.removed",
         "not isinstance(tensors.get(name), nn.Parameter)", "name not in tensors",
-        "test_what_cannot_come_back_is_named_in_the_first_life[a parameter that is a buffer]"),
+        "test_what_cannot_come_back_is_named_in_the_first_life[Frozen]"),
     Mutant("a late buffer of the host comes back on the device", "TensorForms._zeros",
         'device = "cpu" if form.get("on_host") else self._device', "device = self._device",
         "test_buffers_and_layers_that_came_up_in_training_are_where_they_were"),
