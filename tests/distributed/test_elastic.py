@@ -83,9 +83,7 @@ def said(folder: Path) -> str:
     return "".join(path.read_text() for path in sorted(folder.glob("machine-*.txt")))
 
 
-def test_a_machine_is_lost_and_the_run_ends_with_the_undisturbed_bits(
-    backend: str, comes_back: bool, tmp_path: Path, start_machine: Start
-) -> None:
+def test_a_lost_machine_changes_no_bit(backend: str, comes_back: bool, tmp_path: Path, start_machine: Start) -> None:
     slow = tmp_path / "slow"
     job = tiny_job(tmp_path, wait_at=8, lingers=str(slow))
     first, second = start_machine(job), start_machine(job)
@@ -111,9 +109,7 @@ def test_a_machine_is_lost_and_the_run_ends_with_the_undisturbed_bits(
 
 
 @everything
-def test_where_etcd_dies_machines_that_are_started_again_resume(
-    tmp_path: Path, etcd: Etcd, start_machine: Start
-) -> None:
+def test_restarted_machines_resume_after_etcd_died(tmp_path: Path, etcd: Etcd, start_machine: Start) -> None:
     job = tiny_job(tmp_path, wait_at=8)
     machines = [start_machine(job), start_machine(job)]
     wait_for((tmp_path / "mark").exists, "the step at which the model waits")
@@ -184,7 +180,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("started", ["midstride rank", "a script"])
-def test_a_rank_that_is_refused_while_its_snapshot_waits_for_another_ends_with_2(started: str, tmp_path: Path) -> None:
+def test_a_refused_rank_ends_with_2_while_its_snapshot_waits(started: str, tmp_path: Path) -> None:
     job = tiny_job(tmp_path)
     (tmp_path / "refused.py").write_text(REFUSED)
     command = [*RANK, "job.yaml", "--run", "a", "--set", "module=refused:Net", "--set", "world.launcher="]

@@ -145,7 +145,7 @@ def ask_what_is_never_answered(folder: str) -> None:
             collective.gather(1)
 
 
-def test_nothing_is_waited_for_when_horovod_has_ended_with_a_rank(tmp_path: Path) -> None:
+def test_no_rank_waits_after_horovod_has_ended(tmp_path: Path) -> None:
     assert run_horovod_ranks(ask_what_is_never_answered, str(tmp_path), processes=2) == [0, -9]
 
 
@@ -176,7 +176,7 @@ def ask_on_and_on(folder: str) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def test_asking_while_horovod_ends_with_a_rank_is_no_deadlock(tmp_path: Path) -> None:
+def test_a_request_while_horovod_ends_is_no_deadlock(tmp_path: Path) -> None:
     codes = run_horovod_ranks(ask_on_and_on, str(tmp_path), processes=2)
     assert Path(tmp_path, "ends").exists()
     assert codes == [0, -9]

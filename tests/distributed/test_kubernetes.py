@@ -143,7 +143,7 @@ def test_what_the_api_refuses_is_said_in_its_words(
 
 
 @pytest.mark.usefixtures("outside")
-def test_outside_a_cluster_the_image_is_named_and_nothing_owns_the_nodes(api: KubernetesApi) -> None:
+def test_outside_a_cluster_an_image_is_required(api: KubernetesApi) -> None:
     with pytest.raises(JobError, match=r"world.on_args.image: is missing"):
         cluster().start("10.0.0.1:29400")
     cluster(image="midstride:2").start("10.0.0.1:29400")

@@ -67,7 +67,7 @@ class Sums(TrainingModule):
     test_dataloader = predict_dataloader = val_dataloader = train_dataloader
 
 
-def test_dp_hands_whole_batches_to_step_end_and_keeps_the_first_replicas_buffers(
+def test_dp_gives_step_end_whole_batches_and_keeps_first_buffers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "midstride")
@@ -229,7 +229,7 @@ def hears_of_it(folder: str, strategy: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "start"), [("ddp", run_ranks), ("horovod", run_horovod_ranks), ("pipeline", run_ranks)]
 )
-def test_a_rank_that_falls_silent_is_named_within_the_collective_timeout(
+def test_a_silent_rank_is_named_within_the_collective_timeout(
     strategy: str, start: Callable[..., list[int]], tmp_path: Path
 ) -> None:
     assert start(hears_of_it, str(tmp_path), strategy, processes=3) == [0, -signal.SIGKILL, 0]
@@ -287,7 +287,7 @@ def average_early_and_late(folder: str) -> None:
     assert len({tuple(theirs) for theirs in TorchCollective().gather(early.tolist())}) == 1
 
 
-def test_gradients_have_the_same_bits_in_a_backward_pass_and_after_it() -> None:
+def test_gradients_sent_during_and_after_backward_are_equal() -> None:
     assert run_ranks(average_early_and_late, "", processes=3) == [0, 0, 0]
 
 
@@ -317,5 +317,5 @@ def _fit_again_unfrozen(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"lanes": 2}], ids=["ddp", "lanes"])
-def test_what_was_frozen_in_one_fit_trains_in_the_next(options: dict[str, Any]) -> None:
+def test_parameters_frozen_in_one_fit_train_in_the_next(options: dict[str, Any]) -> None:
     assert run_ranks(_fit_again_unfrozen, options, processes=2) == [0, 0]

@@ -260,7 +260,7 @@ def keep(folder: str, name: str, arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_the_batch_that_layers_are_measured_with_counts_as_not_read(name: str, tmp_path: Path) -> None:
+def test_the_batch_that_measures_layers_counts_as_unread(name: str, tmp_path: Path) -> None:
     given = []
     for arguments in ({"balance": [3, 3]}, {}):
         assert run_ranks(keep, str(tmp_path), name, arguments, processes=2) == [0, 0]

@@ -170,9 +170,7 @@ def test_ranks_that_srun_starts_are_a_world(nodes: int, slurm: Slurm, tmp_path: 
     assert results(job, "a") == of_one_process(tmp_path / "alone")
 
 
-def test_a_job_in_the_queue_is_no_hang_and_is_cancelled_on_a_stop(
-    tmp_path: Path, launched: Callable[..., Launch]
-) -> None:
+def test_a_queued_job_is_no_hang_and_a_stop_cancels_it(tmp_path: Path, launched: Callable[..., Launch]) -> None:
     tiny_job(tmp_path)
     launch = launched(on_args="{hold: true}")
     wait_for(lambda: phases() == [Phase.WAITING], "a look at the queue")

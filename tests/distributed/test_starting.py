@@ -258,7 +258,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_cannot_be_pickled_is_named_before_any_process_starts(tmp_path: Path) -> None:
+def test_unpicklable_arguments_are_named_before_ranks_start(tmp_path: Path) -> None:
     code, printed = run(MODULE + UNPICKLABLE, tmp_path)
     assert code == 0, printed
     assert "module.transform.fn: " in printed
@@ -328,7 +328,7 @@ Trainer(devices=2, max_epochs=1, strategy="ddp_fork").fit(Early(), run=sys.argv[
 """
 
 
-def test_asked_to_stop_before_its_ranks_listen_a_caller_was_asked_to_stop(tmp_path: Path) -> None:
+def test_a_stop_before_ranks_listen_reaches_the_caller(tmp_path: Path) -> None:
     code, printed = run(MODULE + EARLY, tmp_path)
     assert code == 75, printed
     assert "asked to stop, while not every rank listened: " in printed

@@ -69,7 +69,7 @@ class Failing(Tangled):
             raise RuntimeError("the user's own")
 
 
-def test_what_was_taken_is_committed_also_when_the_run_ends_by_an_error(tmp_path: Path) -> None:
+def test_taken_snapshots_are_committed_after_an_error(tmp_path: Path) -> None:
     codes = live(Setting(ranks=2, layout="every step", module=Failing), tmp_path)
     assert codes == [2, 2]
     newest = SnapshotCatalog(Store.open(tmp_path / "run")).newest_good()
@@ -77,9 +77,7 @@ def test_what_was_taken_is_committed_also_when_the_run_ends_by_an_error(tmp_path
     assert newest.position == Position(5)
 
 
-def test_without_snapshots_nothing_is_written_and_nothing_runs_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_snapshots_there_is_no_writer_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`snapshots: null`."""
     started: list[str] = []
     start = threading.Thread.start

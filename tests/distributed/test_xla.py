@@ -78,7 +78,7 @@ def calls_of(folder: str, snapshots: Any) -> None:
 
 
 @only_stand_in
-def test_graphs_end_at_the_same_places_with_snapshots_and_without(tmp_path: Path) -> None:
+def test_graphs_end_at_the_same_places_without_snapshots(tmp_path: Path) -> None:
     said = []
     for snapshots in (None, {"every_steps": 1}):
         folder = tmp_path / str(len(said))

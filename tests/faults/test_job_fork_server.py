@@ -34,7 +34,7 @@ def attempt(job: TrainingJob, run: str) -> str:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_a_run_whose_attempts_are_forked_ends_with_the_bits_of_fresh_processes(
+def test_forked_attempts_end_with_the_bits_of_fresh_processes(
     launcher: str, tmp_path: Path, forked: list[ForkedSupervisor]
 ) -> None:
     job = tiny_job(tmp_path, launcher=launcher)

@@ -141,7 +141,7 @@ def test_an_exception_in_the_pump(job_of: Callable[..., TrainingJob], callback: 
     assert (attempt.outcome, attempt.code) == ("stopped", 75)
 
 
-def test_a_world_that_does_not_stop_in_time_was_stopped_all_the_same(job_of: Callable[..., TrainingJob]) -> None:
+def test_a_world_that_stops_too_late_counts_as_stopped(job_of: Callable[..., TrainingJob]) -> None:
     def interrupt(event: Event) -> None:
         if event.kind == "snapshot":
             raise Interrupted

@@ -87,7 +87,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_weights_are_made_anew_where_the_newest_snapshot_holds_them(
+def test_weights_are_repaired_from_the_newest_snapshot(
     case: Case, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = tmp_path / "run"
@@ -118,7 +118,7 @@ def test_weights_are_made_anew_where_the_newest_snapshot_holds_them(
     assert command("snapshots", "verify", str(url)) == 0
 
 
-def test_best_weights_that_were_not_those_of_the_snapshot_are_not_made_of_it(
+def test_best_weights_are_not_repaired_from_another_step(
     finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = tmp_path / "run"

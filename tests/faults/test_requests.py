@@ -56,7 +56,7 @@ def resumed_from(folder: Path, generation: int) -> str:
 
 
 @pytest.mark.parametrize("case", cover(AXES), ids=lambda case: "-".join(map(str, case.values())).replace(" ", "_"))
-def test_asked_to_stop_a_world_stops_together_and_resumes_where_it_stood(
+def test_a_stopped_world_stops_together_and_resumes_there(
     case: dict[str, Any], tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     # A writer may be so far behind that a fit with few snapshots is done when it is asked.
@@ -72,7 +72,7 @@ def test_asked_to_stop_a_world_stops_together_and_resumes_where_it_stood(
 
 
 @pytest.mark.parametrize("strategy", ["sharded", "fully_sharded", "horovod"])
-def test_asked_to_stop_in_a_window_a_world_keeps_what_was_added_up(
+def test_a_stop_in_a_window_keeps_its_accumulated_gradients(
     strategy: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=2, layout="accumulation", options={"strategy": strategy})
@@ -87,7 +87,7 @@ def test_asked_to_stop_in_a_window_a_world_keeps_what_was_added_up(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_asked_to_stop_when_all_is_done_a_fit_is_done(
+def test_a_stop_after_the_last_step_is_a_finished_fit(
     ranks: int, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=ranks, layout="epoch ends")
@@ -100,7 +100,7 @@ def test_asked_to_stop_when_all_is_done_a_fit_is_done(
 
 
 @pytest.mark.parametrize(("ranks", "phase"), [(1, "validation"), (1, "forward"), (2, "backward"), (2, "validation")])
-def test_asked_for_a_snapshot_a_world_takes_one_and_goes_on(
+def test_a_requested_snapshot_is_taken_and_training_continues(
     ranks: int, phase: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=ranks, layout="epoch ends")
@@ -115,7 +115,7 @@ def test_asked_for_a_snapshot_a_world_takes_one_and_goes_on(
 
 
 @pytest.mark.parametrize(("step", "newest"), [(2, 0), (7, 6)])
-def test_without_time_for_a_snapshot_the_last_one_is_as_exact(
+def test_a_stop_without_time_for_a_snapshot_is_as_exact(
     step: int, newest: int, tmp_path: Path, undisturbed: Callable[[Setting], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = Setting(ranks=2, layout="epoch ends")
@@ -130,7 +130,7 @@ def test_without_time_for_a_snapshot_the_last_one_is_as_exact(
     assert_alike(tmp_path, undisturbed(setting))
 
 
-def test_asked_again_a_world_has_no_more_time() -> None:
+def test_a_second_request_grants_no_more_time() -> None:
     requests, deadlines = SignalRequests(), set()
     with requests.listening(None, World()):
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_asked_again_a_world_has_no_more_time() -> None:
 
 
 @pytest.mark.parametrize("set_by", [0.0, 3600.0, -3600.0])
-def test_the_grace_does_not_follow_a_clock_that_is_set(set_by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grace_ignores_changes_of_the_clock(set_by: float, monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"calendar": 1e9, "since boot": 100.0}
     clock = SimpleNamespace(time=lambda: now["calendar"], monotonic=lambda: now["since boot"])
     for module in (request, signals):
@@ -200,9 +200,7 @@ class AsksToStop(logging.Filter):
         return True
 
 
-def test_asked_as_soon_as_a_fit_says_on_what_it_trains_it_stops_after_a_step(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stop_at_the_first_message_stops_after_one_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     unheard: list[int] = []
     caplog.set_level(logging.INFO)
     with (
@@ -216,7 +214,7 @@ def test_asked_as_soon_as_a_fit_says_on_what_it_trains_it_stops_after_a_step(
 
 
 @pytest.mark.parametrize("phase", ["backward", "validation"])
-def test_asked_to_stop_without_snapshots_every_rank_stops(phase: str, tmp_path: Path) -> None:
+def test_a_stop_without_snapshots_stops_every_rank(phase: str, tmp_path: Path) -> None:
     """Nobody is gone while another still asks at which batch they all stop."""
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("stop", rank=2, step=2, phase=phase)
@@ -231,7 +229,7 @@ class Talking(Tangled):
         dist.all_reduce(torch.ones(1))
 
 
-def test_a_rank_that_dies_while_others_wait_for_it_in_a_hook_is_not_their_error(
+def test_a_rank_that_dies_during_a_hook_is_no_user_error(
     tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=2, layout="every step", module=Talking)

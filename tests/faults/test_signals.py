@@ -71,9 +71,7 @@ def night(tmp_path: Path) -> Iterator[Night]:
         command.process.wait()
 
 
-def test_a_world_obeys_signals_to_any_of_its_processes_and_notices_to_its_machine(
-    night: Night, spot: MetadataServer
-) -> None:
+def test_a_signal_to_any_process_or_a_notice_stops_a_world(night: Night, spot: MetadataServer) -> None:
     command = night.fit()
     night.reaches(2)
     os.kill(command.process.pid, signal.SIGUSR1)
@@ -107,7 +105,7 @@ def test_a_world_obeys_signals_to_any_of_its_processes_and_notices_to_its_machin
     assert results(night.job, "night") == results(night.job, "calm")
 
 
-def test_a_launcher_that_waits_for_a_store_hears_that_it_is_to_stop(night: Night) -> None:
+def test_a_launcher_that_waits_for_a_store_can_be_stopped(night: Night) -> None:
     stops, answers_nobody = (signal.SIGTERM, signal.SIGINT), []
     for number in stops:
         server = socket.create_server(("127.0.0.1", 0))

@@ -174,7 +174,7 @@ def test_says_where_and_the_next_life_goes_on_there(name: str, tmp_path: Path) -
     assert run_ranks(_meets, name, str(tmp_path / "mark")) == [0]
 
 
-def test_a_loader_for_whose_workers_there_is_no_shared_memory_is_told() -> None:
+def test_workers_without_shared_memory_are_reported() -> None:
     too_large: Any = SimpleNamespace(share_memory_=lambda: torch.UntypedStorage._new_shared(1 << 50))
     with pytest.raises(WorldError, match=r"/dev/shm, is full: unable to .* num_workers=0"):
         share(too_large)
@@ -201,7 +201,7 @@ def _loses_a_worker_elsewhere() -> None:
         list(batches)
 
 
-def test_a_worker_that_dies_while_nobody_waits_for_it_is_told_when_somebody_does() -> None:
+def test_a_worker_death_is_reported_at_the_next_read() -> None:
     assert run_ranks(_loses_a_worker_elsewhere) == [0]
 
 
@@ -218,7 +218,7 @@ def _loses_a_worker_as_it_opens_its_batch() -> None:
         list(batches)
 
 
-def test_a_worker_that_ends_while_its_batch_is_opened_is_told() -> None:
+def test_a_worker_death_during_a_transfer_is_reported() -> None:
     assert run_ranks(_loses_a_worker_as_it_opens_its_batch) == [0]
 
 

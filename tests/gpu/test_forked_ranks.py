@@ -67,7 +67,7 @@ class Net(TrainingModule):
         return torch.utils.data.DataLoader(torch.zeros(4, 2))  # type: ignore[arg-type]
 
 
-def test_a_check_leaves_gpus_to_the_ranks_that_are_forked_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_leaves_gpus_to_ranks_forked_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "is_in_bad_fork", lambda: False)  # whatever ran in this process before
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail(f"{device} is used"))
@@ -76,7 +76,7 @@ def test_a_check_leaves_gpus_to_the_ranks_that_are_forked_afterwards(monkeypatch
     assert module.layer.weight.is_cpu
 
 
-def test_a_fit_on_the_cpu_leaves_gpus_to_the_ranks_that_are_forked_afterwards(tmp_path: Path) -> None:
+def test_a_fit_on_the_cpu_leaves_gpus_to_ranks_forked_later(tmp_path: Path) -> None:
     """Merely to ask `torch.cuda.is_available` takes CUDA from every process that is forked later."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

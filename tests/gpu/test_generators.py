@@ -51,7 +51,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_go_on_is_refused_before_anything_is_put_back(case: str, machine: Machine) -> None:
+def test_unrestorable_generators_are_refused_before_a_restore(case: str, machine: Machine) -> None:
     states, mine, words = REFUSED[case]
     machine(2)
     now = torch.get_rng_state()
@@ -79,7 +79,7 @@ def test_random_numbers_of_another_kind_of_device_are_refused(before: Any, now: 
         Generators(now).load_state_dict(Generators(before).state_dict())
 
 
-def test_a_snapshot_with_a_state_for_each_gpu_of_the_machine_is_read_by_index(machine: Machine) -> None:
+def test_states_of_all_gpus_are_restored_by_index(machine: Machine) -> None:
     machine(4)
     whole = {**generators().state_dict(), "cuda": [torch.cuda.get_rng_state(index) for index in range(4)]}
     generators(2).load_state_dict(whole)

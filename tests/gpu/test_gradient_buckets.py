@@ -19,7 +19,7 @@ class Busy:
 
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize(("device", "early"), [("cpu", 1), ("cuda:0", 3)])
-def test_what_is_sent_in_a_backward_pass_depends_on_the_pass_alone_over_nccl(device: str, early: int) -> None:
+def test_over_nccl_buckets_depend_on_the_backward_pass_alone(device: str, early: int) -> None:
     """NCCL stands still where two ranks begin its collectives in two orders, as those of `sync_batchnorm`."""
     sent: list[str] = []
 

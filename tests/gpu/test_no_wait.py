@@ -78,7 +78,7 @@ LOGGING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", LOGGING)
-def test_no_step_between_snapshots_waits_and_what_is_kept_is_the_same(case: str, tmp_path: Path) -> None:
+def test_no_step_between_snapshots_waits_for_the_device(case: str, tmp_path: Path) -> None:
     asked, options = LOGGING[case]
     fit(Module(**asked), tmp_path / "host", **options)
     with as_on_a_device(), WaitCounter() as counter:
@@ -164,7 +164,7 @@ def test_a_learning_rate_on_a_device_is_kept_as_it_is_then() -> None:
     assert trainer.metric_logger.rows.state_dict()["pending"]["lr"] == 0.5
 
 
-def test_a_value_on_a_device_is_a_tensor_there_under_lightnings_name() -> None:
+def test_a_logged_device_value_is_a_tensor_on_its_device() -> None:
     trainer = Trainer(max_epochs=1)
     trainer.metric_logger.values = {"host": 0.1, "device": torch.tensor(0.1, dtype=torch.float64)}  # type: ignore[dict-item]
     with WaitCounter() as counter:

@@ -89,7 +89,7 @@ STRATEGIES = {"single": GPUS[:1], "ddp": GPUS[:1], "dp": GPUS, "ddp2": GPUS, "sh
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_step_runs_where_its_batch_is_and_what_it_logs_stays_there(
+def test_a_step_and_its_logged_values_stay_on_the_device(
     name: str, fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -125,7 +125,7 @@ class Copies(TorchDispatchMode):
         return out
 
 
-def test_dp_copies_what_a_net_has_together_and_not_tensor_by_tensor(fake: FakeTensorMode) -> None:
+def test_dp_copies_all_tensors_of_a_net_together(fake: FakeTensorMode) -> None:
     layers = [nn.Linear(4, 4), nn.BatchNorm1d(4), *(nn.Linear(4, 4) for _ in range(9)), nn.Linear(4, 2)]
     net = on_gpu(nn.Sequential(*layers), GPUS[0])
     with Copies() as copies:
@@ -284,7 +284,7 @@ CLIPS: dict[str, Callable[[list[nn.Parameter]], object]] = {
 
 
 @pytest.mark.parametrize("case", CLIPS)
-def test_gradients_are_clipped_where_they_are_and_nothing_is_read(case: str, fake: FakeTensorMode) -> None:
+def test_gradients_are_clipped_on_the_device_without_a_read(case: str, fake: FakeTensorMode) -> None:
     parameters = [nn.Parameter(torch.zeros(3).to(GPUS[1]), requires_grad=False) for _ in range(2)]
     for parameter in parameters:
         parameter.grad = torch.zeros(3).to(GPUS[1])
@@ -318,7 +318,7 @@ class Moving(TrainingModule):
 
 
 @pytest.mark.usefixtures("no_stream")
-def test_a_module_that_moves_its_batches_does_so_on_the_stream_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_moves_its_batches_on_the_stream_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)  # whatever uses it fails
     context = replace(Trainer(max_epochs=1).context, module=Moving(), device=GPUS[1])
     assert context.batch_transfer(3)([]) == ["before", "to cuda:1 of loader 3", "after"]

@@ -189,9 +189,7 @@ LIVES = [(3, 1, "forward", 0), (2, 3, "validation", 2), (4, 4, "forward", 0), (3
 @pytest.mark.parametrize(
     ("strategy", "shared"), [("ddp", False), ("fully_sharded", False), ("ddp", True)], ids=["ddp", "sharded", "shared"]
 )
-def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(
-    strategy: str, shared: bool, tmp_path: Path
-) -> None:
+def test_3_then_2_then_4_ranks_train_on_the_same_global_batches(strategy: str, shared: bool, tmp_path: Path) -> None:
     lives: dict[str, Any] = {"strategy": strategy, **({"global_batch_size": GLOBAL} if shared else {})}
     data = Data(5 if shared else GLOBAL // 3)  # where the global batch is said, the loader's size says nothing
     (tmp_path / "plan").mkdir()
@@ -238,7 +236,7 @@ def test_three_ranks_then_two_then_four_train_on_the_same_global_batches(
     assert ours[11] == (f"{sum(range(SAMPLES)):.1f}", f"{sum(range(SAMPLES)):.1f}", "69.0")
 
 
-def test_a_schedule_made_of_the_number_of_steps_is_that_of_the_ranks_it_began_with(tmp_path: Path) -> None:
+def test_a_schedule_keeps_the_step_count_of_its_first_world_size(tmp_path: Path) -> None:
     for folder in ("plan", "alone"):
         (tmp_path / folder).mkdir()
     plan = FaultPlan(tmp_path / "plan")
@@ -267,7 +265,7 @@ REFUSED: dict[str, tuple[int, DataModule, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_another_number_of_ranks_cannot_go_on_with_is_named(name: str, tmp_path: Path) -> None:
+def test_state_that_another_world_size_cannot_restore_is_named(name: str, tmp_path: Path) -> None:
     ranks, data, options, words = REFUSED[name]
     start = type(data)() if name in ("another batch size", "another end, cut by hand") else data
     assert live(tmp_path, 3, start, max_steps=1, **options) == [0] * 3

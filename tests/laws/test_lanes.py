@@ -170,7 +170,7 @@ def chain(folder: Path, row: Row, last: int) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_any_number_of_ranks_computes_the_same_run(name: str, tmp_path: Path) -> None:
+def test_any_number_of_ranks_computes_the_same_run_in_lanes(name: str, tmp_path: Path) -> None:
     row, last = ROWS[name], 1 if name == "watched" else ROWS[name].sizes[0] // 2 or 2
     alone = 2 if row.oracle is None else 1
     (tmp_path / "alone").mkdir()
@@ -185,7 +185,7 @@ def test_any_number_of_ranks_computes_the_same_run(name: str, tmp_path: Path) ->
         assert not differences(plain_lanes(NETS[row.net], **dict(row.oracle)), found)
 
 
-def test_a_run_that_ended_is_taken_up_by_more_ranks_that_have_nothing_left_to_do(tmp_path: Path) -> None:
+def test_more_ranks_resume_a_finished_run(tmp_path: Path) -> None:
     log = tmp_path / "run/metrics.csv"
     assert run_ranks(train, str(tmp_path), ROWS["dropout"], processes=1) == [0]
     ended = log.read_bytes()
@@ -193,7 +193,7 @@ def test_a_run_that_ended_is_taken_up_by_more_ranks_that_have_nothing_left_to_do
     assert log.read_bytes() == ended
 
 
-def test_without_lanes_sums_of_four_ranks_are_others(tmp_path: Path) -> None:
+def test_without_lanes_four_ranks_have_other_sums(tmp_path: Path) -> None:
     row = Row("Recurrent", ())
     assert run_ranks(train, str(tmp_path), row, None, processes=LANES) == [0] * LANES
     assert differences(plain_lanes(NETS["Recurrent"])["weights"], end_of(tmp_path, LANES)["weights"])
@@ -244,9 +244,7 @@ def change(folder: str, kind: type[Lit]) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("kind", CHANGES)
-def test_what_depends_on_the_lanes_of_a_rank_is_refused_on_any_number_of_them(
-    kind: type[Lit], ranks: int, tmp_path: Path
-) -> None:
+def test_state_that_depends_on_the_rank_of_a_lane_is_refused(kind: type[Lit], ranks: int, tmp_path: Path) -> None:
     assert run_ranks(change, str(tmp_path), kind, processes=ranks) == [0] * ranks
     for rank in range(ranks):
         assert re.match(CHANGES[kind], (tmp_path / f"refused-{rank}").read_text())

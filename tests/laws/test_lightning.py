@@ -55,9 +55,7 @@ def test_two_ranks_train_it_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("by", "ranks"), [("lightning", 1), ("accelerate", 2)])
-def test_loops_of_others_read_on_exactly_with_our_loader_and_not_with_torchs(
-    by: str, ranks: int, tmp_path: Path
-) -> None:
+def test_foreign_loops_resume_exactly_with_our_loader_only(by: str, ranks: int, tmp_path: Path) -> None:
     assert run_ranks(read_on, by, tmp_path, processes=ranks) == [0] * ranks
     for rank in range(ranks):
         assert json.loads((tmp_path / f"alike-{rank}.json").read_text()) == {"stateful": True, "plain": False}

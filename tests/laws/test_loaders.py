@@ -115,7 +115,7 @@ def _ordered_otherwise() -> None:
         Trainer(strategy="ddp", max_epochs=1, enable_progress_bar=False).fit(Tangled(), loader)
 
 
-def test_ranks_that_would_share_samples_in_different_orders_are_refused() -> None:
+def test_ranks_with_different_sample_orders_are_refused() -> None:
     assert run_ranks(_ordered_otherwise, processes=2) == [0, 0]
 
 
@@ -137,7 +137,7 @@ def _ordered_otherwise_later() -> None:
     assert trainer.progress.epoch == 1
 
 
-def test_ranks_whose_samplers_training_changed_each_alone_are_refused_at_the_next_epoch() -> None:
+def test_samplers_that_differ_are_refused_in_the_next_epoch() -> None:
     assert run_ranks(_ordered_otherwise_later, processes=3) == [0, 0, 0]
 
 
@@ -167,7 +167,7 @@ def _misled(of: str, where: str) -> None:
 
 
 @pytest.mark.parametrize(("of", "where"), [("evaluation", "an evaluation"), ("laps", "epoch 0")])
-def test_samplers_that_ranks_tell_otherwise_are_refused(of: str, where: str) -> None:
+def test_samplers_that_ranks_set_differently_are_refused(of: str, where: str) -> None:
     assert run_ranks(_misled, of, where, processes=2) == [0, 0]
 
 

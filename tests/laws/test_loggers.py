@@ -152,7 +152,7 @@ HYPERPARAMETERS = {
 }
 
 
-def test_hyperparameters_reach_every_tracker_once_whatever_dies(mlflow_server: str, tmp_path: Path) -> None:
+def test_hyperparameters_reach_each_tracker_once_despite_deaths(mlflow_server: str, tmp_path: Path) -> None:
     """Those of module and data, and those that are logged before, while and after the run dies."""
     mlflow = {"tracking_uri": mlflow_server, "experiment": tmp_path.name}
     loggers = ["tensorboard", {"mlflow": mlflow}, {"wandb": {"mode": "offline"}}]
@@ -190,7 +190,7 @@ class LogsLater(Callback):
             trainer.metric_logger.hparams["found"] = 7
 
 
-def test_hyperparameters_of_a_later_step_are_told_when_its_snapshot_is_committed(tmp_path: Path) -> None:
+def test_later_hyperparameters_are_sent_with_their_snapshot(tmp_path: Path) -> None:
     """One delivery, that goes on over both."""
     delivery = Delivery(Store.open(str(tmp_path / "run")), TensorBoardLogger())
     for steps, found in [(2, {}), (4, {"found": 7.0})]:
@@ -241,7 +241,7 @@ def test_a_tracker_that_is_away_catches_up(tmp_path: Path, capfd: pytest.Capture
 
 
 @pytest.mark.parametrize(("how", "said"), [("exits", "its process ended with 1"), ("hangs", "it hung for 0.1 s")])
-def test_a_logger_that_cannot_say_it_is_said_to_miss_rows(
+def test_a_logger_that_cannot_report_is_named_as_missing_rows(
     tmp_path: Path, how: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("midstride.engine.loggers.process._GRACE_S", 3.0)
@@ -286,7 +286,7 @@ def test_loggers_need_a_run(tmp_path: Path) -> None:
         Trainer(loggers=["tensorboard"], max_steps=1).fit(SmallModule(), SmallData(1))
 
 
-def test_the_champion_is_the_version_in_charge_of_a_registered_model(mlflow_server: str, tmp_path: Path) -> None:
+def test_the_champion_is_the_registered_model_in_charge(mlflow_server: str, tmp_path: Path) -> None:
     """Promoted, told again, rolled back, also where its run was removed; a tracker that is away is told later."""
     assert run_ranks(promote_and_roll_back, mlflow_server, str(tmp_path)) == [0]
 

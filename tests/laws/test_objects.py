@@ -84,7 +84,7 @@ def assert_alike(whole: Path, resumed: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_objects_of_the_run_before(name: str, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
 
     def live(run: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_resumed_life_has_what_the_life_before_had(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_validation_goes_on_in_the_modes_that_were_set_in_it(batch: int, tmp_path: Path) -> None:
+def test_a_validation_resumes_in_the_modes_set_in_it(batch: int, tmp_path: Path) -> None:
     made, whole, resumed = (DropsInValidation, None, list), tmp_path / "whole", tmp_path / "resumed"
     assert in_a_process(lambda: train(made, whole)) == 0
     cut(whole, resumed, batch=batch)
@@ -113,7 +113,7 @@ def test_a_validation_goes_on_in_the_modes_that_were_set_in_it(batch: int, tmp_p
 
 @pytest.mark.skipif(STAND_IN is not None, reason="make test-xla runs them on torch_xla's own device")
 @pytest.mark.parametrize("name", ON_DEVICE)
-def test_what_was_on_an_xla_device_is_there_again(name: str, tmp_path: Path) -> None:
+def test_state_on_an_xla_device_is_restored_there(name: str, tmp_path: Path) -> None:
     made, whole, resumed = (ON_DEVICE[name], None, list), tmp_path / "whole", tmp_path / "resumed"
     assert run_xla_ranks(train, made, whole, "xla") == [0]
     cut(whole, resumed)
@@ -133,7 +133,7 @@ def test_a_view_of_a_weight_on_an_xla_device_is_named(tmp_path: Path) -> None:
     assert len(re.findall("WARNING the module's attribute row, .* is not", (tmp_path / "log").read_text())) == 1
 
 
-def test_workers_that_stay_have_what_they_began_with_where_an_epoch_ended(tmp_path: Path) -> None:
+def test_persistent_workers_keep_their_data_between_epochs(tmp_path: Path) -> None:
     """A hook changes the data after the snapshot of an epoch's end, in each life that goes on from there."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert in_a_process(lambda: train((TellsBetweenEpochs, None, list), whole)) == 0
@@ -165,7 +165,7 @@ def train_one_rank(name: str, run: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHAINED)
-def test_a_world_that_is_killed_again_and_again_has_what_it_had(name: str, tmp_path: Path) -> None:
+def test_ranks_that_are_killed_repeatedly_keep_their_objects(name: str, tmp_path: Path) -> None:
     (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=1, phase="backward")
     plan.add("kill", rank=0, step=3, phase="snapshot_write")
@@ -187,7 +187,7 @@ def test_a_world_that_is_killed_again_and_again_has_what_it_had(name: str, tmp_p
 
 @patch.dict(os.environ)  # which a row changes
 @pytest.mark.parametrize("name", NAMED)
-def test_what_cannot_come_back_is_named_in_the_first_life(
+def test_state_that_cannot_be_restored_is_named_before_a_resume(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, is_refused, words = NAMED[name]
@@ -209,7 +209,7 @@ def train_ranked(name: str, folder: str, run: str) -> None:
 
 
 @pytest.mark.parametrize("name", RANKED)
-def test_what_one_rank_holds_comes_back_or_is_named(name: str, tmp_path: Path) -> None:
+def test_state_of_a_single_rank_is_restored_or_named(name: str, tmp_path: Path) -> None:
     words = RANKED[name][2]
     assert run_ranks(train_ranked, name, str(tmp_path), "whole", processes=3) == [0, 0, 0]
     assert len(re.findall(words or "WARNING", (tmp_path / "log").read_text())) == bool(words)
@@ -237,7 +237,7 @@ def train_logged(folder: str) -> None:
     trainer.fit(LockedByRank(), run=f"{folder}/run")
 
 
-def test_three_ranks_say_it_once_and_where_it_is_so(tmp_path: Path) -> None:
+def test_three_ranks_warn_once_and_name_the_ranks(tmp_path: Path) -> None:
     assert run_ranks(train_logged, str(tmp_path), processes=3) == [0, 0, 0]
 
     lines = [line for line in (tmp_path / "log").read_text().splitlines() if "not part of snapshots" in line]
@@ -256,7 +256,7 @@ QUIET = [
 
 
 @pytest.mark.parametrize("name", QUIET)
-def test_of_what_comes_back_nothing_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_restorable_state_gives_no_warning(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gc.collect()  # modules of other tests, of which a weak dictionary of a class may know
     train(KEPT[name], tmp_path)
 
@@ -264,7 +264,7 @@ def test_of_what_comes_back_nothing_is_said(name: str, tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("name", MENDED)
-def test_a_run_goes_on_when_its_code_was_mended(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_resumes_with_mended_code(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before, after, words, held = MENDED[name]
     train(before, tmp_path / "before")
     assert "the code builds" not in caplog.text
@@ -279,7 +279,7 @@ def test_a_run_goes_on_when_its_code_was_mended(name: str, tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("level", [1.0, 2.0, 3.0])
-def test_a_run_goes_on_whatever_its_code_sets_up_now(level: float, tmp_path: Path) -> None:
+def test_a_run_resumes_whatever_its_code_sets_up(level: float, tmp_path: Path) -> None:
     """Also where that is what training has come to, of which the snapshot says and this attempt would not."""
     module: Any = train((Levelled, None, list), tmp_path / "before")
 
@@ -289,7 +289,7 @@ def test_a_run_goes_on_whatever_its_code_sets_up_now(level: float, tmp_path: Pat
     assert torch.equal(after.layer.weight, module.layer.weight)
 
 
-def test_a_snapshot_that_says_what_no_version_writes_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_snapshot_with_an_unknown_form_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(KEPT["Private"], tmp_path / "whole")
     run = cut(tmp_path / "whole", tmp_path / "run")
     parts = Parts(max((run / "snapshots").iterdir()))

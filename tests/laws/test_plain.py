@@ -96,9 +96,7 @@ def test_in_16_bits_gradients_are_clipped_at_their_true_size(ranks: int, tmp_pat
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_lbfgs_has_the_bits_of_the_script_that_steps_by_a_closure(
-    ranks: int, clip: float | None, tmp_path: Path
-) -> None:
+def test_lbfgs_has_the_bits_of_a_script_with_a_closure(ranks: int, clip: float | None, tmp_path: Path) -> None:
     choice: dict[str, Any] = {"samples": 4 * BATCH * ranks - ranks - 1, "clip": clip}
     mine = partial(ours, **choice, window=1, kind=CurvedModule)
     assert_same_bits(tmp_path, ranks, partial(plain_closure, **choice), mine)
@@ -106,7 +104,7 @@ def test_lbfgs_has_the_bits_of_the_script_that_steps_by_a_closure(
 
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize(("strategy", "ranks", "parts"), [("dp", 1, 2), ("dp", 1, 4), ("ddp2", 2, 2), ("ddp2", 2, 4)])
-def test_split_batches_have_the_bits_of_the_script_that_splits_by_hand(
+def test_split_batches_have_the_bits_of_a_script_that_splits(
     strategy: str, ranks: int, parts: int, window: int, tmp_path: Path
 ) -> None:
     batch = 2 * parts
@@ -121,7 +119,7 @@ def test_split_batches_have_the_bits_of_the_script_that_splits_by_hand(
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("sharded", 2), ("sharded", 3), ("fully_sharded", 3)])
 @pytest.mark.parametrize(("window", "clip"), [(1, None), (3, 0.5)])
-def test_sharded_training_has_the_bits_of_the_script_around_fully_shard(
+def test_sharded_training_has_the_bits_of_a_fully_shard_script(
     strategy: str, ranks: int, window: int, clip: float | None, tmp_path: Path
 ) -> None:
     choice: dict[str, Any] = {"samples": 7 * BATCH * ranks - ranks - 1, "window": window, "clip": clip}
@@ -137,7 +135,7 @@ def test_sharded_training_has_the_bits_of_the_script_around_fully_shard(
     ],
     ids=["replicas", "bf16"],
 )
-def test_options_of_sharded_training_have_the_bits_of_the_script_around_fully_shard(
+def test_sharded_options_have_the_bits_of_a_fully_shard_script(
     ranks: int, arguments: dict[str, Any], options: dict[str, Any], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     choice: dict[str, Any] = {"samples": 7 * BATCH * ranks - ranks - 1, "window": 3, "clip": 0.5}
@@ -148,7 +146,7 @@ def test_options_of_sharded_training_have_the_bits_of_the_script_around_fully_sh
 
 @needs_horovod
 @pytest.mark.parametrize(("ranks", "window", "clip"), [(2, 1, None), (3, 1, None), (3, 3, 0.5)])
-def test_horovod_has_the_bits_of_the_script_for_horovodrun(
+def test_horovod_has_the_bits_of_a_horovodrun_script(
     ranks: int, window: int, clip: float | None, tmp_path: Path
 ) -> None:
     from laws.plain_horovod import plain_flat, plain_horovod
@@ -163,9 +161,7 @@ def test_horovod_has_the_bits_of_the_script_for_horovodrun(
 
 @pytest.mark.parametrize("ranks", XLA_RANKS)
 @pytest.mark.parametrize(("window", "clip"), [(1, None), (3, 0.5)])
-def test_xla_has_the_bits_of_the_script_around_torch_xla(
-    ranks: int, window: int, clip: float | None, tmp_path: Path
-) -> None:
+def test_xla_has_the_bits_of_a_torch_xla_script(ranks: int, window: int, clip: float | None, tmp_path: Path) -> None:
     choice: dict[str, Any] = {"samples": 7 * BATCH * ranks - ranks - 1, "window": window, "clip": clip}
     script, mine = partial(_plain_xla, **choice), partial(ours, **choice, strategy="xla")
     assert_same_bits(tmp_path, ranks, script, mine, start=run_xla_ranks)
@@ -216,7 +212,7 @@ def pipelined(path: str, samples: int, window: int, clip: float | None, **option
         (4, 1, 0.5, {"stages": 2}),
     ],
 )
-def test_a_pipeline_has_the_bits_of_the_script_on_one_device(
+def test_a_pipeline_has_the_bits_of_a_script_on_one_device(
     ranks: int, window: int, clip: float | None, options: dict[str, Any], tmp_path: Path
 ) -> None:
     pipelines = ranks // options.get("stages", ranks)

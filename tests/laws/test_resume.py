@@ -77,7 +77,7 @@ def test_every_kind_of_module_resumes(
 
 
 @pytest.mark.parametrize(("ranks", "interval"), [(1, 0.5), (2, 1.0), (3, 2)])
-def test_a_validation_goes_on_in_the_batch_and_loader_where_it_was_broken_off(
+def test_a_validation_resumes_at_its_batch_and_loader(
     ranks: int, interval: float, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(
@@ -98,7 +98,7 @@ def test_a_validation_goes_on_in_the_batch_and_loader_where_it_was_broken_off(
     assert [calls[name] for name in ("start", "epoch start", "epoch end", "end")] == [validations] * 4
 
 
-def test_a_window_goes_on_with_the_buffers_of_each_rank(tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
+def test_a_window_resumes_with_the_buffers_of_each_rank(tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
     # A validation after each batch sees them: they are shared only where the next window opens.
     setting = Setting(ranks=2, layout="accumulation", options={"val_check_interval": 1})
     (tmp_path / "plan").mkdir()
@@ -135,7 +135,7 @@ ENDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("phase", ["epoch_end", "validation"])
 @pytest.mark.parametrize("name", ENDS)
-def test_a_fit_that_ends_with_an_epoch_or_is_stopped_within_it_ends_it_whole(
+def test_a_fit_that_ends_or_stops_in_an_epoch_completes_it(
     name: str, phase: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(layout="every step", options=ENDS[name], module=Worsening, patience=2)
@@ -200,7 +200,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "file", ["rank-00001-of-00002.safetensors", "rank-00001-of-00002.json", "metrics.csv", "manifest.json"]
 )
-def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_taken(
+def test_a_damaged_snapshot_is_set_aside_for_the_one_before(
     damage: Callable[[Path], None], file: str, killed: Path, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     """Law 2."""
@@ -218,7 +218,7 @@ def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_taken(
     assert_alike(tmp_path, undisturbed(setting))
 
 
-def test_a_snapshot_that_attempts_die_of_is_set_aside_but_never_the_last_one(
+def test_a_fatal_snapshot_is_set_aside_unless_it_is_the_last(
     tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting()

@@ -108,7 +108,7 @@ def _refused() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sharded", {"lanes": 2}], ids=str)
-def test_a_layer_that_comes_up_is_refused_where_its_gradients_would_stay(strategy: Any) -> None:
+def test_a_late_layer_without_synced_gradients_is_refused(strategy: Any) -> None:
     assert run_ranks(_refuse_growing, strategy, processes=2) == [0, 0]
 
 
@@ -118,5 +118,5 @@ def _refuse_growing(strategy: Any) -> None:
         Setting(ranks=2, module=Growing, options={"snapshots": None, **options}).train("never")
 
 
-def test_gradients_that_would_stay_on_each_rank_or_be_missing_are_refused() -> None:
+def test_gradients_that_would_not_be_synced_are_refused() -> None:
     assert run_ranks(_refused, processes=2) == [0, 0]

@@ -164,13 +164,13 @@ def _every_stream(library: str | None, folder: str) -> None:
             _three_resumes(kind, stream, workers, run)
 
 
-def test_streams_of_other_libraries_lose_nothing_over_three_resumes(tmp_path: Path) -> None:
+def test_streams_of_libraries_lose_nothing_over_three_resumes(tmp_path: Path) -> None:
     # In one process of its own: to import these libraries takes seconds, and they leave threads and settings behind.
     assert run_ranks(_every_stream, None, str(tmp_path)) == [0]
 
 
 @pytest.mark.parametrize("library", OPTIONAL)
-def test_streams_of_libraries_that_are_there_lose_nothing(library: str, tmp_path: Path) -> None:
+def test_streams_of_installed_libraries_lose_nothing(library: str, tmp_path: Path) -> None:
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     assert run_ranks(_every_stream, library, str(tmp_path)) == [0]

@@ -13,9 +13,7 @@ from midstride.engine.storage.store import Store
 
 
 @pytest.mark.timeout(3000)  # seven lives of a flow, each of several processes: four minutes where it is quiet
-def test_a_run_of_many_deaths_ends_with_the_bits_of_one_that_never_died(
-    site: Site, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_run_of_many_deaths_has_undisturbed_bits(site: Site, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     lingers, mark = tmp_path / "lingers", tmp_path / "mark"
     lingers.touch()
     job = tiny_job(tmp_path, processes=1, steps=STEPS, retries_without_progress=0, lingers=str(lingers))

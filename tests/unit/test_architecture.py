@@ -147,7 +147,7 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in NOT_TORCHS
 
 
-def test_privates_of_torch_and_torchmetrics_are_named_in_one_file_of_a_package() -> None:
+def test_each_package_names_library_internals_in_one_file() -> None:
     torchs = {name for kind in (nn.Module, torch.Tensor, Metric, MetricCollection) for name in dir(kind)}
     torchs |= {name for made in (nn.Module(), SumMetric(), MetricCollection([])) for name in vars(made)}
     ours = set().union(*map(declared, SOURCES.values())) | {function.name for _, function in functions()}

@@ -160,7 +160,7 @@ def test_a_pod_may_do_no_more_than_it_has_to(name: str):
             assert {"/home/midstride", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
-def test_the_cluster_refuses_pods_that_may_do_more_and_calls_that_nothing_needs():
+def test_the_cluster_refuses_privileged_pods_and_unneeded_calls():
     kinds: dict[str, dict[str, Any]] = {}
     for found in manifests():
         kinds.setdefault(found["kind"], {})[found.get("metadata", {}).get("name", "")] = found
@@ -206,7 +206,7 @@ def test_images_are_named_by_an_exact_version():
         assert image in ("midstride", f"midstride:{version}") or re.search(r":\d+\.\d+", image), image
 
 
-def test_the_image_installs_what_was_tested_each_file_by_its_hash():
+def test_the_image_installs_the_tested_files_by_hash():
     requirements, constraints = pins(DEPLOY / "docker" / "requirements.txt"), pins(DEPLOY.parent / "constraints.txt")
     shared = requirements.keys() & constraints.keys()
     assert {name: requirements[name][0] for name in shared} == {name: constraints[name][0] for name in shared}
@@ -259,7 +259,7 @@ def test_the_page_on_nights_shows_the_trigger_of_the_file():
     assert {"triggers": triggers} in [YAML(typ="safe", pure=True).load(block) for block in blocks]
 
 
-def test_the_deployments_of_the_file_hold_a_job_that_holds_anywhere():
+def test_deployments_of_the_file_hold_a_portable_job():
     [document] = documents(DEPLOY / "prefect.yaml")
     schema = Draft202012Validator(TrainingJob.model_json_schema())
     for deployment in document["deployments"]:

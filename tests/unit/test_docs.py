@@ -207,7 +207,7 @@ def test_a_newcomer_gets_started() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_reader_can_see_that_the_bits_are_those_of_a_plain_script(ranks: int) -> None:
+def test_the_plain_script_of_the_docs_has_the_same_bits(ranks: int) -> None:
     write_files(ROOT / "docs/exact-resume.md")
     assert run_ranks(run_here, str(Path.cwd()), "by_hand.py", processes=ranks) == [0] * ranks
     assert Path("runs/by-hand/last").exists()

@@ -164,7 +164,7 @@ def test_tensors_are_copied_and_measured_together() -> None:
     assert all(map(torch.equal, targets, sources))
 
 
-def test_a_sparse_tensor_shows_what_it_holds_before_it_is_coalesced() -> None:
+def test_an_uncoalesced_sparse_tensor_shows_its_values() -> None:
     twice = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (3,), check_invariants=True)
     indices, values = state.indices_and_values(twice)
     assert (indices.tolist(), values.tolist()) == ([[1, 1]], [2.0, 3.0])
@@ -199,7 +199,7 @@ def test_tensors_are_collated_by_stacking_unless_users_say_other(monkeypatch: py
     assert not data.stacks_tensors(default_collate)
 
 
-def test_a_worker_sends_something_in_place_of_a_batch_that_cannot_be_sent() -> None:
+def test_a_worker_replaces_a_batch_that_cannot_be_sent() -> None:
     init: Any = lambda worker: data.replace_unsent(lambda error: type(error))  # noqa: E731
     items: Any = [1, threading.Lock(), 3]
     assert list(DataLoader(items, batch_size=None, num_workers=1, timeout=60, worker_init_fn=init)) == [1, TypeError, 3]
@@ -342,7 +342,7 @@ def test_the_end_of_a_flow_waits_for_no_heartbeat(monkeypatch: pytest.MonkeyPatc
     engine.thread.join()
 
 
-def test_a_schedule_goes_through_fewer_micro_batches_than_it_was_made_for() -> None:
+def test_a_schedule_takes_fewer_micro_batches() -> None:
     class Recorded(ScheduleGPipe):
         def __init__(self, stage: Any, count: int) -> None:
             self._n_microbatches = count

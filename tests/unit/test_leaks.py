@@ -66,7 +66,7 @@ def test_a_thread_is_found() -> None:
     thread.join()
 
 
-def test_a_child_is_found_unless_it_was_there_before_or_is_to_last(started: list[subprocess.Popen[str]]) -> None:
+def test_a_new_child_is_found_unless_it_may_last(started: list[subprocess.Popen[str]]) -> None:
     before = Surroundings(TOKEN, grace_s=0.0)
     started.append(child := _start())
     assert [leak.partition(":")[0] for leak in before.leaks()] == [f"process {_pid(child)}"]

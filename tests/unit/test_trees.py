@@ -49,13 +49,13 @@ def test_leaves_are_named_as_code_reaches_them() -> None:
     ]
 
 
-def test_several_trees_are_mapped_by_keys_into_the_kinds_of_the_first() -> None:
+def test_trees_are_mapped_by_key_into_the_kinds_of_the_first() -> None:
     first, second = {"a": 1, "b": (2, [3])}, OrderedDict(b=[20, [30]], a=10)
     assert map_leaves(lambda x, y: x + y, first, second) == {"a": 11, "b": (22, [33])}
     with pytest.raises(ValueError, match="zip"):
         map_leaves(lambda x, y: x, [1, 2], [1])
 
 
-def test_in_a_tree_of_state_an_object_of_a_derived_class_is_a_leaf() -> None:
+def test_in_a_state_tree_derived_classes_are_leaves() -> None:
     assert map_leaves(type, [Pair(1, 2), {"d": UserDict()}], is_leaf=is_state_leaf) == [Pair, {"d": UserDict}]
     assert map_leaves(type, [Pair(1, 2)]) == [Pair(int, int)]

@@ -83,7 +83,7 @@ def test_any_other_is_the_users(function: Callable[[], Any]) -> None:
         (ValueError("no"), 1, "ValueError: no"),
     ],
 )
-def test_a_process_that_the_users_code_forks_ends_before_it_is_taken_for_the_rank(
+def test_a_process_forked_by_user_code_is_no_rank(
     error: BaseException, code: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rank = os.getpid()

@@ -42,7 +42,7 @@ PROCESSES = [
         "test_nodes_are_not_told_what_is_for_this_machine_alone"),
     Mutant("jobs in the queue outlive their launcher", "Slurm.stop",
         '_run(["scancel", self._job])', "pass",
-        "test_a_job_in_the_queue_is_no_hang_and_is_cancelled_on_a_stop"),
+        "test_a_queued_job_is_no_hang_and_a_stop_cancels_it"),
     Mutant("agents of older torch kill ranks after thirty seconds, whatever the grace", "end_ranks_within",
         "_API.PContext.close.__defaults__ = (None, seconds)", "_API.PContext.close",
         "test_agents_leave_ranks_the_time_they_are_told"),
@@ -112,5 +112,5 @@ PROCESSES = [
         "test_outcome.py"),
     Mutant("a second signal moves the deadline", "SignalRequests._stop",
         "self._deadline is None", "True",
-        "test_asked_again_a_world_has_no_more_time"),
+        "test_a_second_request_grants_no_more_time"),
 ]

@@ -23,7 +23,7 @@ RUNS = [
         "test_prepare.py"),
     Mutant("the champion is a version of another experiment's run", "publish",
         "[options.in_project(job.name) for options in job.loggers]", "job.loggers",
-        "test_the_champion_is_the_version_in_charge_of_a_registered_model"),
+        "test_the_champion_is_the_registered_model_in_charge"),
     Mutant("a batch that was read again is no fault", "_EpochAuditor._check_batches",
         "stretch.first < at", "stretch.first < at - 1",
         "test_audit.py"),

@@ -8,7 +8,7 @@ __all__ = ["SNAPSHOTS"]
 SNAPSHOTS = [
     Mutant("a fit on the CPU asks whether there is a GPU to pin memory for", "_touched",
         "torch.cuda.is_initialized()", "torch.cuda.is_available()",
-        "test_a_fit_on_the_cpu_leaves_gpus_to_the_ranks_that_are_forked_afterwards"),
+        "test_a_fit_on_the_cpu_leaves_gpus_to_ranks_forked_later"),
     Mutant("a manifest of another place counts", "SnapshotCatalog._checked",
         "found != name", "False",
         "test_a_renamed_folder_is_set_aside"),

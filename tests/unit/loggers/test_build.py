@@ -90,9 +90,7 @@ def test_what_gives_no_logger_is_refused(own: str, name: str, args: dict[str, in
     ("name", "legal"),
     [("lr:0.1", "lr-0.1"), ("a;b,c#d?e'f", "a-b-c-d-e-f"), (" a", "a"), ("a b=1", None), ("plain", None)],
 )
-def test_a_name_that_a_tracker_does_not_take_is_refused_before_anything_is_written(
-    name: str, legal: str | None, tmp_path: Path
-) -> None:
+def test_a_name_that_no_tracker_takes_is_refused_first(name: str, legal: str | None, tmp_path: Path) -> None:
     loggers = [LoggerOptions(path=path) for path in ("tensorboard", "wandb")]
     if legal is None:
         assert run_name_faults(loggers, name) == []
@@ -103,7 +101,7 @@ def test_a_name_that_a_tracker_does_not_take_is_refused_before_anything_is_writt
     assert not run.exists()
 
 
-def test_rows_come_in_the_order_of_segments_as_often_as_they_are_read() -> None:
+def test_rows_keep_the_order_of_segments_on_each_read() -> None:
     rows = CommittedRows(["epoch,step,loss,lr\n0,1,0.5,\n0,2,,0.1\n", "epoch,step,val\n1,3,2\n"])
     wanted = [Row(0, 1, {"loss": 0.5}), Row(0, 2, {"lr": 0.1}), Row(1, 3, {"val": 2.0})]
     assert list(rows) == list(rows) == wanted

@@ -86,7 +86,7 @@ def test_an_event_that_a_full_disk_cuts_was_not_sent(room_bytes: int, tmp_path: 
     assert [*in_tensorboard(tmp_path)] == [1, 2, 3]
 
 
-def test_a_folder_with_events_of_another_run_of_the_name_is_refused(tmp_path: Path) -> None:
+def test_events_of_another_run_of_the_name_are_refused(tmp_path: Path) -> None:
     def opened(url: str, run_id: str) -> int:
         logger = TensorBoardLogger(str(tmp_path))
         step = logger.open(LoggedRun("a", url, run_id, {}), CommittedRows(SEGMENTS))
