@@ -176,7 +176,7 @@ def main() -> None:
 
 def to_first_batch(batch: int) -> tuple[str, str]:
     """Return ms and MB until the first batch of a life that begins at `batch`, its loader included."""
-    loader: DataLoader[int] = DataLoader(range(SAMPLES), BATCH, shuffle=True)  # type: ignore[arg-type]
+    loader: DataLoader[int] = DataLoader(range(SAMPLES), BATCH, shuffle=True)
 
     def read() -> None:
         next(training_loader(loader, World(), seed=0, shard=False, limit=1.0).batches(0, batch))

@@ -68,7 +68,7 @@ def in_ddp(net: nn.Module, lanes: Lanes, batches: list[Tensor]) -> Callable[[], 
     def step() -> None:
         for number, x in enumerate(batches):
             last = number + 1 == len(batches) or not isinstance(model, DistributedDataParallel)
-            with nullcontext() if last else model.no_sync():  # type: ignore[operator, union-attr]
+            with nullcontext() if last else model.no_sync():
                 (model(x).square().mean() / len(batches)).backward()
 
     return step

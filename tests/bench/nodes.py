@@ -13,8 +13,6 @@ from support.flow_runs import tiny_job, wait_for
 from support.machines import Machine, Machines
 from support.networks import Network, why_no_network
 
-__all__ = ["main"]
-
 
 def kill_rank(node: Machine) -> None:
     """Kill a rank."""

@@ -124,7 +124,7 @@ def lightning(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
     import lightning
     from lightning.pytorch.loggers import CSVLogger
 
-    class Boring(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Boring(lightning.LightningModule):
         training_step = Module.training_step
         configure_optimizers = Module.configure_optimizers
 

@@ -207,7 +207,7 @@ class StageFallsSilent(FallsSilent):
         super().training_step(batch, batch_idx)
         return self.sequential_module(batch[0])
 
-    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:
         return outputs.square().mean()
 
 

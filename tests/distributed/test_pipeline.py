@@ -77,7 +77,7 @@ class Counts(TrainingModule):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.sequential_module(batch / SAMPLES)
 
-    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:
         loss = (outputs - batch / SAMPLES).square().mean()
         self.log("train/count", float(len(batch)), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
         return loss
@@ -92,7 +92,7 @@ class Counts(TrainingModule):
 
     test_step = validation_step
 
-    def validation_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+    def validation_step_end(self, outputs: Tensor, batch: Any) -> Tensor:
         self.seen += outputs.flatten().tolist()
         return outputs
 

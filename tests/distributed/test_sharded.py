@@ -230,7 +230,7 @@ class Early(Tangled):
 
 
 class Two(Tangled):
-    def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx)
 
     def configure_optimizers(self) -> Any:

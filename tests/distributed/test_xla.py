@@ -54,7 +54,7 @@ def test_what_ranks_exchange() -> None:
 
 def predict() -> None:
     class Predicts(Tangled):
-        def predict_step(self, batch: Any, batch_idx: int) -> Any:  # type: ignore[override]
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
             return {"predicted": self(batch[0]), "index": batch[2]}
 
     trainer = Trainer(strategy="xla", enable_progress_bar=False)

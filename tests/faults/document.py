@@ -4,8 +4,6 @@ from pathlib import Path
 
 from faults.table import CODES, ROWS
 
-__all__ = ["PAGE", "text"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
 HEAD = """# Faults

@@ -23,8 +23,6 @@ from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 
-__all__ = ["Scene"]
-
 
 @dataclass
 class Scene:

@@ -23,25 +23,6 @@ from torch import Tensor
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 
-__all__ = [
-    "Strike",
-    "damage",
-    "disk_full",
-    "flipped",
-    "frozen_and_killed",
-    "itself",
-    "launcher_killed",
-    "misread",
-    "missing",
-    "not_finite",
-    "overtaken",
-    "read_only",
-    "server",
-    "slow",
-    "torn",
-    "wrong_secret",
-]
-
 Strike = Callable[[Scene], AbstractContextManager[None]]
 
 
@@ -62,9 +43,9 @@ def itself(kind: Any, *ranks: int, step: int, phase: str) -> Strike:
 def not_finite(scene: Scene) -> Iterator[None]:
     """The loss is NaN from a step on; then the user corrects that."""
     live = scene.live
-    scene.live = functools.partial(live, before=_poison)  # type: ignore[method-assign]
+    scene.live = functools.partial(live, before=_poison)
     yield
-    scene.live = live  # type: ignore[method-assign]
+    scene.live = live
 
 
 def _poison() -> None:
@@ -74,7 +55,7 @@ def _poison() -> None:
         loss = step(self, batch, batch_idx)
         return loss * float("nan") if self.trainer.progress.step >= 5 else loss
 
-    Tangled.training_step = poisoned  # type: ignore[method-assign]
+    Tangled.training_step = poisoned
 
 
 @contextmanager
@@ -97,11 +78,11 @@ def launcher_killed(scene: Scene) -> Iterator[None]:
         wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the frozen rank to end")
 
     live = scene.live
-    scene.live = scene.live_launched  # type: ignore[method-assign, assignment]
+    scene.live = scene.live_launched
     scene.plan.add("freeze", rank=1, step=8, phase="backward")
     with scene.once_frozen(act):
         yield
-    scene.live = live  # type: ignore[method-assign]
+    scene.live = live
     assert frozen
     scene.plan.assert_all_fired()
 
@@ -185,9 +166,9 @@ def disk_full(scene: Scene) -> Iterator[None]:
     folder = Path(scene.url).parent
     if not _mounted(folder, "size=160k"):
         live = scene.live
-        scene.live = functools.partial(live, before=_small_files_only)  # type: ignore[method-assign]
+        scene.live = functools.partial(live, before=_small_files_only)
         yield
-        scene.live = live  # type: ignore[method-assign]
+        scene.live = live
         return
     try:
         yield

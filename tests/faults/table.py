@@ -23,8 +23,6 @@ from faults.strikes import (
     wrong_secret,
 )
 
-__all__ = ["CODES", "ROWS", "Cell", "Row"]
-
 #: what some rank ends with
 KILLED, FAILED, REFUSED, STOPPED, DONE = -9, 1, 2, 75, 0
 #: what the world ends with then

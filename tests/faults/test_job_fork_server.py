@@ -20,7 +20,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> list[ForkedSupervisor]:
     start = ForkServer.start_supervisor
 
     def noted(self: ForkServer, *arguments: object) -> ForkedSupervisor | None:
-        if (started := start(self, *arguments)) is not None:  # type: ignore[arg-type]
+        if (started := start(self, *arguments)) is not None:
             made.append(started)
         return started
 

@@ -136,7 +136,7 @@ def test_an_exception_in_the_pump(job_of: Callable[..., TrainingJob], callback: 
 
     job = job_of("waits")
     with pytest.raises(Interrupted):
-        launch(Run(job, "night"), grace_s=5, **{callback: fail})  # type: ignore[arg-type]
+        launch(Run(job, "night"), grace_s=5, **{callback: fail})
     attempt = ledger_of(job).attempts()[0]
     assert (attempt.outcome, attempt.code) == ("stopped", 75)
 

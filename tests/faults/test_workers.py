@@ -183,7 +183,7 @@ def test_workers_without_shared_memory_are_reported() -> None:
 def _begun() -> tuple[Iterator[Any], Any]:
     """Return the batches of a loader of one worker, of which one was read, and torch's iterator behind them."""
     loader = DataLoader(range(20), 2, num_workers=1, collate_fn=list)
-    feed = training_loader(loader, World(), seed=1, shard=False, limit=1.0)  # type: ignore[arg-type]
+    feed = training_loader(loader, World(), seed=1, shard=False, limit=1.0)
     batches: Any = feed.batches(0)
     next(batches)
     return batches, batches.gi_frame.f_locals["iterator"]
@@ -244,7 +244,7 @@ def _raises_in_a_step() -> None:
     """Here the error, which holds the pass by its traceback, is held as a notebook holds it."""
     for data in (range(20), Counted()):
         for stay in (False, True):
-            loader: Any = DataLoader(data, 2, num_workers=1, collate_fn=list, persistent_workers=stay)  # type: ignore[arg-type]
+            loader: Any = DataLoader(data, 2, num_workers=1, collate_fn=list, persistent_workers=stay)
             with pytest.raises(UserCodeError) as caught:
                 Trainer(max_epochs=1, seed=1).fit(Broken(), loader)
             assert not multiprocessing.active_children(), (data, stay, caught)

@@ -83,7 +83,7 @@ def test_predictions_of_a_gpu_come_to_the_host(
     trainer = Trainer(max_epochs=1, lanes=lanes)
     trainer.strategy.attach(trainer.world, GPUS[1:])
     module: Any = on_gpu(Evaluated(), GPUS[1])
-    loop = PredictionLoop(trainer._context_of(module, trainer.progress), [Any, Any])  # type: ignore[list-item]
+    loop = PredictionLoop(trainer._context_of(module, trainer.progress), [Any, Any])
     batch = [torch.zeros(3, 4).to(GPUS[1])]
     outputs = loop.batch(batch if lanes is None else {0: batch}, 0, 1)  # a second lane would be tried by deep copies
     made: dict[str, Tensor] = outputs if lanes is None else outputs[0]

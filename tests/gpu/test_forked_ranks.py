@@ -64,7 +64,7 @@ class Net(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> Any:
-        return torch.utils.data.DataLoader(torch.zeros(4, 2))  # type: ignore[arg-type]
+        return torch.utils.data.DataLoader(torch.zeros(4, 2))
 
 
 def test_a_check_leaves_gpus_to_ranks_forked_later(monkeypatch: pytest.MonkeyPatch) -> None:

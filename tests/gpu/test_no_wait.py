@@ -166,7 +166,7 @@ def test_a_learning_rate_on_a_device_is_kept_as_it_is_then() -> None:
 
 def test_a_logged_device_value_is_a_tensor_on_its_device() -> None:
     trainer = Trainer(max_epochs=1)
-    trainer.metric_logger.values = {"host": 0.1, "device": torch.tensor(0.1, dtype=torch.float64)}  # type: ignore[dict-item]
+    trainer.metric_logger.values = {"host": 0.1, "device": torch.tensor(0.1, dtype=torch.float64)}
     with WaitCounter() as counter:
         host, device = LightningTrainer(trainer).callback_metrics.values()
     assert counter.total == 0

@@ -5,8 +5,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["cover", "product"]
-
 Case = dict[str, Any]
 
 

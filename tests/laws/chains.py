@@ -9,8 +9,6 @@ from laws.lives import LAYOUTS, STEPS
 
 from midstride.engine.fault_injection import PHASES, FaultPlan
 
-__all__ = ["COVER", "PRODUCT", "Chain", "Death", "pairs"]
-
 RANKS = (1, 2, 3)
 #: optimizer steps where there are fewer than batches
 FEWER_STEPS = {"accumulation": 4}

@@ -9,8 +9,6 @@ import pytest
 
 from midstride.engine.testing import run_ranks
 
-__all__ = ["HOROVOD", "needs_horovod", "run_horovod_ranks"]
-
 _MISSING = "Horovod is not installed: `make horovod` compiles it"
 #: for tests that start it in their own way; `run_horovod_ranks` skips on its own
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason=_MISSING)

@@ -56,7 +56,7 @@ def lives_of(row: dict[str, Any], folder: Path) -> list[int]:
 
 def train(row: dict[str, Any], run: Path) -> None:
     """Train eight steps, two epochs of them, from wherever `run` stands."""
-    import model  # type: ignore[import-not-found]  # the example
+    import model  # the example
 
     ranks = row.get("ranks", 1)
     seed_everything(3)

@@ -21,19 +21,6 @@ from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state, run_ranks
 
-__all__ = [
-    "BATCH",
-    "STEPS",
-    "SampleData",
-    "Samples",
-    "Setting",
-    "Tangled",
-    "assert_alike",
-    "live",
-    "live_on",
-    "note_samples",
-]
-
 STEPS = 12
 BATCH = 4
 

@@ -258,7 +258,7 @@ class Blur:
         self.torch = {"generator": torch.Generator().manual_seed(4)}
 
     def __call__(self, x: Tensor) -> Tensor:
-        first, second, third = (float(g.random()) for g in self.generators)  # type: ignore[attr-defined]
+        first, second, third = (float(g.random()) for g in self.generators)
         return x + first + second + third + torch.rand(6, generator=self.torch["generator"])
 
 

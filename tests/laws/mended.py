@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader
 
 from midstride.engine import Callback, DataModule
 
-__all__ = ["MENDED"]
-
 Made = tuple[Callable[[], Small], Callable[[], Any] | None, Callable[[], list[Callback]]]
 
 
@@ -66,7 +64,7 @@ def _property(is_mended: bool) -> Made:
                 self.size = 1
 
     if is_mended:
-        Part.size = property(lambda self: 2)  # type: ignore[assignment]
+        Part.size = property(lambda self: 2)
     return _module(lambda module: vars(module).update(part=Part()))
 
 

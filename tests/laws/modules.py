@@ -98,7 +98,7 @@ class Watched(Tangled):
     def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.calls[f"batch of {dataloader_idx}"] += 1
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y, _ = batch
         loss = cross_entropy(self(x + 0.1 * torch.randn(()) + self.bias), y)
         self.seen.update(loss, len(y))
@@ -151,7 +151,7 @@ class Rivals(TrainingModule):
         made = self.maker(torch.randn_like(x))
         return -self.judge(made).mean(), self.judge(made.detach()).mean() - self.judge(x).mean()
 
-    def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Tensor:
         note_samples(self, batch[2])
         loss = self.losses(batch[0])[optimizer_idx]
         self.log(f"train/{optimizer_idx}", loss)
@@ -169,7 +169,7 @@ class Manual(Rivals):
 
     automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Any, batch_idx: int) -> None:
         note_samples(self, batch[2])
         for optimizer, number in zip(self.optimizers(), (0, 1), strict=True):
             optimizer.zero_grad()

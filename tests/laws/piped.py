@@ -30,7 +30,7 @@ class Piped(TrainingModule):
         note_samples(self, batch[2])
         return self(batch[0])
 
-    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:
         loss = cross_entropy(outputs, batch[1])
         self.log("train/loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         self.log("train/own", loss)

@@ -21,8 +21,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-__all__ = ["Net", "epochs", "lbfgs", "plain", "plain_closure", "plain_parts", "rank_seed", "seed_everything"]
-
 SEED, EPOCHS, BATCH = 7, 2, 4
 
 

@@ -9,8 +9,6 @@ from laws.plain import SEED, Net, epochs, rank_seed, seed_everything
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-__all__ = ["plain_flat", "plain_horovod"]
-
 
 def plain_horovod(path: str, samples: int) -> None:
     """Train as Horovod's documentation says. Over two ranks a sum has no order, so every way to sum is one."""

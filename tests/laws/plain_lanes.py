@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-__all__ = ["BATCH", "EPOCHS", "LANES", "NETS", "SAMPLES", "SEED", "plain_lanes"]
-
 SEED, EPOCHS, BATCH, LANES, SAMPLES = 7, 2, 4, 4, 90
 
 

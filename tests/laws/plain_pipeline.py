@@ -8,8 +8,6 @@ from laws.plain import SEED, epochs, seed_everything
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-__all__ = ["BATCH", "layers", "plain_pipeline"]
-
 BATCH = 8
 
 

@@ -14,8 +14,6 @@ from torch.nn.functional import cross_entropy
 
 from midstride.engine.trees import is_state_leaf, map_leaves
 
-__all__ = ["DeepNet", "own", "plain_sharded"]
-
 
 class DeepNet(Net):
     """The same net, with a list of blocks."""

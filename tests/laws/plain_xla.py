@@ -10,8 +10,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch_xla._internal import pjrt
 
-__all__ = ["plain_xla"]
-
 
 def plain_xla(path: str, samples: int, window: int, clip: float | None) -> None:
     """Train with one buffer of all gradients a step; a graph ends with each batch."""

@@ -19,8 +19,6 @@ from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.testing import run_ranks
 
-__all__ = ["ROWS", "Row", "as_script", "in_caller"]
-
 TESTS = Path(__file__).parents[1]
 #: how a world is started: gives the run of a setting one life, as `live` does; killed ranks are seen in its exit code
 Start = Callable[[Setting, Path, FaultPlan | None], list[int]]

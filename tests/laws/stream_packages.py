@@ -11,8 +11,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["OPTIONAL", "PACKAGES", "SAMPLES"]
-
 SAMPLES = 60
 
 

@@ -18,8 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, get_wor
 from midstride.engine import CombinedLoader
 from midstride.engine.world import World
 
-__all__ = ["ITERABLES", "NESTS", "STREAMS", "Several", "StreamData"]
-
 
 class Stream(IterableDataset[Any]):
     """A plain generator, sharded over ranks and workers."""
@@ -298,11 +296,11 @@ NESTS: dict[str, Make] = {
     "dict": maps,
     "tuple": lambda *how: tuple(maps(*how)["b"]),
     **{
-        mode: lambda *how, mode=mode: CombinedLoader(maps(*how), mode)  # type: ignore[misc]
+        mode: lambda *how, mode=mode: CombinedLoader(maps(*how), mode)
         for mode in ("min_size", "max_size", "sequential")
     },
     **{
-        f"mixed, {mode}": lambda *how, mode=mode: CombinedLoader(mixed(*how), mode)  # type: ignore[misc]
+        f"mixed, {mode}": lambda *how, mode=mode: CombinedLoader(mixed(*how), mode)
         for mode in ("min_size", "max_size_cycle", "max_size", "sequential")
     },
 }
@@ -317,7 +315,7 @@ class Several(Tangled):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(self.merged(batch), batch_idx)
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y, _ = self.merged(batch)
         loss = torch.nn.functional.cross_entropy(self(x), y)
         self.log("val/loss", loss, sync_dist=True, add_dataloader_idx=False)

@@ -20,7 +20,7 @@ def reach(step: int) -> None:
 
 @pytest.mark.parametrize(("kind", "code"), [("kill", -9), ("raise", 1)])
 def test_a_fault_strikes_once(kind: str, code: int, tmp_path: Path) -> None:
-    plan = FaultPlan(tmp_path).add(kind, step=3, phase="forward")  # type: ignore[arg-type]
+    plan = FaultPlan(tmp_path).add(kind, step=3, phase="forward")
     environment = {**os.environ, **plan.environment}
     assert run_ranks(reach, 2, environment=environment) == [0]
     with pytest.raises(AssertionError, match="never struck"):

@@ -50,7 +50,7 @@ def written(feed: ResumableLoader) -> Any:
 def read(feed: ResumableLoader, epoch: int, start: int, end: int | None = None) -> list[Any]:
     batches = feed.batches(epoch, start)
     found = [next(batches) for _ in range((len(feed) if end is None else end) - start)]
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     return found
 
 
@@ -110,7 +110,7 @@ def test_read_on_by_workers(kind: str) -> None:
 def _ordered_otherwise() -> None:
     rank = int(os.environ["RANK"])
     sampler = RandomSampler(range(12), generator=torch.Generator().manual_seed(rank))
-    loader: Any = DataLoader(range(12), 2, sampler=sampler)  # type: ignore[arg-type]
+    loader: Any = DataLoader(range(12), 2, sampler=sampler)
     with pytest.raises(UserError, match="the ranks share the training samples, but differ in sampler: rank 0 has"):
         Trainer(strategy="ddp", max_epochs=1, enable_progress_bar=False).fit(Tangled(), loader)
 
@@ -123,12 +123,12 @@ class Importance(Tangled):
     """Tells the sampler of its rank alone what it found out there."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        sampler = self.trainer.last_fit.context.loaders.training.source.sampler  # type: ignore[union-attr, attr-defined]
+        sampler = self.trainer.last_fit.context.loaders.training.source.sampler
         sampler.weights[self.trainer.world.rank] += 9
 
 
 def _ordered_otherwise_later() -> None:
-    sampler = WeightedRandomSampler(torch.ones(13), 13)  # type: ignore[arg-type]
+    sampler = WeightedRandomSampler(torch.ones(13), 13)
     loader: Any = DataLoader(Samples(13), 1, sampler=sampler)
     trainer = Trainer(strategy="ddp", max_epochs=9, val_check_interval=1.0, enable_progress_bar=False)
     with pytest.raises(UserError, match="in epoch 1 those differ") as caught:
@@ -157,7 +157,7 @@ class Misled(Tangled):
 
 
 def _misled(of: str, where: str) -> None:
-    sampler = WeightedRandomSampler(torch.ones(13), 13)  # type: ignore[arg-type]
+    sampler = WeightedRandomSampler(torch.ones(13), 13)
     told: Any = DataLoader(Samples(13), 1, sampler=sampler)
     plain: Any = DataLoader(Samples(24), 1)
     loaders = (plain, told) if of == "evaluation" else ({"long": plain, "short": told}, None)
@@ -177,7 +177,7 @@ def _without_fork(context: str) -> None:
     given.multiprocessing_context = context
     feed = training_loader(given, World(), seed=5, shard=False, limit=1.0)
     feed.attach(module := Tangled())
-    module.act = lambda values: values  # type: ignore[assignment]  # which cannot be pickled, as its trainer cannot
+    module.act = lambda values: values  # which cannot be pickled, as its trainer cannot
     assert not differences(whole[2:], read(feed, 0, 2))
 
 
@@ -189,7 +189,7 @@ def test_workers_that_are_not_forked(context: str) -> None:
 def _hooked(workers: int, log: Path) -> None:
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
     feed = feed_of("a hook that reseeds", "train", workers=workers)
-    dataset: Any = feed.source.dataset  # type: ignore[attr-defined]
+    dataset: Any = feed.source.dataset
     before = dataset.state
     for epoch in range(EPOCHS):
         read(feed, epoch, 0)

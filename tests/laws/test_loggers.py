@@ -208,7 +208,7 @@ class OpensAt(Logger):
         self.step = step
 
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
-        return self.step  # type: ignore[no-any-return]
+        return self.step
 
     def log_rows(self, rows: Sequence[Row]) -> None: ...
 

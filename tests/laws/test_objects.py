@@ -305,27 +305,27 @@ def test_a_snapshot_with_an_unknown_form_is_named(tmp_path: Path, caplog: pytest
 def test_a_snapshot_of_the_layout_before_is_read(name: str) -> None:
     """Attributes stood in a part of their own, and generators in another; private ones stay as they are built."""
     module = KEPT[name][0]()
-    module.counter, module.generator = 1, random.Random(3)  # type: ignore[assignment]
+    module.counter, module.generator = 1, random.Random(3)
     drawn = copy.deepcopy(module.generator)
     tree = {
         "attributes": {"": {"counter": 5}},
         "own generators": {"generator": drawn.getstate()},
     }
     objects = Objects.of_module(module)
-    module.generator.random()  # type: ignore[operator, union-attr]
+    module.generator.random()
 
     state = upgrade(tree)["objects"]
     objects.load_state_dict(state)
 
     assert differences(state, objects.state_dict()) == []
     assert module.counter == 5
-    assert module.generator.random() == drawn.random()  # type: ignore[operator, union-attr]
+    assert module.generator.random() == drawn.random()
 
 
 def test_a_dict_of_the_layout_before_is_read(caplog: pytest.LogCaptureFixture) -> None:
     """Keys stood in it as what they are the same as; what no file could hold, as words."""
     module = KEPT["Private"][0]()
-    module.counts = counts = {module.layer.weight: 0}  # type: ignore[assignment]
+    module.counts = counts = {module.layer.weight: 0}
     objects = Objects.of_module(module)
     state = objects.state_dict()
     state["module"][""]["counts"] = {Same("tensor layer.weight"): 4, Same("a key of module/counts, m:Key 1"): 5}

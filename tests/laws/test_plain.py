@@ -183,7 +183,7 @@ class Stages(TrainingModule):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.sequential_module(batch[0])
 
-    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:
         return cross_entropy(outputs, batch[1])
 
     def configure_optimizers(self) -> Any:

@@ -46,7 +46,7 @@ def test_every_strategy_resumes(
     start = ROWS[row].start
     setting, expected = ROWS[row].settings(ranks, module)
     (tmp_path / "plan").mkdir()
-    plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, **death)  # type: ignore[arg-type]
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, **death)
     codes = start(setting, tmp_path, plan)
     assert -9 in codes if start is live else codes == [1]
     assert not any(start(setting, tmp_path, plan))

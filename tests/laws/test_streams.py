@@ -152,7 +152,7 @@ def _three_resumes(kind: str, stream: Callable[[Path], Any], workers: int, folde
                 encoded = encode(feed.state_dict())
                 state = decode(encoded.document, encoded.tensors)
                 break
-        batches.close()  # type: ignore[attr-defined]
+        batches.close()
     assert found == plain, f"{kind}, {workers} workers: {found} and by plain PyTorch {plain}"
 
 

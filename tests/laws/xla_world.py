@@ -8,8 +8,6 @@ from typing import Any
 
 from midstride.engine.testing import run_ranks
 
-__all__ = ["STAND_IN", "XLA_RANKS", "run_xla_ranks"]
-
 #: the folder to import the stand-in from; None where the real one is there, as in the environment of `make test-xla`
 STAND_IN = Path(__file__).parents[1] / "stand_in" if importlib.util.find_spec("torch_xla") is None else None
 #: processes to try a world of; on the CPU, torch_xla knows of one

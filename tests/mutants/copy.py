@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from mutants.mutant import Checkout, Mutant
 
-__all__ = ["Copy", "Verdict"]
-
 
 @dataclass
 class Verdict:

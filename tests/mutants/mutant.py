@@ -7,8 +7,6 @@ from pathlib import Path
 
 from mutants.patterns import definitions, replaced
 
-__all__ = ["Checkout", "Mutant"]
-
 
 class Mutant:
     """One row of the table.

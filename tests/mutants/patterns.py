@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-__all__ = ["Definition", "definitions", "replaced"]
-
 #: the parts of a tree that the `...` of a pattern have matched, in order
 Captures = list[list[Any]]
 

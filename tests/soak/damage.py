@@ -27,8 +27,6 @@ from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state
 
-__all__ = ["STORIES", "assert_survives", "told"]
-
 SETTING = Setting(options={"snapshots": {"every_steps": 2, "keep": 3}})
 #: what became of the run before a file of it is damaged -> steps at which it was killed
 STORIES: dict[str, list[int]] = {"killed once": [9], "killed often": [3, 5, 7, 9], "finished": []}

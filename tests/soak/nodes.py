@@ -24,8 +24,6 @@ from midstride.engine.runs.audit import audit
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
 
-__all__ = ["main"]
-
 STEPS, LANES, MOST = 240, 4, 3
 #: exit codes after which the launcher is started again: a retry may help, stopped, killed
 _AGAIN = (1, 75, 137)

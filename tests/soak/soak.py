@@ -19,8 +19,6 @@ from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
 from midstride.engine.storage.store import Store
 
-__all__ = ["main", "random_kills"]
-
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
 EPOCHS, STEPS_PER_EPOCH = 6, 38
 

@@ -7,8 +7,6 @@ from midstride.engine.runs.run import Run
 from midstride.engine.storage.checksums import digest_of, encode_document
 from midstride.engine.storage.store import Store
 
-__all__ = ["keep_weights", "promote"]
-
 
 def keep_weights(job: TrainingJob, run: str) -> None:
     """Leave what a run leaves in its folder `best`, as far as a copy of it looks."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Durations"]
-
 SLOWEST = 50
 #: under what name the last report of a test says what it took
 TAKEN = "taken"
@@ -55,7 +53,7 @@ class Durations:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if taken := dict(report.user_properties).get(TAKEN):
-            self.tests[report.nodeid] = Sum(1, *taken)  # type: ignore[misc]
+            self.tests[report.nodeid] = Sum(1, *taken)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Give what this worker has taken to the process that started it."""

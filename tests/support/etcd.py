@@ -9,8 +9,6 @@ from pathlib import Path
 from support.flow_runs import wait_for
 from support.ports import free_ports
 
-__all__ = ["Etcd", "why_no_etcd"]
-
 
 def why_no_etcd() -> str:
     """Return why there is none here; "" if there is."""

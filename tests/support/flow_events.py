@@ -7,8 +7,6 @@ from support.flow_runs import wait_for
 
 from midstride.tasks.events import EVENTS, Event
 
-__all__ = ["BY_NAME", "payload", "told"]
-
 BY_NAME = {kind.event: kind for kind in EVENTS}
 
 
@@ -21,7 +19,7 @@ def told(server: str, resource: str, name: str, least: int = 1) -> list[dict[str
         events: list[dict[str, Any]] = answer.raise_for_status().json()["events"]
         return events if len(events) >= least else []
 
-    return wait_for(found, f"{name} about {resource}")  # type: ignore[no-any-return]
+    return wait_for(found, f"{name} about {resource}")
 
 
 def payload(event: dict[str, Any]) -> Event:

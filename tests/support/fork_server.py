@@ -19,8 +19,6 @@ from midstride.engine.processes.fork_server import ForkingSupervisor
 from midstride.engine.processes.forked_program import end_with, take_environment
 from midstride.engine.processes.lifetime import die_with_parent
 
-__all__ = ["ForkedProcess", "run_program", "start_program", "start_supervisor"]
-
 
 def run_program(path: Path, log: Path, *arguments: str, environment: Mapping[str, str] = os.environ) -> int:
     """Return the exit code of `python PATH ARGUMENTS`, run in a fork; what it prints goes to `log`."""
@@ -82,7 +80,7 @@ def _begin(environment: dict[str, str], log: str, target: Callable[..., None], a
     nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream, source in enumerate((nothing, output, output)):
         os.dup2(source, stream)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=True)
     take_environment(environment)
     multiprocessing.set_start_method("fork", force=True)
     end_with(lambda: target(*arguments))

@@ -14,8 +14,6 @@ from midstride.engine.session.events import Event
 from midstride.engine.session.session import Session
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 
-__all__ = ["Documents", "documents_of", "instances_in", "live"]
-
 #: by name, such as "manifest.json"
 Documents = dict[str, Any]
 

@@ -18,8 +18,6 @@ import kubernetes_validate
 
 from midstride.engine.processes.lifetime import descendants, signal_all
 
-__all__ = ["KubernetesApi", "kubernetes_api"]
-
 VERSION = "1.34.0"
 _POLL_S = 0.05
 

@@ -2,8 +2,6 @@
 
 from midstride.engine.world import World
 
-__all__ = ["at", "in_step"]
-
 
 def at(rank: int, size: int, local_size: int, launcher: str = "torchrun") -> dict[str, str]:
     """The environment of one rank."""

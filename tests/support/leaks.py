@@ -7,8 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-__all__ = ["LASTING_PROCESSES", "SIGNALS", "Surroundings"]
-
 #: enough on a busy machine
 GRACE_S = 30.0
 #: set by pytest for each test, and by torch (its compiler) and scikit-learn when they are first imported

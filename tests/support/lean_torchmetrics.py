@@ -16,5 +16,5 @@ class _Requirement(imports.RequirementCache):
             self.available = False
 
 
-imports.RequirementCache = _Requirement  # type: ignore[misc]
-imports.package_available = lambda name: name not in _LEFT_OUT and _is_available(name)  # type: ignore[assignment]
+imports.RequirementCache = _Requirement
+imports.package_available = lambda name: name not in _LEFT_OUT and _is_available(name)

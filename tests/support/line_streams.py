@@ -50,7 +50,7 @@ class Drawn(Lines):
         super().__init__(samples)
         self.sampler = range(samples)
 
-    def __iter__(self) -> "Drawn":  # type: ignore[override]
+    def __iter__(self) -> "Drawn":
         self.indices = iter(self.sampler)
         return self
 

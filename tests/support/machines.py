@@ -16,8 +16,6 @@ from support.networks import Network
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import descendants, signal_all
 
-__all__ = ["Machine", "Machines", "found_below", "undisturbed"]
-
 #: nodes that are silent for so long are left out: not too short for a busy machine, on which the others are at work
 TIMEOUT_S = 5
 

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-__all__ = ["MetadataServer", "metadata_server"]
-
 TOKEN = "AQAEAExampleToken"
 #: cloud: path of its notice, the header it wants, what it answers when there is none (status, body), and when there is
 CLOUDS: dict[str, tuple[str, tuple[str, str], tuple[int, str], str]] = {

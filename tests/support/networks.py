@@ -5,8 +5,6 @@ import shutil
 import subprocess
 from functools import cache
 
-__all__ = ["Network", "why_no_network"]
-
 _SUBNET = "10.79.0."
 
 

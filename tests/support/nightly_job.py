@@ -8,8 +8,6 @@ from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
 
-__all__ = ["House"]
-
 JOB = """
 name: level
 module: model:Level

@@ -8,8 +8,6 @@ from socket import gethostname
 from support.flow_runs import wait_for
 from support.machines import TIMEOUT_S, Machines
 
-__all__ = ["CABLED", "RESTARTED", "STRIKES", "Strike", "killed", "rank_suspended"]
-
 
 def killed(machines: Machines) -> None:
     machines.nodes.pop(0).kill()

@@ -4,8 +4,6 @@ import re
 import tomllib
 from pathlib import Path
 
-__all__ = ["oldest"]
-
 _LEAST = re.compile(r"(?P<name>[\w-]+)>=(?P<version>[\d.]+)")
 
 

@@ -5,8 +5,6 @@ import os
 import random
 import socket
 
-__all__ = ["NEIGHBOUR", "free_ports"]
-
 #: a server that speaks gRPC takes that port so much above its own as well
 NEIGHBOUR = 10_000
 #: the kernel deals out ports from 32,768 on; the neighbours of these lie below that, and below torch's own 29,500

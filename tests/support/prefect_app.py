@@ -13,8 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["create_app"]
-
 
 class ImmediateSqlite(AioSqliteConfiguration):
     """Begins every transaction as a writer.

@@ -13,8 +13,6 @@ from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_STARTUP_T
 
 from midstride.flows import server
 
-__all__ = ["EMPTY", "shared_server"]
-
 #: database of a server that nobody has used, beside the one of the shared server: to make its tables takes seconds
 EMPTY = "prefect-empty.db"
 

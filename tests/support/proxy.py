@@ -6,8 +6,6 @@ import threading
 import time
 from types import TracebackType
 
-__all__ = ["Proxy"]
-
 
 class Proxy:
     """Passes bytes on to a port of this machine.
@@ -47,7 +45,7 @@ class Proxy:
             thread.join(10)
 
     def _run(self, target: object, *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 

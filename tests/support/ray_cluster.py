@@ -10,8 +10,6 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-__all__ = ["main"]
-
 _MACHINE: dict[str, Any] = {"num_cpus": 1, "resources": {"machine": 1}}
 
 

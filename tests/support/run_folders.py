@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["DISK", "MEMORY", "has_room_in_memory", "make_run_folder"]
-
 MEMORY = Path("/dev/shm")
 #: what outlives a restart, so it is a disk
 DISK = Path("/var/tmp")

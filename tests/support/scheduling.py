@@ -3,8 +3,6 @@
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-__all__ = ["Scheduling"]
-
 FLOWS = "tests/flows/"
 #: files that share automations of the server, and so a worker
 AUTOMATED = (f"{FLOWS}test_deployment.py", f"{FLOWS}test_self_hosted.py")

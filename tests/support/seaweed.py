@@ -21,8 +21,6 @@ from support.ports import NEIGHBOUR, free_ports
 
 from midstride.engine.processes.lifetime import die_with_parent
 
-__all__ = ["Seaweed"]
-
 #: the owner makes buckets; what is tested has a key that may read, write and list
 OWNER, KEY, SECRET = "owner", "testkey", "a-secret-that-nobody-writes-down"
 #: what dies with its parent dies with the thread that started it, so that one lasts

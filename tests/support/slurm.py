@@ -18,8 +18,6 @@ from support.ports import free_ports
 
 from midstride.engine.processes.lifetime import descendants, die_with_parent, signal_all
 
-__all__ = ["MISSING", "Slurm", "can_mount"]
-
 #: where Debian has daemons, which a user's PATH may lack
 _SBIN = "/usr/sbin"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "squeue", "srun")

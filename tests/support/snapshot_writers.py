@@ -10,8 +10,6 @@ from midstride.engine.snapshots.writer import Writer
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
-__all__ = ["OPEN", "alone", "open_writer", "state_at", "take"]
-
 
 def state_at(step: int) -> dict[str, Any]:
     weight = torch.full((4, 3), float(step))

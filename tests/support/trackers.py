@@ -22,23 +22,6 @@ from midstride.engine.loggers.wandb import WandbLogger
 from midstride.engine.processes.lifetime import descendants
 from midstride.engine.processes.supervised_process import SupervisedProcess
 
-__all__ = [
-    "Away",
-    "DyingMLflow",
-    "DyingTensorBoard",
-    "DyingWandb",
-    "Silent",
-    "Table",
-    "hyperparameters_in_mlflow",
-    "hyperparameters_in_tensorboard",
-    "hyperparameters_in_wandb",
-    "in_mlflow",
-    "in_tensorboard",
-    "in_wandb",
-    "rows_of",
-    "serve_mlflow",
-]
-
 #: for a server to end in peace
 GRACE_S = 5.0
 #: step -> name -> value
@@ -60,7 +43,7 @@ class Dies:
 
     def log_rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            super().log_rows([row])  # type: ignore[misc]
+            super().log_rows([row])
             mark = self._marks / f"died-{row.step}"
             if row.step in self._steps and not mark.exists():
                 self.tear()

@@ -10,8 +10,6 @@ from typing import Literal
 from PIL import Image
 from playwright.sync_api import FloatRect, Page, expect, sync_playwright
 
-__all__ = ["Screen", "browser"]
-
 Ui = Literal["v1", "v2"]
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 _WIDTH, _HEIGHT, _MENU = 1440, 900, 256  # pixels; the menu of pages is on the left

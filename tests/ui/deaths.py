@@ -10,8 +10,6 @@ from pathlib import Path
 from support.flow_runs import wait_for
 from ui.site import TERMINAL, Run, Site
 
-__all__ = ["DEATHS", "STEPS", "Death"]
-
 #: of a run: enough to linger until a test has done what it waits for
 STEPS = 480
 

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["POOL", "Service", "server", "surroundings", "worker"]
-
 POOL = "desk"
 
 

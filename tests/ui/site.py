@@ -20,8 +20,6 @@ from ui.services import POOL, server, surroundings, worker
 from midstride.engine.config.job import TrainingJob
 from midstride.tasks.resources import artifact_key
 
-__all__ = ["TERMINAL", "Run", "Site"]
-
 #: states in which nothing more happens by itself
 TERMINAL = {"Completed", "Failed", "Crashed", "Cancelled"}
 _STATE_WITHIN_S = 900.0

@@ -36,7 +36,7 @@ def prefects_pool(kind: str) -> dict[str, Any]:
     """Return the template that Prefect itself has for a kind of pool; looked up without importing Prefect."""
     import importlib.util
 
-    home = Path(importlib.util.find_spec("prefect").submodule_search_locations[0])  # type: ignore[union-attr,index]
+    home = Path(importlib.util.find_spec("prefect").submodule_search_locations[0])
     path = home / "server" / "api" / "collections_data" / "views" / "aggregate-worker-metadata.json"
     template: dict[str, Any] = json.loads(path.read_text())[f"prefect-{kind}"][kind]["default_base_job_configuration"]
     return template

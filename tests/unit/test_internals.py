@@ -206,7 +206,7 @@ def test_a_worker_replaces_a_batch_that_cannot_be_sent() -> None:
 
 
 def test_workers_of_a_loader_end_and_are_forgotten() -> None:
-    iterator = iter(DataLoader([0, 1], num_workers=1))  # type: ignore[arg-type]
+    iterator = iter(DataLoader([0, 1], num_workers=1))
     (worker,) = data.workers_of(iterator)
     assert iterator._worker_pids_set
     data.forget_workers(iterator)
@@ -214,11 +214,11 @@ def test_workers_of_a_loader_end_and_are_forgotten() -> None:
     assert worker.is_alive()
     data.end_workers(iterator)
     assert not worker.is_alive()
-    alone = iter(DataLoader([0, 1]))  # type: ignore[arg-type]
+    alone = iter(DataLoader([0, 1]))
     assert data.workers_of(alone) == []
     data.forget_workers(alone)
     data.end_workers(alone)
-    keeps: DataLoader[Any] = DataLoader([0, 1], num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+    keeps: DataLoader[Any] = DataLoader([0, 1], num_workers=1, persistent_workers=True)
     (worker,) = data.workers_of(kept := iter(keeps))
     for _ in range(2):
         data.end_workers(kept)

@@ -28,7 +28,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 def _start(*arguments: str, **options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-u", "-S", "-c", SLEEP, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
 
 
 def _pid(process: subprocess.Popen[str]) -> int:

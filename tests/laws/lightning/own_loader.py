@@ -51,7 +51,7 @@ def lightning_reads(make: Any, steps: int, folder: Path, save: Path | None = Non
 
     batches: Batches = []
 
-    class Reader(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Reader(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(2, 1)
@@ -134,7 +134,7 @@ def gathered(samples: int, batch: int, folder: Path) -> None:
 
     warned: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warned.append(record.getMessage())
     logging.getLogger("midstride").addHandler(handler)
     accelerator, found = Accelerator(cpu=True), {}
     for name, make in {"plain": DataLoader, "stateful": StatefulDataLoader}.items():

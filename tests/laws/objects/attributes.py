@@ -34,7 +34,7 @@ class Tagged(Small):
         self.body = nn.Sequential(nn.Linear(2, 1))
 
     def factor(self, batch: Tensor) -> Any:
-        self.body.calls = getattr(self.body, "calls", 0) + 1  # type: ignore[assignment]
+        self.body.calls = getattr(self.body, "calls", 0) + 1
         return self.body.calls
 
 
@@ -199,8 +199,8 @@ class SharedDict(Small):
         self.parts = nn.ModuleList(Part(shared) for _ in range(2))
 
     def factor(self, batch: Tensor) -> Any:
-        self.parts[0].shared["calls"] *= 1.5  # type: ignore[union-attr, operator, index]
-        return self.parts[1].shared["calls"]  # type: ignore[union-attr, index]
+        self.parts[0].shared["calls"] *= 1.5
+        return self.parts[1].shared["calls"]
 
 
 class Hooked(Small):

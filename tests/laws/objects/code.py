@@ -37,11 +37,11 @@ class InOwnDefault(Small):
 
 
 def tick() -> int:
-    tick.calls += 1  # type: ignore[attr-defined]
-    return int(tick.calls)  # type: ignore[attr-defined]
+    tick.calls += 1
+    return int(tick.calls)
 
 
-tick.calls = 0  # type: ignore[attr-defined]
+tick.calls = 0
 
 
 class OnFunction(Small):
@@ -96,7 +96,7 @@ class Shared:
 
     def __new__(cls) -> "Shared":
         cls._made = cls._made or super().__new__(cls)
-        return cls._made  # type: ignore[no-any-return]
+        return cls._made
 
 
 class InSingleton(Small):
@@ -122,7 +122,7 @@ class Louder(torch.autograd.Function):
     calls = 0
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         Louder.calls += 1
         return x * Louder.calls
 
@@ -135,7 +135,7 @@ class OnAutogradFunction(Small):
     warns = r"class Louder: calls \(0, now 1"
 
     def factor(self, batch: Tensor) -> Any:
-        return 1 + Louder.apply(batch).mean()  # type: ignore[no-untyped-call]
+        return 1 + Louder.apply(batch).mean()
 
 
 @functools.lru_cache

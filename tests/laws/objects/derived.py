@@ -66,14 +66,14 @@ class Derived(Small):
         self.steps = Steps(self.steps + 1)
         length = len(self.text)
         self.text = Name(self.text + "b")
-        self.text.seen = length  # type: ignore[attr-defined]
+        self.text.seen = length
         self.members = Members([*self.members, 8 * len(self.members)])
         self.recent = Recent([*self.recent, float(self.steps)], (self.recent.maxlen or 0) + 1)
         self.ranking.move_to_end(next(iter(self.ranking)))
         kinds = (Share, Steps, Name, Members, Recent, Ranking)
         held = (self.share, self.steps, self.text, self.members, self.recent, self.ranking)
         assert tuple(map(type, held)) == kinds
-        numbers = [self.share.value, self.steps, self.text.seen, len(self.members), self.recent.maxlen or 0]  # type: ignore[attr-defined]
+        numbers = [self.share.value, self.steps, self.text.seen, len(self.members), self.recent.maxlen or 0]
         return sum(numbers) + sum(self.recent) + self.ranking[next(iter(self.ranking))] + self.random.draw()
 
 
@@ -84,7 +84,7 @@ class Leaf(Small):
         self.leaf = torch.ones(2, requires_grad=True)
 
     def factor(self, batch: Tensor) -> Any:
-        self.leaf.sum().backward()  # type: ignore[no-untyped-call]
+        self.leaf.sum().backward()
         assert self.leaf.grad is not None
         return 1 + float(self.leaf.grad.sum())
 

@@ -7,8 +7,6 @@ from laws.objects.small import Small
 from laws.objects.structure import Averaged
 from torch import Tensor, nn
 
-__all__ = ["ON_DEVICE"]
-
 
 class Moves(Small):
     """A tensor built on the host, which training has on the device."""

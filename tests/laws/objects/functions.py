@@ -98,7 +98,7 @@ class Patched(Small):
     warns = r"set in training to .* module\.gain \(now .*Patched\.factor"
 
     def factor(self, batch: Tensor) -> Any:
-        self.gain = types.MethodType(lambda self: 2.0, self)  # type: ignore[method-assign]
+        self.gain = types.MethodType(lambda self: 2.0, self)
         return self.gain()
 
     def gain(self) -> float:
@@ -138,13 +138,13 @@ class Partials(Small):
 
     def build(self) -> None:
         self.plain, self.counter = partial(scaled, [1.0]), Counter(scaled, [2.0])
-        self.plain.calls = 0  # type: ignore[attr-defined]
+        self.plain.calls = 0
         self.late: Any = None
 
     def factor(self, batch: Tensor) -> Any:
-        self.plain.calls += 1  # type: ignore[attr-defined]
+        self.plain.calls += 1
         self.late = self.late or Counter(scaled, [3.0])
-        return self.plain() * self.plain.calls + self.counter() + self.late()  # type: ignore[attr-defined]
+        return self.plain() * self.plain.calls + self.counter() + self.late()
 
 
 class Node:
@@ -173,10 +173,10 @@ class Weak(Small):
 def counted(function: Any) -> Any:
     @wraps(function)
     def wrapped(value: float) -> Any:
-        wrapped.calls += 1  # type: ignore[attr-defined]
-        return function(value) * wrapped.calls  # type: ignore[attr-defined]
+        wrapped.calls += 1
+        return function(value) * wrapped.calls
 
-    wrapped.calls = 0  # type: ignore[attr-defined]
+    wrapped.calls = 0
     return wrapped
 
 
@@ -185,11 +185,11 @@ class Counts(Small):
 
     def build(self) -> None:
         self.act, self.decorated = (lambda value: value), counted(soft)
-        self.act.gain = 1.0  # type: ignore[attr-defined]
+        self.act.gain = 1.0
 
     def factor(self, batch: Tensor) -> Any:
-        self.act.gain *= 1.1  # type: ignore[attr-defined]
-        return self.decorated(self.act(self.act.gain))  # type: ignore[attr-defined]
+        self.act.gain *= 1.1
+        return self.decorated(self.act(self.act.gain))
 
 
 class Bends(Small):

@@ -181,7 +181,7 @@ class Steps(ctypes.c_int64):
     bonus = 0.0
 
 
-class Measures(array.array):  # type: ignore[type-arg]
+class Measures(array.array):
     """An array of the user's own, with an attribute."""
 
     scale = 1.0

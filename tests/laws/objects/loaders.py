@@ -53,8 +53,8 @@ class Grades(Small):
         graded = self.trainer.train_dataloader.loaders[0]
         graded.difficulty *= 1.3
         graded.told.append(len(graded.told))
-        self.second.phase = sum(graded.told)  # type: ignore[attr-defined]
-        return self.second.phase  # type: ignore[attr-defined]
+        self.second.phase = sum(graded.told)
+        return self.second.phase
 
 
 class Plain(IterableDataset[Tensor]):
@@ -260,7 +260,7 @@ class Remembers(Small):
 
 class RemembersInWorkers(Remembers):
     refused = r"of Worded gave another batch than where nothing was read before it: .* \(data set/\w+"
-    workers, collate = 1, lambda self: None  # type: ignore[assignment]
+    workers, collate = 1, lambda self: None
 
 
 class CollatesToLongest(Remembers):

@@ -31,7 +31,7 @@ class Numbered(torch.optim.SGD):
         super().__init__(parameters, lr=0.01)
         self.calls = 0
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         self.calls += 1
         for group in self.param_groups:
             group["lr"] = 0.01 * self.calls
@@ -68,7 +68,7 @@ class Cyclic(Small):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
-        scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, mode=self.mode)  # type: ignore[arg-type]
+        scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, mode=self.mode)
         return _each_step(optimizer, scheduler)
 
 
@@ -119,7 +119,7 @@ class Wide(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.01})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -156,7 +156,7 @@ class Lookahead(torch.optim.Optimizer):
         self.inner.load_state_dict(state_dict)
         self.param_groups = self.inner.param_groups
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = self.inner.step(closure)
         self.steps += 1
         for p, slow in zip((p for g in self.param_groups for p in g["params"]), self.slow, strict=True):
@@ -216,7 +216,7 @@ class TakesAnother(Small):
     def build(self) -> None:
         self.second: Any = None
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         optimizer = self.optimizers()
         if self.global_step >= 1:
             self.second = self.second or torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
@@ -238,7 +238,7 @@ class WithoutOptimizer(Small):
     def build(self) -> None:
         self.speed = torch.zeros(2)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         self.layer.zero_grad()
         self.manual_backward(loss)
@@ -262,7 +262,7 @@ class TogglesForTwoSteps(Small):
     def factor(self, batch: Tensor) -> Any:
         return self.second
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         turn, has_ended = divmod(self.global_step + 1, 2)
         optimizer = self.optimizers()[turn % 2]
         if not has_ended:

@@ -9,8 +9,6 @@ from laws.objects.small import Rows, Small
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-__all__ = ["RANKED"]
-
 
 class Told(Small):
     """Each rank tells its data, and keeps a count, in its own way."""
@@ -123,7 +121,7 @@ class StagedBesideItsLoader(Small):
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         return self.sequential_module(batch)
 
-    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:  # type: ignore[override]
+    def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:
         return outputs.square().mean()
 
     def train_dataloader(self) -> Any:

@@ -124,7 +124,7 @@ class Told(Drawing):
     """Holds values that no state_dict has, and nothing else holds it."""
 
     newest: ClassVar["Told"]
-    state_dict = load_state_dict = None  # type: ignore[assignment]
+    state_dict = load_state_dict = None
 
     def __init__(self) -> None:
         super().__init__()

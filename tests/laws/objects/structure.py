@@ -24,7 +24,7 @@ class Growing(Small):
         self.memory = torch.cat([self.memory, batch.sum().detach().view(1)])
         if "late" not in self._buffers:
             self.register_buffer("late", torch.zeros(1))
-        self.late += 1  # type: ignore[has-type]
+        self.late += 1
         return 1 + self.memory.sum() + self.late
 
 
@@ -63,8 +63,8 @@ class Listed(Small):
         if self.head is None:
             self.head = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2), Part({"calls": 1.0}))
             self.optimizers().add_param_group({"params": self.head.parameters(), "lr": 0.005})
-        self.head[2].shared["calls"] += 1  # type: ignore[index, union-attr, operator]
-        return sum(parameter.sum() for parameter in self.extra) + self.head[:2](batch).sum()  # type: ignore[index]
+        self.head[2].shared["calls"] += 1
+        return sum(parameter.sum() for parameter in self.extra) + self.head[:2](batch).sum()
 
 
 class Averaged(Small):
@@ -183,10 +183,10 @@ class Shedding(Small):
         if self.global_step == 1:
             self.steps.pop(1)
             del self.gone, self.named["third"]
-            self.emptied = self.head = None  # type: ignore[assignment]
+            self.emptied = self.head = None
             self.named["first"] = self.named.pop("first")
         if self.global_step == 3:
-            self.gone = nn.Tanh()  # type: ignore[assignment]
+            self.gone = nn.Tanh()
         layers = [*self.steps, *self.named.values(), getattr(self, "gone", None), self.emptied, self.head]
         for layer in filter(None, layers):
             batch = layer(batch + 1)
@@ -247,7 +247,7 @@ class Learning(Small):
     def factor(self, batch: Tensor) -> Any:
         if self.scale is None:
             del self.shift
-            self.shift, self.scale = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))  # type: ignore[assignment]
+            self.shift, self.scale = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
             self.optimizers().add_param_group({"params": [self.shift, self.scale], "lr": 0.02})
         return (batch * self.scale + self.shift).square().mean()
 

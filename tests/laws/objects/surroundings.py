@@ -103,7 +103,7 @@ class Wrapped(DataModule):
 
 class TellingWrapped(Small):
     def factor(self, batch: Tensor) -> Any:
-        data = self.trainer.last_fit.context.loaders.training.source.dataset.dataset.datasets[1]  # type: ignore[union-attr, attr-defined]
+        data = self.trainer.last_fit.context.loaders.training.source.dataset.dataset.datasets[1]
         data.scale *= 1.5
         return data.scale
 
@@ -145,7 +145,7 @@ class OfTensors(DataModule):
 
 class WritesTensors(Small):
     def factor(self, batch: Tensor) -> Any:
-        self.trainer.last_fit.context.loaders.training.source.dataset.tensors[0].mul_(1.1)  # type: ignore[union-attr, attr-defined]
+        self.trainer.last_fit.context.loaders.training.source.dataset.tensors[0].mul_(1.1)
         return 1.0
 
 
@@ -154,7 +154,7 @@ class Telling(Small):
         return None
 
     def factor(self, batch: Tensor) -> Any:
-        data = self.trainer.last_fit.context.loaders.training.source.dataset  # type: ignore[union-attr, attr-defined]
+        data = self.trainer.last_fit.context.loaders.training.source.dataset
         data.told = getattr(data, "told", 0) + 1
         data.scale = 1 + data.told / 10
         return data.told
@@ -175,7 +175,7 @@ class Reordered(Small):
         return DataLoader(Ordered(), 4, shuffle=True)
 
     def factor(self, batch: Tensor) -> Any:
-        order = self.trainer.last_fit.context.loaders.training.source.dataset.order  # type: ignore[union-attr, attr-defined]
+        order = self.trainer.last_fit.context.loaders.training.source.dataset.order
         first = next(iter(order))
         order[first] = order.pop(first)
         return order[next(iter(order))]
@@ -186,7 +186,7 @@ class Pruned(Small):
 
     def factor(self, batch: Tensor) -> Any:
         if not hasattr(self.layer, "weight_mask"):
-            nn.utils.prune.l1_unstructured(self.layer, "weight", 1)  # type: ignore[no-untyped-call]
+            nn.utils.prune.l1_unstructured(self.layer, "weight", 1)
         return 1.0
 
 

@@ -31,8 +31,6 @@ from laws.objects.unsaved import Deaf
 
 from midstride.engine import Callback
 
-__all__ = ["KEPT", "NAMED"]
-
 #: what makes the module, the data or None, and the callbacks
 Made = tuple[Callable[[], Small], Callable[[], Any] | None, Callable[[], list[Callback]]]
 #: files whose classes have tests of their own, and classes that need data or a test of their own

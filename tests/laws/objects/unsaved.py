@@ -53,7 +53,7 @@ class Losing(Numbered):
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict({**state_dict, "state": {}})
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["momentum"] = 0.9
         return super().step(closure)
@@ -123,7 +123,7 @@ class Clipped(torchmetrics.SumMetric):
 
     @property
     def seen(self) -> float:
-        return self.__dict__.get("seen", 0.0)  # type: ignore[no-any-return]
+        return self.__dict__.get("seen", 0.0)
 
     @seen.setter
     def seen(self, value: float) -> None:

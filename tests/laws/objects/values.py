@@ -137,7 +137,7 @@ class Guarded:
 
     @property
     def double(self) -> int:
-        return 2 * self.count  # type: ignore[attr-defined, no-any-return]
+        return 2 * self.count
 
 
 class Level(enum.Enum):
@@ -182,7 +182,7 @@ class Objects(Small):
         weak = self.weak()
         assert weak is self.stats
         assert self.stats.owner is self.stats
-        numbers = [self.stats.count, sum(self.stats.values), self.fixed.level, self.slotted.total, self.guarded.count]  # type: ignore[attr-defined]
+        numbers = [self.stats.count, sum(self.stats.values), self.fixed.level, self.slotted.total, self.guarded.count]
         numbers += [self.level.value, self.pair.left, self.pair.right[0], self.own.scale, self.space.depth.n]
         return sum(numbers) + float(self.money)
 
@@ -295,13 +295,13 @@ class OnTensors(Small):
 
     def build(self) -> None:
         self.register_buffer("seen", torch.zeros(1))
-        self.layer.weight.gain = 1.0  # type: ignore[attr-defined]
+        self.layer.weight.gain = 1.0
 
     def factor(self, batch: Tensor) -> Any:
         weight: Any = self.layer.weight
         weight.gain *= 1.2
-        self.seen.calls = getattr(self.seen, "calls", 0) + 1  # type: ignore[union-attr]
-        return weight.gain + self.seen.calls  # type: ignore[union-attr]
+        self.seen.calls = getattr(self.seen, "calls", 0) + 1
+        return weight.gain + self.seen.calls
 
 
 class ScaledByHand(Small):
@@ -312,10 +312,10 @@ class ScaledByHand(Small):
     def build(self) -> None:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        self.scaler.scale(self.layer(batch).square().mean()).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(self.layer(batch).square().mean()).backward()
         self.scaler.step(optimizer)
         self.scaler.update()
         with torch.no_grad():

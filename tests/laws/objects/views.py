@@ -7,8 +7,6 @@ import torch
 from laws.objects.small import Small
 from torch import Tensor
 
-__all__ = ["SlicedLate", "SplitLate"]
-
 
 class SplitLate(Small):
     """Views of tensors that each attempt builds, made in training; in the order of names before and after them."""

@@ -9,6 +9,4 @@ from mutants.table.snapshots import SNAPSHOTS
 from mutants.table.strategies import STRATEGIES
 from mutants.table.training import TRAINING
 
-__all__ = ["MUTANTS"]
-
 MUTANTS = [*OBJECTS, *DATA, *TRAINING, *METRICS, *SNAPSHOTS, *STRATEGIES, *PROCESSES, *RUNS]

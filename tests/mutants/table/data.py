@@ -2,8 +2,6 @@
 
 from mutants.mutant import Mutant
 
-__all__ = ["DATA"]
-
 # fmt: off
 DATA = [
     Mutant("a look does not compare objects", "AttributeFingerprint.is_same",

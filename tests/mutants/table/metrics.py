@@ -2,8 +2,6 @@
 
 from mutants.mutant import Mutant
 
-__all__ = ["METRICS"]
-
 # fmt: off
 METRICS = [
     Mutant("a value goes on on the host, where the snapshot had it", "_on_one_device",

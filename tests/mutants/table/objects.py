@@ -2,8 +2,6 @@
 
 from mutants.mutant import Mutant
 
-__all__ = ["OBJECTS"]
-
 # fmt: off
 OBJECTS = [
     Mutant("an array that came to be a view is not named", "ArraySharing.written",

@@ -2,8 +2,6 @@
 
 from mutants.mutant import Mutant
 
-__all__ = ["PROCESSES"]
-
 # fmt: off
 PROCESSES = [
     Mutant("ranks are forked where they could not use CUDA", "ranks_forked",

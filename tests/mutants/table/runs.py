@@ -2,8 +2,6 @@
 
 from mutants.mutant import Mutant
 
-__all__ = ["RUNS"]
-
 # fmt: off
 RUNS = [
     Mutant("a faulty job ends as a failed run does", "main",

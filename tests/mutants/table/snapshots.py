@@ -2,8 +2,6 @@
 
 from mutants.mutant import Mutant
 
-__all__ = ["SNAPSHOTS"]
-
 # fmt: off
 SNAPSHOTS = [
     Mutant("a fit on the CPU asks whether there is a GPU to pin memory for", "_touched",

@@ -2,8 +2,6 @@
 
 from mutants.mutant import Mutant
 
-__all__ = ["STRATEGIES"]
-
 # fmt: off
 STRATEGIES = [
     Mutant("processes drift apart by an embedding that scales its rows", "Strategy.module_errors",

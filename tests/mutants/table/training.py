@@ -2,8 +2,6 @@
 
 from mutants.mutant import Mutant
 
-__all__ = ["TRAINING"]
-
 # fmt: off
 TRAINING = [
     Mutant("a step does not wait for its batch", "BatchStream.move",
