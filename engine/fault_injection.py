@@ -68,7 +68,7 @@ class FaultPlan:
     """A list of faults in a folder of its own; a fault that fired leaves a file there.
 
     Args:
-        folder: an existing empty folder, or that of an earlier plan.
+        folder: a new folder, or that of an earlier plan.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -93,6 +93,7 @@ class FaultPlan:
         if phase not in PHASES:
             raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
         self.faults.append(Fault(kind, rank, step, phase, visit))
+        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "plan.json").write_text(json.dumps([asdict(fault) for fault in self.faults]))
         return self
 

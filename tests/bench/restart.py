@@ -57,7 +57,6 @@ def heartbeat_seen(folder: Path, seen: list[float]) -> Iterator[None]:
 def restart(job: TrainingJob, folder: Path) -> dict[str, float]:
     """Kill a rank of a new run; return the seconds of each part of the restart."""
     plan_folder = folder / "plan"
-    plan_folder.mkdir()
     plan = FaultPlan(plan_folder).add("kill", rank=job.world.processes - 1, step=20, phase="forward")
     os.environ.update(plan.environment)
     events: list[Event] = []

@@ -32,7 +32,6 @@ def tell(train: Callable[[str], None], folder: str) -> None:
 @pytest.mark.parametrize("phase", ["snapshot_write", "before_commit"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_error_of_one_writer_ends_every_rank_with_its_cause(rank: int, phase: str, tmp_path: Path) -> None:
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("raise", rank=rank, step=4, phase=phase)
     setting = Setting(ranks=3)
     environment = {**os.environ, **plan.environment}
@@ -50,7 +49,6 @@ def test_an_error_of_one_writer_ends_every_rank_with_its_cause(rank: int, phase:
 
 
 def test_a_rank_that_dies_while_it_writes_hangs_nobody(tmp_path: Path) -> None:
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=4, phase="snapshot_write")
     codes = live(Setting(ranks=3), tmp_path, plan)
     plan.assert_all_fired()

@@ -42,7 +42,6 @@ class Scene:
     codes: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        (self.folder / "plan").mkdir()
         self.plan = FaultPlan(self.folder / "plan")
 
     @property

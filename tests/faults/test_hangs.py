@@ -49,7 +49,6 @@ def test_a_hang_is_ended_explained_and_resumed_from(
     time_by: Callable[[Callable[[], float]], None], processes: int, phase: str, option: str, tmp_path: Path
 ) -> None:
     job = tiny_job(tmp_path, processes=processes, launcher="spawn")
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("hang", rank=processes - 1, step=8, phase=phase)
     seconds = itertools.count()
     time_by(lambda: next(seconds) if plan.fired() else 0)

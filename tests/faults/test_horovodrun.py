@@ -57,7 +57,6 @@ def environment() -> Iterator[pytest.MonkeyPatch]:
 def test_a_run_of_several_lives_ends_with_the_same_bits(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
     """Two worlds of two processes: what their sums give with three is told by laws/test_strategies.py."""
     job = on_horovod(tiny_job(tmp_path))
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=7, phase="backward")
     plan.add("stop", rank=0, step=11, phase="forward")
     environment.setenv(*next(iter(plan.environment.items())))

@@ -40,7 +40,6 @@ def test_forked_attempts_end_with_the_bits_of_fresh_processes(
     job = tiny_job(tmp_path, launcher=launcher)
     assert attempt(job, "fresh") == "done"
     assert forked == []
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=12, phase="forward")
     with pytest.MonkeyPatch.context() as patch, job_fork_server(job):
         patch.setenv(*next(iter(plan.environment.items())))

@@ -28,7 +28,6 @@ def test_a_world_that_slept_while_another_took_over_stops(
     ranks: int, step: int, phase: str, layout: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=ranks, layout=layout)
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("freeze", rank=0, step=step, phase=phase)
     codes: list[int] = []
     older = threading.Thread(target=lambda: codes.extend(live(setting, tmp_path, plan)))

@@ -76,7 +76,6 @@ def test_a_stop_in_a_window_keeps_its_accumulated_gradients(
     strategy: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=2, layout="accumulation", options={"strategy": strategy})
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("stop", rank=1, step=2, phase="backward", visit=1)
     assert live(setting, tmp_path, plan) == [STOPPED] * 2
     plan.assert_all_fired()
@@ -91,7 +90,6 @@ def test_a_stop_after_the_last_step_is_a_finished_fit(
     ranks: int, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=ranks, layout="epoch ends")
-    (tmp_path / "plan").mkdir()
     # The second snapshot of that step is the fit's end: no boundary comes after it.
     plan = FaultPlan(tmp_path / "plan").add("stop", rank=ranks - 1, step=12, phase="before_commit", visit=1)
     assert live(setting, tmp_path, plan) == [0] * ranks
@@ -104,7 +102,6 @@ def test_a_requested_snapshot_is_taken_and_training_continues(
     ranks: int, phase: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=ranks, layout="epoch ends")
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("snapshot", rank=ranks - 1, step=1, phase=phase)
     plan.add("kill", step=5, phase="forward")  # before the first snapshot that is due
     assert -9 in live(setting, tmp_path, plan)
@@ -119,7 +116,6 @@ def test_a_stop_without_time_for_a_snapshot_is_as_exact(
     step: int, newest: int, tmp_path: Path, undisturbed: Callable[[Setting], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = Setting(ranks=2, layout="epoch ends")
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("stop", rank=1, step=step, phase="forward")
     with monkeypatch.context() as patch:
         patch.setenv("MIDSTRIDE_GRACE_S", "0")
@@ -216,7 +212,6 @@ def test_a_stop_at_the_first_message_stops_after_one_step(tmp_path: Path, caplog
 @pytest.mark.parametrize("phase", ["backward", "validation"])
 def test_a_stop_without_snapshots_stops_every_rank(phase: str, tmp_path: Path) -> None:
     """Nobody is gone while another still asks at which batch they all stop."""
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("stop", rank=2, step=2, phase=phase)
     assert live(Setting(ranks=3, options={"snapshots": None}), tmp_path, plan) == [STOPPED] * 3
     plan.assert_all_fired()
@@ -233,7 +228,6 @@ def test_a_rank_that_dies_during_a_hook_is_no_user_error(
     tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=2, layout="every step", module=Talking)
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=3, phase="validation")
     assert live(setting, tmp_path, plan) == [1, -9]  # 2 would be the user's
     assert live(setting, tmp_path, plan) == [0, 0]

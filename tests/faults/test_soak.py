@@ -11,7 +11,6 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
     tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=3, layout="every step")
-    (tmp_path / "plan").mkdir()
     plan = random_kills(tmp_path / "plan", seed=0, kills=5, ranks=3, steps=STEPS)
     while (codes := live(setting, tmp_path, plan)) != [0, 0, 0]:
         assert -9 in codes

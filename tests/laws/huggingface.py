@@ -43,7 +43,6 @@ def live_all(folder: Path) -> None:
 
 def lives_of(row: dict[str, Any], folder: Path) -> list[int]:
     """Return how the lives of one row ended, the undisturbed one first."""
-    (folder / "plan").mkdir(parents=True)
     plan = FaultPlan(folder / "plan")
     calm = FaultPlan(folder / "plan")
     codes = [life(calm, train, row, folder / "undisturbed")]

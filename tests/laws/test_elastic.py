@@ -192,7 +192,6 @@ LIVES = [(3, 1, "forward", 0), (2, 3, "validation", 2), (4, 4, "forward", 0), (3
 def test_3_then_2_then_4_ranks_train_on_the_same_global_batches(strategy: str, shared: bool, tmp_path: Path) -> None:
     lives: dict[str, Any] = {"strategy": strategy, **({"global_batch_size": GLOBAL} if shared else {})}
     data = Data(5 if shared else GLOBAL // 3)  # where the global batch is said, the loader's size says nothing
-    (tmp_path / "plan").mkdir()
     (tmp_path / "alone").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for ranks, step, phase, visit in LIVES:
@@ -300,7 +299,6 @@ def test_batches_that_cannot_be_shared_are_named(
 
 
 def test_a_validation_goes_on_only_where_it_stands(tmp_path: Path) -> None:
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("raise", step=3, phase="validation", visit=2)
     assert live(tmp_path, 1, Data(), plan) == [1]
     plan.assert_all_fired()

@@ -232,7 +232,6 @@ def test_a_killed_run_ends_with_the_same_bits(
     ranks = case["ranks"]
     module, options = getattr(data, "module", Tangled), {"val_check_interval": 1.0}
     plain = Setting(ranks, options=options, module=module, data=data)
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     deaths = [DEATHS[(case["death"] + number) % len(DEATHS)] for number in range(case["deaths"])]
     for step, phase in deaths:

@@ -112,7 +112,6 @@ def test_a_tracker_holds_the_rows_of_the_run_after_many_deaths(
     kills = KILLS if is_tensorboard or pytestconfig.getoption("--laws") == "all" else {}
     logger = {"path": tracker.path, "args": {"marks": str(tmp_path), "steps": CUT, **tracker.args}}
     setting = Setting(ranks=ranks, options={"loggers": [logger], "snapshots": {"every_steps": 1, "keep": 20}})
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for phase, step in kills.items():
         plan.add("kill", step=step, phase=phase)

@@ -166,7 +166,6 @@ def train_one_rank(name: str, run: str) -> None:
 
 @pytest.mark.parametrize("name", CHAINED)
 def test_ranks_that_are_killed_repeatedly_keep_their_objects(name: str, tmp_path: Path) -> None:
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=1, phase="backward")
     plan.add("kill", rank=0, step=3, phase="snapshot_write")
     whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
@@ -216,7 +215,6 @@ def test_state_of_a_single_rank_is_restored_or_named(name: str, tmp_path: Path) 
     if words:
         return
     cut(tmp_path / "whole", tmp_path / "resumed")
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=STEPS - 1, phase="before_commit")
     environment = {**os.environ, **plan.environment}
 

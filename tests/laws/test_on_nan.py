@@ -51,7 +51,6 @@ def test_bad_batches_are_left_out_alike_in_every_life(
     ranks: int, layout: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=ranks, layout=layout, module=Poisoned, options={"on_nan": "skip"})
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     plan.add("kill", rank=ranks - 1, step=1, phase="validation").add("kill", step=3, phase="backward")
     for _ in plan.faults:

@@ -53,7 +53,6 @@ def test_a_run_that_dies_at_every_step_ends_with_the_same_bits(
     chain: Chain, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(ranks=chain.ranks, layout=chain.layout)
-    (tmp_path / "plan").mkdir()
     live_on(setting, tmp_path, chain.add_to(FaultPlan(tmp_path / "plan")))
     assert_alike(tmp_path, undisturbed(setting))
 
@@ -68,7 +67,6 @@ def test_every_kind_of_module_resumes(
     module, _ = MODULES[name]
     manual = not module.automatic_optimization
     setting = Setting(ranks=ranks, module=module)
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for step, phase in DEATHS:
         plan.add("kill", rank=ranks - 1, step=step, phase="fetch" if manual and phase == "backward" else phase)
@@ -87,7 +85,6 @@ def test_a_validation_resumes_at_its_batch_and_loader(
         validation=(5, 2),
         options={"val_check_interval": interval},
     )
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for visit in range(3):  # of the four or two boundaries there are, and in the validations that follow
         plan.add("kill", rank=visit % ranks, step=2, phase="validation", visit=visit)
@@ -101,7 +98,6 @@ def test_a_validation_resumes_at_its_batch_and_loader(
 def test_a_window_resumes_with_the_buffers_of_each_rank(tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
     # A validation after each batch sees them: they are shared only where the next window opens.
     setting = Setting(ranks=2, layout="accumulation", options={"val_check_interval": 1})
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=1, step=0, phase="validation", visit=5)
     assert -9 in live(setting, tmp_path, plan)
     assert live(setting, tmp_path, plan) == [0, 0]
@@ -139,7 +135,6 @@ def test_a_fit_that_ends_or_stops_in_an_epoch_completes_it(
     name: str, phase: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(layout="every step", options=ENDS[name], module=Worsening, patience=2)
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     rows = (undisturbed(setting) / "run" / "metrics.csv").read_text().count("\n") - 1
     plan.add("kill", step=rows, phase=phase)
@@ -151,14 +146,12 @@ def test_a_fit_that_ends_or_stops_in_an_epoch_completes_it(
 def test_every_option_resumes(name: str, tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
     ranks, options = OPTIONS[name]
     setting = Setting(ranks=ranks, layout="every step", workers=2, options=options)
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, step=4, phase="forward")
     live_on(setting, tmp_path, plan)
     assert_alike(tmp_path, undisturbed(setting))
 
 
 def test_another_number_of_workers_changes_nothing(tmp_path: Path, undisturbed: Callable[[Setting], Path]) -> None:
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for step in (3, 5, 8):
         plan.add("kill", step=step, phase="forward")
@@ -189,7 +182,6 @@ def swap(file: Path) -> None:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two ranks that was killed; of its snapshots, that of step 8 is the newest."""
     folder = tmp_path_factory.mktemp("killed")
-    (folder / "plan").mkdir()
     plan = FaultPlan(folder / "plan").add("kill", rank=0, step=9, phase="before_commit")
     assert -9 in live(Setting(ranks=2), folder, plan)
     plan.assert_all_fired()
@@ -222,7 +214,6 @@ def test_a_fatal_snapshot_is_set_aside_unless_it_is_the_last(
     tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting()
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", step=8, phase="before_commit")
     assert live(setting, tmp_path, plan) == [-9]
     log = AttemptLog(Store.open(tmp_path / "run"))

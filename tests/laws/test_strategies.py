@@ -45,7 +45,6 @@ def test_every_strategy_resumes(
 ) -> None:
     start = ROWS[row].start
     setting, expected = ROWS[row].settings(ranks, module)
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, **death)
     codes = start(setting, tmp_path, plan)
     assert -9 in codes if start is live else codes == [1]

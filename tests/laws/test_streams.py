@@ -69,7 +69,6 @@ def test_a_killed_run_over_any_loader_ends_with_the_same_bits(
     expected = undisturbed(setting)
     journal = [json.loads(line)[0] for line in (expected / "journal.jsonl").read_text().splitlines()]
     batches = 1 + max(batch for _, epoch, batch in journal if epoch == 0)
-    (tmp_path / "plan").mkdir()
     # In the second epoch: by then a snapshot is there, which says how many shards the first life read.
     plan = FaultPlan(tmp_path / "plan").add("kill", rank=ranks - 1, step=batches + 1, phase="backward")
     plan.add("kill", step=2 * batches, phase="validation", visit=6 if ranks == 1 else 4)

@@ -76,7 +76,6 @@ def _kind(run: Path, path: Path) -> str:
 def told(story: str, top: Path) -> Path:
     """Train a run with a story in the folder `top`; return the run's."""
     for step in STORIES[story]:
-        (top / f"plan{step}").mkdir()
         plan = FaultPlan(top / f"plan{step}").add("kill", step=step, phase="backward")
         assert live(SETTING, top, plan) == [-9]
     if not STORIES[story]:

@@ -68,7 +68,6 @@ def main() -> None:
         job = TrainingJob.load(Path(folder, "digits", "job.yaml"), [f"trainer.max_epochs={EPOCHS}"])
         assert launch(Run(job, "calm")).kind == "done"
         plan_folder = Path(folder, "plan")
-        plan_folder.mkdir()
         steps = EPOCHS * STEPS_PER_EPOCH
         plan = random_kills(plan_folder, seed=arguments.seed, kills=arguments.kills, ranks=2, steps=steps)
         os.environ.update(plan.environment)

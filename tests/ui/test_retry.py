@@ -19,7 +19,6 @@ pytestmark = pytest.mark.timeout(1500)  # two worlds that die, one that does not
 def test_retry_in_the_ui_resumes_the_example_exactly(example: Path, site: Site, tmp_path: Path) -> None:
     job = TrainingJob.load(example, ["trainer.max_epochs=3", "retries_without_progress=0", "data_args.folder=./data"])
     assert launch(Run(job, "reference")).kind == "done"
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan")
     for _ in range(2):  # and a second time, which is one too many
         plan.add("kill", rank=1, step=KILLED_AT, phase="backward")

@@ -40,7 +40,6 @@ def lives_of(name: str, folder: Path) -> dict[str, Any]:
     row = ROWS[name]
     theirs, ours = lightning_weights(row, folder), midstride_weights(row, folder / "undisturbed")
     differing = [key for key in theirs | ours if key not in ours or not torch.equal(theirs[key], ours[key])]
-    (folder / "plan").mkdir()
     plan = FaultPlan(folder / "plan")
     for step, phase in DEATHS:
         plan.add("kill", step=step, phase=phase)

@@ -32,7 +32,6 @@ class Tracked(Classifier):
 def live_tracked(folder: str, loggers: list[dict[str, Any]]) -> None:
     """Train it to the end, over all deaths."""
     row = Row(Tracked, lambda: {"data": Parts()}, {"loggers": loggers})
-    (Path(folder) / "plan").mkdir()
     plan = FaultPlan(Path(folder) / "plan")
     for step, phase in DEATHS:
         plan.add("kill", step=step, phase=phase)

@@ -71,7 +71,6 @@ def test_callbacks_of_a_job_come_after_those_of_its_monitor(job: TrainingJob, tm
 
 
 def test_callbacks_of_a_job_keep_their_state_through_a_death(job: TrainingJob, tmp_path: Path) -> None:
-    (tmp_path / "plan").mkdir()
     plan = FaultPlan(tmp_path / "plan").add("kill", step=5, phase="forward")
     environment = {**os.environ, **plan.environment}
     assert [run_ranks(train, job, environment=environment) for _ in range(2)] == [[-9], [0]]
