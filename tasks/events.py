@@ -1,4 +1,4 @@
-"""Events that automations may listen to: one class for each, whose fields are its payload. See docs/events.md."""
+"""Events for automations: one class each, whose fields are the payload. See docs/events.md."""
 
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Event(BaseModel):
-    """What every event says; its resource is the run, `midstride.run.NAME`."""
+    """Payload of all events; the resource is the run, `midstride.run.NAME`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,108 +34,108 @@ class Event(BaseModel):
 
 
 class RunResumed(Event):
-    """A world took the run up again from a snapshot."""
+    """A run has resumed from a snapshot."""
 
     event = "midstride.run.resumed"
 
     generation: int = Field(description="Number of the attempt's lease: 1, and one more with each resume.")
-    snapshot: str = Field(description="Name of the snapshot it goes on from.")
-    step: int = Field(description="Optimizer steps taken by then.")
+    snapshot: str = Field(description="Name of the snapshot from which the run resumed.")
+    step: int = Field(description="Optimizer steps at that snapshot.")
 
 
 class RoundBegun(Event):
-    """Other nodes train from now on than before, in a world on several machines."""
+    """A new set of machines trains from now on."""
 
     event = "midstride.round.begun"
 
-    number: int = Field(description="Of the round, from 1 in each attempt.")
+    number: int = Field(description="Number of the round, from 1 in each attempt.")
     nodes: list[str] = Field(description="Host names of the nodes that train.")
-    ranks: int = Field(description="How many ranks they have together.")
-    why: str = Field(description="Why the round before ended; empty for the first.")
+    ranks: int = Field(description="Number of their ranks.")
+    why: str = Field(description="Why the previous round ended; empty for the first.")
 
 
 class SnapshotCommitted(Event):
-    """A snapshot is whole in the store, seen from outside; at most every ten seconds, several at once."""
+    """A snapshot is complete in the store; at most one message per ten seconds, with several events."""
 
     event = "midstride.snapshot.committed"
 
-    name: str = Field(description="Of the snapshot.")
-    step: int = Field(description="Optimizer steps taken by then.")
-    bytes: int = Field(description="Its size.")
-    stall_s: float = Field(description="Seconds it held training up.")
-    epoch: int = Field(description="Of that step, from 0.")
-    wait_s: float = Field(description="Seconds of the stall spent waiting for the snapshot before.")
-    write_s: float = Field(description="Seconds from the copy to the commit, behind training.")
-    state: str = Field(description="What was found: its files and sizes, or that it has been pruned meanwhile.")
+    name: str = Field(description="Name of the snapshot.")
+    step: int = Field(description="Optimizer steps at that snapshot.")
+    bytes: int = Field(description="Size in bytes.")
+    stall_s: float = Field(description="Seconds for which training waited.")
+    epoch: int = Field(description="Epoch of that step, from 0.")
+    wait_s: float = Field(description="Seconds of these spent waiting for the previous snapshot.")
+    write_s: float = Field(description="Seconds from the copy to the commit, during training.")
+    state: str = Field(description="Files and sizes found in the store, or that it has been pruned since.")
 
 
 class StoreAwaited(Event):
-    """The store does not answer, or takes less than is written; at most every thirty seconds."""
+    """The store does not answer or is too slow; at most every thirty seconds."""
 
     event = "midstride.store.awaited"
 
-    rank: int = Field(description="Who waits.")
-    waited_s: float = Field(description="For how many seconds by now.")
-    why: str = Field(description="What the store says, or does not say.")
+    rank: int = Field(description="Rank that waits.")
+    waited_s: float = Field(description="Seconds waited so far.")
+    why: str = Field(description="Error of the store.")
 
 
 class RunFinished(Event):
-    """The training came to its end, and its best weights were tested."""
+    """The training is complete and its best weights are tested."""
 
     event = "midstride.run.finished"
 
     job: str = Field(description="Name of the job.")
     steps: int = Field(description="Optimizer steps taken.")
-    restarts: int = Field(description="How often it was taken up again.")
-    test: dict[str, float] = Field(description="What the test of the best weights gave.")
+    restarts: int = Field(description="Number of resumes.")
+    test: dict[str, float] = Field(description="Results of the test of the best weights.")
 
 
 class RunStopped(Event):
-    """It was stopped before its end: on request, after a last snapshot, or by a newer attempt. A retry resumes."""
+    """The run was stopped before its end, on request or by a newer attempt. A retry resumes."""
 
     event = "midstride.run.stopped"
 
     job: str = Field(description="Name of the job.")
-    cause: str = Field(description="Who asked, in a line.")
+    cause: str = Field(description="Who asked for the stop, in one line.")
     steps: int = Field(description="Optimizer steps taken.")
 
 
 class RunFailed(Event):
-    """It gave up: every attempt that makes sense has been made. Retry the flow run once the cause is gone."""
+    """The run has failed after its last attempt. Remove the cause, then retry the flow run."""
 
     event = "midstride.run.failed"
 
     job: str = Field(description="Name of the job.")
-    outcome: str = Field(description="user_error: the job or its code is wrong; died or lost: what is around it.")
-    cause: str = Field(description="In a line.")
+    outcome: str = Field(description="user_error: the job or its code is wrong; died or lost: its surroundings failed.")
+    cause: str = Field(description="Cause in one line.")
     steps: int = Field(description="Optimizer steps taken.")
 
 
 class ModelPromoted(Event):
-    """A challenger took the champion's place; the resource is the model, `midstride.model.NAME` of the job."""
+    """A challenger is the new champion; the resource is the model, `midstride.model.NAME` of the job."""
 
     event = "midstride.model.promoted"
 
-    run: str = Field(description="Name of the run whose weights are the champion now.")
-    weights: str = Field(description="Where they are: a folder that load_from_checkpoint takes.")
-    date: str = Field(description="Of the data it was trained on.")
-    why: str = Field(description="A sentence with both values.")
-    metric: str = Field(description="Name of the value that decided.")
-    mode: str = Field(description="min or max: which of two values is better.")
-    margin: float = Field(description="By how much it had to be better.")
-    challenger: dict[str, float] = Field(description="What its test gave.")
-    champion: dict[str, float] = Field(description="What the same test of the champion before gave; empty at first.")
-    over: int | None = Field(description="Number of the champion before; null at first.")
+    run: str = Field(description="Name of the run with the champion's weights.")
+    weights: str = Field(description="Folder of the weights, for load_from_checkpoint.")
+    date: str = Field(description="Date of the training data.")
+    why: str = Field(description="Reason, with both values.")
+    metric: str = Field(description="Name of the deciding value.")
+    mode: str = Field(description="min or max: the better of two values.")
+    margin: float = Field(description="Required difference.")
+    challenger: dict[str, float] = Field(description="Test results of the challenger.")
+    champion: dict[str, float] = Field(description="Test results of the previous champion; empty at first.")
+    over: int | None = Field(description="Number of the previous champion; null at first.")
 
 
 class ModelRolledBack(Event):
-    """The champion before took its place again, by hand; the resource is the model, as for a promotion."""
+    """A rollback has restored the previous champion; the resource is the model."""
 
     event = "midstride.model.rolled_back"
 
-    run: str = Field(description="Name of the run whose weights are the champion now.")
-    weights: str = Field(description="Where they are: a folder that load_from_checkpoint takes.")
-    after: str = Field(description="Name of the run whose weights were the champion until then.")
+    run: str = Field(description="Name of the run with the champion's weights.")
+    weights: str = Field(description="Folder of the weights, for load_from_checkpoint.")
+    after: str = Field(description="Name of the run with the previous champion's weights.")
 
 
 EVENTS: tuple[type[Event], ...] = (

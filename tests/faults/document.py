@@ -32,8 +32,7 @@ def text() -> str:
     for row in ROWS:
         tried = ", ".join(dict.fromkeys(f"{cell.name} ({cell.store})" for cell in row.cells))
         lines.append(f"| {row.fault} | {row.then} | {CODES[row.code]} | {tried} |")
-    said = [f"{row.fault}:\n\n    {row.says}\n" for row in ROWS if row.says]
-    return "\n".join([HEAD.rstrip(), "", *lines, "", "## Messages", "", *said])
+    return "\n".join([HEAD.rstrip(), "", *lines, ""])
 
 
 if __name__ == "__main__":
