@@ -13,4 +13,6 @@ server          Prefect's server: the one that is configured, or one started for
 server_setup    what a self-hosted server lacks for unattended runs
 prefect_internals  privates of Prefect, named here alone
 rollback_event  tells the server of `midstride champion rollback`
+
+Tests: tests/unit/flows, tests/flows
 """

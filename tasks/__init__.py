@@ -15,4 +15,6 @@ events          what automations may listen to
 credentials     from a Prefect block: in the environment while a flow needs them
 without_retries  Prefect's client asks once, where a world would wait for it
 resources       names under which Prefect keeps what belongs to a run
+
+Tests: tests/unit/tasks, tests/flows
 """

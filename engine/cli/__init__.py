@@ -15,4 +15,6 @@ snapshots     `midstride snapshots list | verify | prune | repair`: look at the 
 stop_signals  signals that ask a command to stop, as exceptions
 table         a table whose rows become blocks on a terminal that is too narrow for it
 template/     what `midstride init` writes, beside job.yaml
+
+Tests: tests/unit/cli, tests/unit/test_commands.py
 """

@@ -20,4 +20,6 @@ strategy_spec    what a row of the table of strategies says, and what is asked o
 validation       what pydantic refuses of a choice, worded for the person who made it
 world            which processes train together, as a job says it
 yaml_file        YAML as people mean it, choices set from outside, and what is wrong with them
+
+Tests: tests/unit/config
 """

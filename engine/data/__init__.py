@@ -28,6 +28,8 @@ worker_memory          the shared memory in which workers hand over batches: err
 workers                starts a loader's workers, ends them with their rank, and reports lost ones
 iterable/              iterable data sets, resumed by their own state or by reading again
 rng/                   random numbers in the data, separate from the main process's generators
+
+Tests: tests/unit/data, tests/laws/test_loaders.py, tests/laws/test_streams.py, tests/faults/test_workers.py
 """
 
 from typing import TYPE_CHECKING, Any

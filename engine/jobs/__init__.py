@@ -11,4 +11,6 @@ portability  what of a job would not hold elsewhere: in another folder and anoth
 prepare      data made once, with a manifest that tells later whether they are still there
 publish      tell the trackers of a job whose weights are in charge, in a process that their libraries cannot
              harm
+
+Tests: tests/unit/jobs
 """

@@ -21,4 +21,6 @@ watchdog          finds, by the heartbeats of a world, ranks that hang and ranks
 clusters/         what starts the machines: Slurm, Ray, Kubernetes
 launchers/        the commands that start a world, by name
 machines/         a world on several machines: nodes that come and go
+
+Tests: tests/unit/launch, tests/faults/test_launch.py, tests/faults/test_launchers.py, tests/distributed/test_nodes.py
 """

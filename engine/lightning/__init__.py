@@ -12,4 +12,6 @@ logger        `self.logger` of a LightningModule
 module        the methods of LightningModule
 optimizer     the optimizers that `self.optimizers()` of a LightningModule returns
 trainer       a Trainer with the attributes of Lightning's
+
+Tests: tests/unit/lightning, tests/laws/test_lightning.py
 """

@@ -11,4 +11,6 @@ process      processes beside rank 0, each of which delivers to one tracker
 tensorboard  TensorBoard: one event file
 unsent_rows  what is said of a tracker that does not have all rows of a run
 wandb        Weights & Biases: one run, offline one folder
+
+Tests: tests/unit/loggers, tests/laws/test_loggers.py
 """

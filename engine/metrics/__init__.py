@@ -11,4 +11,6 @@ torchmetrics_internals  privates of torchmetrics, named here alone
 torchmetrics_state      torchmetrics inside a module: every rank's own state, and how the ranks put theirs
                         together
 values                  values as `self.log` is given them, and the numbers in them
+
+Tests: tests/unit/metrics, tests/distributed/test_step_values.py
 """

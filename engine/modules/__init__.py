@@ -20,4 +20,6 @@ shared_tensors   parameters and buffers that are one tensor under several names
 structure        layers, parameters and buffers that training adds, removes or replaces
 tensor_forms     kind, shape, dtype and strides of parameters and buffers, and how they change in training
 torch_internals  privates of `torch.nn`, named here alone
+
+Tests: tests/unit/modules, tests/laws/test_resume.py
 """

@@ -33,4 +33,6 @@ shared_memory      memory that several processes share
 side_effects       runs a step of a module and reverts everything it changed
 watch              warns, once, of objects that no file can hold
 user_modules       the Python modules of the user's classes, and those that they import
+
+Tests: tests/unit/objects, tests/laws/test_objects.py, tests/laws/objects
 """

@@ -15,4 +15,6 @@ signal_handlers     handlers of signals for the time of a block
 supervised_process  a process and all that it starts, watched and ended as one
 supervisor          the supervisor of a world: `python -m midstride.engine.processes.supervisor PARENT GRACE_S
                     COMMAND...`
+
+Tests: tests/unit/processes, tests/faults/test_launchers.py, tests/faults/test_world_output.py
 """

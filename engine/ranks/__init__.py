@@ -12,4 +12,6 @@ predictions        the return value of `predict`, for one or several loaders, on
 subprocess_script  the ranks of a plain script: the script is run again for each other rank, and this process is
                    rank 0
 tpus               parses `tpu_cores`, without importing torch_xla
+
+Tests: tests/unit/ranks, tests/distributed/test_starting.py, tests/distributed/test_notebook.py
 """

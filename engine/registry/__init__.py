@@ -6,4 +6,6 @@ nightly     one night of a job: a run named after its date, from a plan that is 
 publication  trackers that keep models hear which weights are in charge
 registry    the champions of a job: the one promoted last is the champion
 report      the report of a night: what it came to, and why
+
+Tests: tests/unit/registry, tests/faults/test_nights.py
 """

@@ -9,4 +9,6 @@ report       the report of a run, read from its folder alone: right also when th
              are gone
 run          a job under a name, its folder and what lies there
 summary      what stands in the folders of a store's runs, in a line each
+
+Tests: tests/unit/runs
 """

@@ -13,4 +13,6 @@ script_exit     exit codes for scripts that do not catch an error of the engine
 session         the session: a small local folder that launcher and ranks of one world share
 signals         turns a signal to one process into a request that all ranks answer at the same boundary
 terminal_view   output and progress bar of a world on a terminal
+
+Tests: tests/unit/session, tests/faults/test_requests.py, tests/faults/test_signals.py, tests/faults/test_hangs.py
 """

@@ -29,4 +29,6 @@ weights_index    which weights of a run count
 weights_queue    the queue of weights: best and last weights on their way to the store, behind training
 weights_rebuild  weights made anew from a snapshot that holds the same state
 writer           training copies its state and goes on, a thread behind it writes and commits
+
+Tests: tests/unit/snapshots, tests/faults/test_commit_calls.py, tests/faults/test_repair.py
 """

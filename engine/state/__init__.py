@@ -16,4 +16,6 @@ tensor_digest    digests of the content of tensors, on any device and in any lay
 tensor_file      reads safetensors files in one pass, with their digests checked
 tensors          copies tensors to be written, and rebuilds them with their strides and the memory they share
 torch_internals  private names of torch's tensors that this package uses
+
+Tests: tests/unit/state
 """

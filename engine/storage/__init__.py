@@ -10,4 +10,6 @@ retry         a call to a store that does not answer is repeated, with growing p
 s3            S3 and what speaks like it, through s3fs: conditional puts, uploads in parts, errors explained
 store         where the files of a run live
 urls          URLs of stores, as text: made absolute, and what is wrong with them
+
+Tests: tests/unit/storage, tests/faults/test_full_disk.py
 """

@@ -29,4 +29,6 @@ torch_internals    private names of torch that strategies use
 xla                a full replica per core of a TPU, or another device of torch_xla, gradients averaged by its
                    collectives
 pipeline/          a sequence of layers as stages, one process each
+
+Tests: tests/unit/strategies, tests/laws/test_strategies.py, tests/laws/test_plain.py, tests/distributed
 """

@@ -10,6 +10,8 @@
     disable_gc       pauses the garbage collector while modules for these processes are imported
     freeze_gc        excludes these modules from garbage collection
     laws             classes of tests for authors of strategies, stores and launchers
+
+Tests: tests/unit/testing
 """
 
 from midstride.engine.fault_injection import PHASES, Fault, FaultPlan

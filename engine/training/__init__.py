@@ -28,4 +28,6 @@ trainer         the Trainer: builds the context of each call and runs the loops
 trainer_state   the attributes and methods of a Trainer that modules, callbacks and launchers use
 uneven_ranks    evaluation in lockstep where ranks have different numbers of batches
 checkpointing/  the state of a fit, saved in snapshots and restored
+
+Tests: tests/unit/training, tests/laws/test_resume.py, tests/laws/test_lanes.py, tests/laws/test_on_nan.py
 """

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torchmetrics import Metric, MetricCollection, SumMetric
@@ -105,10 +106,16 @@ def test_functions_fit_the_eye() -> None:
     assert sum((ROOT / file).read_text().count("# type: ignore") for file in SOURCES) <= MOST_IGNORED_TYPES
 
 
-def test_every_package_has_its_unit_tests() -> None:
-    of_engine = {path.parent.name for path in (ROOT / "engine").glob("*/__init__.py")}
-    tested = {path.parent.name for path in (ROOT / "tests/unit").glob("*/test_*.py")}
-    assert tested == of_engine | {"tasks", "flows"}
+PACKAGES = [*sorted((ROOT / "engine").glob("*/__init__.py")), ROOT / "tasks/__init__.py", ROOT / "flows/__init__.py"]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.parent.name)
+def test_a_package_names_its_tests(package: Path) -> None:
+    """The last line of its docstring does, and its unit tests come first: `Tests: tests/unit/optim, tests/laws/...`."""
+    last = (ast.get_docstring(ast.parse(package.read_text())) or "").splitlines()[-1]
+    assert last.startswith(f"Tests: tests/unit/{package.parent.name}")
+    folders = [ROOT / name for name in last.removeprefix("Tests: ").split(", ")]
+    assert [path for path in folders if not (path.is_file() or any(path.rglob("*.py")))] == []
 
 
 #: where privates of torch, torchmetrics, Prefect and Accelerate are named; `test_internals.py` tries them
