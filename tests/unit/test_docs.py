@@ -149,6 +149,21 @@ def test_jobs_are_valid(page: Path, tmp_path: Path) -> None:
             TrainingJob.load(path)
 
 
+@pytest.mark.parametrize("name", ["lanes", "sharded"])
+@pytest.mark.usefixtures("forked_worlds")
+def test_a_part_of_a_job_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That with which a page opens, in the job that `midstride init` writes."""
+    assert app(["init", "project"], result_action="return_value") == 0
+    monkeypatch.chdir("project")
+    _, part = next(blocks(ROOT / f"docs/{name}.md", "yaml"))
+    job = parse_yaml(Path("job.yaml").read_text()) | parse_yaml(part)
+    job["world"] |= {"processes": 2, "accelerator": "cpu"}
+    job["data_args"] = {"points": 1200} | job.get("data_args", {})
+    job["trainer"] = {"max_epochs": 1}
+    Path("job.yaml").write_text(json.dumps(job))
+    assert app(["fit", "job.yaml", "--run", name], result_action="return_value") == 0
+
+
 @pages_with(r"^```python$")
 def test_python_blocks_run(page: Path) -> None:
     """The blocks of a page are one program, which a reader may paste into a file; those with a title are files."""
