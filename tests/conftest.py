@@ -86,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # files in our order, not those of most tests first
     (folder / "tmp").mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")  # with the secrets of runs on several machines
     if durations_file := config.getoption("--durations-file"):
         config.pluginmanager.register(Durations(config.invocation_params.dir / durations_file))
 

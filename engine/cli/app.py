@@ -110,6 +110,9 @@ def join(
     address: Annotated[str, Parameter(help="HOST:PORT of the launcher: world.rendezvous of its job.")],
     /,
     *,
+    secret_file: Annotated[
+        Path | None, Parameter(help="File with the run's secret, as the launcher prints it; or set MIDSTRIDE_SECRET.")
+    ] = None,
     wait: Annotated[float, Parameter(help="Seconds to wait for the launcher, at first and between attempts.")] = 300.0,
 ) -> int:
     """Train as one of several machines: join the run that `midstride fit` or `train` has started at that address.
@@ -121,7 +124,7 @@ def join(
 
     with stoppable():
         output = LastingOutput()
-        return take_part(address, wait, lambda text: print(text, file=output, flush=True))
+        return take_part(address, wait, secret_file, lambda text: print(text, file=output, flush=True))
 
 
 def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:

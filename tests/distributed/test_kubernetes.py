@@ -22,6 +22,7 @@ from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
 
 TOKEN = "kube-api-access-x7k2p"
+SECRET = "5" * 64
 LAUNCHER: dict[str, Any] = {
     "serviceAccountName": "midstride-nodes",
     "nodeSelector": {"pool": "gpu"},
@@ -73,7 +74,7 @@ def cluster(**arguments: object) -> Kubernetes:
 
 def test_nodes_are_pods_like_the_launchers_and_go_with_it(api: KubernetesApi) -> None:
     ours = cluster(resources={"limits": {"nvidia.com/gpu": 2}}, pod={"priorityClassName": "low"})
-    assert "kubectl --namespace=default describe job midstride-nightly-1-" in ours.start("10.0.0.1:29400")
+    assert "kubectl --namespace=default describe job midstride-nightly-1-" in ours.start("10.0.0.1:29400", SECRET)
     [(name, job)] = api.jobs.items()
     assert job["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Pod", "name": "launcher", "uid": "uid-of-launcher"}
@@ -93,7 +94,13 @@ def test_nodes_are_pods_like_the_launchers_and_go_with_it(api: KubernetesApi) ->
     }
     [container] = pod["spec"]["containers"]
     assert container["command"] == [sys.executable, "-m", "midstride.engine", "join", "10.0.0.1:29400", "--wait=30"]
-    assert (container["image"], container["env"]) == ("midstride:1", [{"name": "A", "value": "b"}])
+    from_secret = {"secretKeyRef": {"name": name, "key": "secret"}}
+    variables = [{"name": "A", "value": "b"}, {"name": "MIDSTRIDE_SECRET", "valueFrom": from_secret}]
+    assert (container["image"], container["env"]) == ("midstride:1", variables)
+    assert SECRET not in f"{job}{ours.describe('10.0.0.1:29400')}"
+    [secret] = api.secrets.values()
+    assert (secret["metadata"]["name"], secret["stringData"]) == (name, {"secret": SECRET})
+    assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
     assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
     assert ours.end_reason() == ""
@@ -102,20 +109,20 @@ def test_nodes_are_pods_like_the_launchers_and_go_with_it(api: KubernetesApi) ->
     assert ours.end_reason() == f"Kubernetes' job {name} was deleted, and no node is left"
     ours.stop()
 
-    cluster().start("10.0.0.1:29400")
+    cluster().start("10.0.0.1:29400", SECRET)
     api.lose_pod("launcher")
     assert api.jobs == {}
 
 
 def test_a_pod_that_is_none_is_named(api: KubernetesApi) -> None:
     with pytest.raises(JobError, match=r"world.on_args: .*spec.template.spec.tolerations.*: .*list"):
-        cluster(pod={"tolerations": "none"}).start("10.0.0.1:29400")
+        cluster(pod={"tolerations": "none"}).start("10.0.0.1:29400", SECRET)
     assert api.jobs == {}
 
 
 def test_why_no_node_will_come_is_said(api: KubernetesApi) -> None:
     ours = cluster()
-    ours.start("10.0.0.1:29400")
+    ours.start("10.0.0.1:29400", SECRET)
     [job] = api.jobs.values()
     job["status"] = {
         "conditions": [
@@ -139,14 +146,21 @@ def test_what_the_api_refuses_is_said_in_its_words(
 ) -> None:
     api.refuses = answer
     with pytest.raises(error, match=words):
-        cluster().start("10.0.0.1:29400")
+        cluster().start("10.0.0.1:29400", SECRET)
+
+
+def test_without_its_secret_no_job_is_left(api: KubernetesApi) -> None:
+    api.refuses, api.refuses_kind = (403, 'secrets is forbidden: User "a" cannot create'), "secrets"
+    with pytest.raises(JobError, match="secrets is forbidden"):
+        cluster().start("10.0.0.1:29400", SECRET)
+    assert api.jobs == {}
 
 
 @pytest.mark.usefixtures("outside")
 def test_outside_a_cluster_an_image_is_required(api: KubernetesApi) -> None:
     with pytest.raises(JobError, match=r"world.on_args.image: is missing"):
-        cluster().start("10.0.0.1:29400")
-    cluster(image="midstride:2").start("10.0.0.1:29400")
+        cluster().start("10.0.0.1:29400", SECRET)
+    cluster(image="midstride:2").start("10.0.0.1:29400", SECRET)
     [job] = api.jobs.values()
     assert "ownerReferences" not in job["metadata"]
     [container] = job["spec"]["template"]["spec"]["containers"]

@@ -232,7 +232,7 @@ def test_a_job_that_slurm_ends_has_taken_a_snapshot_and_is_named(
 def test_what_slurm_refuses_is_said_in_its_words(slurm: Slurm) -> None:
     refused = pytest.raises(JobError, match=r"sbatch refuses: .*invalid partition specified: none")
     with mock.patch.dict(os.environ, slurm.environment), refused as error:
-        cluster(partition="none").start("head:1")
+        cluster(partition="none").start("head:1", "5" * 64)
     assert "it was asked: sbatch --parsable --nodes=1 --array=0-3 --requeue" in str(error.value)
 
 
@@ -242,7 +242,7 @@ def test_a_controller_that_is_away_is_worth_a_retry(slurm: Slurm) -> None:
     away.write_text(slurm.conf.read_text().replace("SlurmctldPort=", "SlurmctldPort=1 #"))
     refused = pytest.raises(WorldError, match=r"sbatch refuses: .*[Uu]nable to contact slurm controller")
     with mock.patch.dict(os.environ, {"SLURM_CONF": str(away)}), refused:
-        cluster().start("head:1")
+        cluster().start("head:1", "5" * 64)
 
 
 def cluster(**arguments: object) -> Cluster:

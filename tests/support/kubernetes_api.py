@@ -6,6 +6,7 @@ owned goes with its owner.
 """
 
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -35,8 +36,11 @@ class KubernetesApi(ThreadingHTTPServer):
         self.folder, self.runs = folder, runs
         self.pods: dict[str, dict[str, Any]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.secrets: dict[str, dict[str, Any]] = {}
         #: (status, message) for the next request
         self.refuses: tuple[int, str] | None = None
+        #: "jobs" or "secrets", whose requests are refused; all if empty
+        self.refuses_kind = ""
         self.deleted: list[tuple[str, str]] = []
         self._running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._lost: set[tuple[str, int]] = set()
@@ -57,14 +61,25 @@ class KubernetesApi(ThreadingHTTPServer):
         name = job["metadata"]["name"]
         with self._lock:
             self.jobs[name] = {**job, "metadata": {**job["metadata"], "uid": f"uid-of-{name}"}, "status": {}}
-            for index in range(job["spec"]["completions"] if self.runs else 0):
-                self._start(name, index)
         return self.jobs[name]
+
+    def create_secret(self, secret: dict[str, Any]) -> dict[str, Any]:
+        """Take a secret, and start the pods of the job that owns it, which wait for it."""
+        kubernetes_validate.validate(secret, VERSION, strict=True)
+        name = secret["metadata"]["name"]
+        [owner] = secret["metadata"]["ownerReferences"]
+        with self._lock:
+            assert self.jobs[name]["metadata"]["uid"] == owner["uid"]
+            self.secrets[name] = secret
+            for index in range(self.jobs[name]["spec"]["completions"] if self.runs else 0):
+                self._start(name, index)
+        return secret
 
     def delete(self, name: str, policy: str = "Background") -> None:
         """Delete a job and its pods."""
         with self._lock:
             del self.jobs[name]
+            self.secrets.pop(name, None)
             self.deleted.append((name, policy))
             for key in [key for key in self._running if key[0] == name]:
                 self._end(self._running.pop(key))
@@ -115,8 +130,20 @@ class KubernetesApi(ThreadingHTTPServer):
         [container] = self.jobs[name]["spec"]["template"]["spec"]["containers"]
         with (self.folder / f"node-{index}.txt").open("ab") as out:
             self._running[name, index] = subprocess.Popen(
-                container["command"], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                container["command"],
+                env=os.environ | self._variables(container),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
+
+    def _variables(self, container: dict[str, Any]) -> dict[str, str]:
+        """Return the environment of a container."""
+        found = {}
+        for one in container.get("env", []):
+            key = one.get("valueFrom", {}).get("secretKeyRef")
+            found[one["name"]] = self.secrets[key["name"]]["stringData"][key["key"]] if key else one["value"]
+        return found
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
         signal_all([process.pid, *descendants(process.pid)])
@@ -133,9 +160,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(*((200, found) if found else (404, _status(404, f'{kind} "{name}" not found'))))
 
     def do_POST(self) -> None:
-        """Create a job."""
-        job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._answer(201, None if self.server.refuses else self.server.create(job))
+        """Create a job or a secret."""
+        found = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        kind = self.path.partition("?")[0].rpartition("/")[2]
+        if self.server.refuses and self.server.refuses_kind in ("", kind):
+            return self._answer(0, None)
+        return self._answer(201, {"jobs": self.server.create, "secrets": self.server.create_secret}[kind](found))
 
     def do_DELETE(self) -> None:
         """Delete a job."""
@@ -148,7 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, _status(200, ""))
 
     def _answer(self, status: int, answer: dict[str, Any] | None) -> None:
-        if self.server.refuses:
+        if answer is None:
+            assert self.server.refuses is not None
             status, answer = self.server.refuses[0], _status(*self.server.refuses)
         body = json.dumps(answer).encode()
         self.send_response(status)

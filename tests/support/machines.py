@@ -114,7 +114,7 @@ class Machines:
         self.nodes: list[Machine] = []
         self._chosen: dict[str, Any] = {}
         self._started: list[Machine] = []
-        self._address = f"{'127.0.0.1' if network is None else network.address(network.head)}:0"
+        self.address, self.secret_file = f"{'127.0.0.1' if network is None else network.address(network.head)}:0", ""
         self.rounds = self.most = self.processes = 0
         self.is_fixed = False  # whether no round may have fewer nodes
 
@@ -122,18 +122,18 @@ class Machines:
         """Start the launcher, and return when nodes may come; again, with what was chosen before."""
         self._chosen |= chosen
         world = {"strategy": "ddp", "launcher": "join", "nodes": "1:2", "lanes": 2, "processes": 1}
-        world |= {"node_timeout_s": TIMEOUT_S, "grow_after_s": 0, "rendezvous": self._address, **self._chosen}
+        world |= {"node_timeout_s": TIMEOUT_S, "grow_after_s": 0, "rendezvous": self.address, **self._chosen}
         least, _, most = str(world["nodes"]).partition(":")
         self.most, self.processes, self.is_fixed = int(most or least), int(world["processes"]), not most
         options = [f"--set=world.{key}={value}" for key, value in world.items() if value is not None]
         head, before = 0 if self.network is None else self.network.head, len(self._asked())
         job = f"{self.folder}/job.yaml"
         self.launcher = self._start(head, "fit.txt", *self._program, job, "--run", "a", *options)
-        [self._address, *_] = wait_for(lambda: self._asked()[before:], "a rendezvous")
+        [(self.address, self.secret_file), *_] = wait_for(lambda: self._asked()[before:], "a rendezvous")
 
-    def _asked(self) -> list[str]:
-        """Return the addresses at which launchers have asked for nodes."""
-        return re.findall(r"midstride join (\S+) on each", self.said("fit.txt"))
+    def _asked(self) -> list[tuple[str, str]]:
+        """Return the addresses at which launchers have asked for nodes, and the files with their secrets."""
+        return re.findall(r"midstride join (\S+) --secret-file (\S+) on each", self.said("fit.txt"))
 
     def join(self, number: int = 0, hides: Path | None = None, **environment: str) -> Machine:
         """Start a node.
@@ -144,7 +144,7 @@ class Machines:
             environment: of the node, on top of this process's.
         """
         number, log = number or len(self._started), f"node-{len(self._started)}.txt"
-        join = ("midstride.engine", "join", self._address, "--wait=120")
+        join = ("midstride.engine", "join", self.address, "--secret-file", self.secret_file, "--wait=120")
         node = self._start(number, log, *join, hides=hides, environment=environment)
         self.nodes.append(node)
         return node

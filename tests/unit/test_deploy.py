@@ -187,7 +187,7 @@ def test_a_run_that_starts_nodes_may_do_what_that_takes():
     roles = [found for found in manifests() if found["kind"] == "Role"]
     [role] = [found for found in roles if found["metadata"]["name"] == "midstride-nodes"]
     allowed = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
-    assert allowed == {("pods", "get"), ("jobs", "create"), ("jobs", "get"), ("jobs", "delete")}
+    assert allowed == {("pods", "get"), ("jobs", "create"), ("jobs", "get"), ("jobs", "delete"), ("secrets", "create")}
 
 
 def test_images_are_named_by_an_exact_version():

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from midstride.engine.config.nodes import Nodes
+from midstride.engine.launch.machines.secret import VARIABLE as SECRET
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import SignalRequests
 
-__all__ = ["Cluster", "NodeRequest", "join_command", "node_environment"]
+__all__ = ["SECRET", "Cluster", "NodeRequest", "join_command", "node_environment"]
 
 #: seconds that a node waits for its launcher before it ends by itself
 _WAIT_S = 30
 #: variables that a launcher sets for its own processes; OMP_NUM_THREADS fits this machine only
-_OURS = (Session.VARIABLE, PARENT, SignalRequests.VARIABLE, "OMP_NUM_THREADS", "PYTHONHASHSEED")
+_OURS = (Session.VARIABLE, PARENT, SignalRequests.VARIABLE, SECRET, "OMP_NUM_THREADS", "PYTHONHASHSEED")
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,12 @@ class Cluster(ABC):
         """Return in one line what `start` would submit; nothing is submitted."""
 
     @abstractmethod
-    def start(self, address: str) -> str:
-        """Have `join_command(address)` run on each node; return a line on what was asked for.
+    def start(self, address: str, secret: str) -> str:
+        """Have `join_command(address)` run on each node; return a line on the request.
 
         Args:
             address: HOST:PORT of the launcher.
+            secret: of the run; nodes get it in the environment variable `SECRET`, and others cannot read it.
 
         Raises:
             JobError: it was refused, with the cluster's own words; nothing was started.

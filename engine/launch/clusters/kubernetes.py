@@ -18,7 +18,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from midstride.engine.errors import JobError, StrategyUnavailable, WorldError
-from midstride.engine.launch.clusters.base import Cluster, NodeRequest, join_command
+from midstride.engine.launch.clusters.base import SECRET, Cluster, NodeRequest, join_command
 
 __all__ = ["LABEL", "Kubernetes"]
 
@@ -26,6 +26,8 @@ __all__ = ["LABEL", "Kubernetes"]
 LABEL = {"app.kubernetes.io/name": "midstride-node"}
 #: of the one container
 _CONTAINER = "node"
+#: in the Secret of a Job
+_SECRET_KEY = "secret"
 #: what the pod of a node has as the launcher's pod has it, and what its container has so
 _OF_POD = ("affinity", "dnsPolicy", "imagePullSecrets", "nodeSelector", "securityContext", "tolerations", "volumes")
 _OF_CONTAINER = (
@@ -68,8 +70,8 @@ class Kubernetes(Cluster):
         """Return the manifest as JSON; what the launcher's pod would give to it is missing."""
         return f"kubectl create --filename=- <<< {json.dumps(self.manifest(address, {}))}"
 
-    def start(self, address: str) -> str:
-        """Create the Job; return what it is called."""
+    def start(self, address: str, secret: str) -> str:
+        """Create the Job, and a Secret that is deleted with it; return the name of the Job."""
         if find_spec("kubernetes") is None:
             raise StrategyUnavailable('world.on is kubernetes: pip install "midstride[kubernetes]"')
         from kubernetes import client
@@ -83,7 +85,12 @@ class Kubernetes(Cluster):
                 "world.on_args.image: is missing; outside a cluster there is no pod whose image nodes could have"
             )
         with self._answers():
-            self._api.create_namespaced_job(self._namespace, manifest)
+            job = self._api.create_namespaced_job(self._namespace, manifest)
+            try:
+                client.CoreV1Api().create_namespaced_secret(self._namespace, self._secret(secret, job.metadata.uid))
+            except BaseException:
+                self.stop()
+                raise
         where = f"kubectl --namespace={self._namespace} describe job {self._job}"
         return f"Kubernetes' job {self._job} starts the nodes: {where} shows how they are"
 
@@ -140,6 +147,13 @@ class Kubernetes(Cluster):
         }
         return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
+    def _secret(self, secret: str, job_uid: str) -> dict[str, Any]:
+        """Return the Secret that the nodes' pods wait for, owned by the Job."""
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self._job, "uid": job_uid}
+        metadata = {"name": self._job, "namespace": self._namespace, "labels": LABEL, "ownerReferences": [owner]}
+        stored = {"type": "Opaque", "immutable": True, "stringData": {_SECRET_KEY: secret}}
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **stored}
+
     def _pod_spec(self, address: str, own: dict[str, Any]) -> dict[str, Any]:
         """Return what a node is, given the spec of the launcher's pod."""
         arguments = self.request.arguments
@@ -152,9 +166,13 @@ class Kubernetes(Cluster):
             }
         python = "python" if "image" in chosen else sys.executable
         token = [volume["name"] for volume in own.get("volumes", []) if volume["name"].startswith("kube-api-access-")]
+        inherited = _some((own.get("containers") or [{}])[0], _OF_CONTAINER, token)
+        from_secret = {"secretKeyRef": {"name": self._job, "key": _SECRET_KEY}}
+        others = [variable for variable in inherited.get("env", []) if variable["name"] != SECRET]
         container = {
-            **_some((own.get("containers") or [{}])[0], _OF_CONTAINER, token),
+            **inherited,
             **chosen,
+            "env": [*others, {"name": SECRET, "valueFrom": from_secret}],
             "name": _CONTAINER,
             "command": [python, *join_command(address)[1:]],
         }
@@ -189,8 +207,9 @@ class Kubernetes(Cluster):
             said = _message(error)
             if error.status == 403:
                 raise JobError(
-                    f"Kubernetes refuses: {said}\n  the launcher's service account has to get pods, and to create, "
-                    f"get and delete jobs in {self._namespace}: deploy/kubernetes/nodes.yaml has such a role"
+                    f"Kubernetes refuses: {said}\n  the launcher's service account has to get pods, to create, get and "
+                    f"delete jobs, and to create secrets in {self._namespace}: deploy/kubernetes/nodes.yaml has such a "
+                    "role"
                 ) from error
             if error.status is not None and 400 <= error.status < 500 and error.status != 429:
                 raise JobError(f"Kubernetes refuses: {said}") from error

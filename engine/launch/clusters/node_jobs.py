@@ -17,21 +17,22 @@ class NodeJobs:
     Args:
         cluster: gives the nodes; None where they come by themselves.
         address: HOST:PORT of the launcher.
+        secret: of the run.
 
     Raises:
         JobError: on entering: it was refused.
         WorldError: on entering: the cluster does not answer.
     """
 
-    def __init__(self, cluster: Cluster | None, address: str) -> None:
-        self._cluster, self._address = cluster, address
+    def __init__(self, cluster: Cluster | None, address: str, secret: str) -> None:
+        self._cluster, self._address, self._secret = cluster, address, secret
         self._end_reason = ""
         self._over = threading.Event()
 
     def __enter__(self) -> "NodeJobs":
         """Start them."""
         if self._cluster is not None:
-            print(self._cluster.start(self._address), flush=True)
+            print(self._cluster.start(self._address, self._secret), flush=True)
             # A thread: a cluster that is slow to answer shall not keep the launcher from the nodes that it has.
             watch = threading.Thread(target=self._watch, args=(self._cluster,), name="midstride-nodes", daemon=True)
             watch.start()

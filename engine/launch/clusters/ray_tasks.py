@@ -11,16 +11,16 @@ import sys
 from typing import Any, ClassVar
 
 from midstride.engine.errors import StrategyUnavailable, WorldError
-from midstride.engine.launch.clusters.base import Cluster, NodeRequest, join_command
+from midstride.engine.launch.clusters.base import SECRET, Cluster, NodeRequest, join_command
 from midstride.engine.processes.signal_handlers import signal_handlers
 
 __all__ = ["Ray"]
 
 
-def _run_node(command: list[str], grace_s: float) -> int:
-    """Be a node, in a process of Ray's that may be killed at any time; return the exit code of `midstride join`."""
+def _run_node(command: list[str], secret: str, grace_s: float) -> int:
+    """Run a node in a process of Ray, which can be killed at any time; return the exit code of `midstride join`."""
     supervisor = [sys.executable, "-m", "midstride.engine.processes.supervisor", str(os.getpid()), str(grace_s)]
-    return subprocess.run([*supervisor, *command], check=False).returncode
+    return subprocess.run([*supervisor, *command], env={**os.environ, SECRET: secret}, check=False).returncode
 
 
 class Ray(Cluster):
@@ -39,7 +39,7 @@ class Ray(Cluster):
         command, most = " ".join(join_command(address)), self.request.nodes.most
         return f"{most} tasks on Ray at {self._address}, each with {needs}: {command}"
 
-    def start(self, address: str) -> str:
+    def start(self, address: str, secret: str) -> str:
         """Submit the tasks."""
         try:
             import ray
@@ -54,7 +54,9 @@ class Ray(Cluster):
         except (ConnectionError, OSError, RuntimeError) as error:
             raise WorldError(f"Ray does not answer at {self._address}: {error}") from error
         task = ray.remote(_run_node).options(name=f"midstride-{self.request.run}", **self._options())
-        self._tasks = [task.remote(join_command(address), self.request.grace_s) for _ in range(self.request.nodes.most)]
+        # As an argument: Ray's dashboard and logs show the variables of a `runtime_env`.
+        given = (join_command(address), secret, self.request.grace_s)
+        self._tasks = [task.remote(*given) for _ in range(self.request.nodes.most)]
         return f"Ray's tasks midstride-{self.request.run} will start the nodes: ray list tasks shows why they wait"
 
     def end_reason(self) -> str:

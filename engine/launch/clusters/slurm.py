@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from midstride.engine.errors import JobError, StrategyUnavailable, WorldError
-from midstride.engine.launch.clusters.base import Cluster, NodeRequest, join_command, node_environment
+from midstride.engine.launch.clusters.base import SECRET, Cluster, NodeRequest, join_command, node_environment
 
 __all__ = ["Slurm"]
 
@@ -44,10 +44,10 @@ class Slurm(Cluster):
         """Return the command line of sbatch, and what the job runs."""
         return f"{shlex.join(self._sbatch())} --wrap={shlex.quote(self._command(address))}"
 
-    def start(self, address: str) -> str:
+    def start(self, address: str, secret: str) -> str:
         """Submit; return which job it is."""
         command = [*self._sbatch(), f"--wrap={self._command(address)}"]
-        done = _run(command)
+        done = _run(command, secret)
         if done.returncode != 0:
             error = f"sbatch refuses: {_words(done)}\n  it was asked: {shlex.join(command)}"
             raise WorldError(error) if _AWAY.search(done.stderr) else JobError(error)
@@ -98,17 +98,28 @@ def _options(arguments: Mapping[str, object]) -> list[str]:
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in arguments.items()]
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of nodes; what Slurm says to a launcher that is in a job of its own is not for them."""
-    return {name: text for name, text in node_environment().items() if not _of_a_job(name)}
+def _environment(secret: str = "") -> dict[str, str]:
+    """Return the environment of nodes, without the variables of a job that the launcher is in."""
+    environment = {name: text for name, text in node_environment().items() if not _of_a_job(name)}
+    if not secret:
+        return environment
+    # sbatch gives its environment to the job, unless this variable names less.
+    given = environment.get("SBATCH_EXPORT", "ALL").split(",")
+    if "ALL" not in given:
+        environment["SBATCH_EXPORT"] = ",".join([*({*given} - {"NONE", "NIL"}), SECRET])
+    return {**environment, SECRET: secret}
 
 
 def _of_a_job(name: str) -> bool:
     return name.startswith(("SLURM_", "SLURMD_")) and name != "SLURM_CONF"
 
 
-def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+def _run(command: list[str], secret: str = "") -> "subprocess.CompletedProcess[str]":
     """Run one of Slurm's commands, in the environment of nodes.
+
+    Args:
+        command: its arguments.
+        secret: of the run, for the environment of nodes.
 
     Raises:
         StrategyUnavailable: there is no such command.
@@ -116,7 +127,7 @@ def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
     """
     try:
         return subprocess.run(
-            command, env=_environment(), capture_output=True, text=True, timeout=_ANSWER_S, check=False
+            command, env=_environment(secret), capture_output=True, text=True, timeout=_ANSWER_S, check=False
         )
     except FileNotFoundError:
         raise StrategyUnavailable(

@@ -24,27 +24,27 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.run import main as torchrun
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import JobError, SnapshotError, StopRequested
+from midstride.engine.errors import JobError, SnapshotError, StopRequested, WorldError
 from midstride.engine.launch.elastic_ranks import ranks_forked
 from midstride.engine.launch.launchers.join import Join
+from midstride.engine.launch.machines.connections import LauncherConnection
 from midstride.engine.launch.machines.join import LAUNCHER_GONE, lock_folder
 from midstride.engine.launch.machines.node_bits import bits_here, check_bits
-from midstride.engine.launch.machines.node_store import NodeStore
 from midstride.engine.launch.machines.report import NodeReport
+from midstride.engine.launch.machines.secret import read_secret
 from midstride.engine.processes.environment import cores
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.processes.loopback import interface_towards, interfaces
 from midstride.engine.runs.run import Run
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import SignalRequests
-from midstride.engine.strategies.torch_internals import HashStore, TCPStore
+from midstride.engine.strategies.torch_internals import HashStore
 from midstride.engine.world import World
 
 __all__ = ["RoundHandler", "main"]
 
 _BACKEND = "midstride"
 _RANK = "midstride.engine.launch.machines.rank"
-_MEET_S = 60.0
 #: a folder that was written elsewhere may be seen a little later, over NFS
 _SEEN_S = 5.0
 #: when there are to be no more restarts, the launcher says
@@ -133,19 +133,22 @@ def _run_node() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what is asked of one node is asked of all, by the launcher
     host, _, port = address.rpartition(":")
     try:
-        store = NodeStore(TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_MEET_S)))
-        document = store.get("job")
-        node = store.arrive({"host": socket.gethostname(), "cores": cores()})
-    except RuntimeError as error:
-        print(f"what answers at {address} is no launcher of midstride's, or has gone: {error}", flush=True)
+        launcher = LauncherConnection(host, int(port), read_secret(None))
+        document = launcher.introduce(socket.gethostname(), cores())
+    except JobError as error:
+        print(error, flush=True)
+        sys.exit(error.exit_code)
+    except (OSError, WorldError) as error:
+        print(f"the launcher at {address} has gone: {error}", flush=True)
         sys.exit(LAUNCHER_GONE)
+    node = document["node"]
     try:
         run = _run_within_reach(document)
-        if differences := _bit_differences(store, run.job):
+        if differences := _bit_differences(launcher, run.job):
             print(differences, flush=True)
     except JobError as error:
         print(error, flush=True)
-        store.send(node, {"refused": str(error), "left": "it cannot take part"})
+        launcher.report({"refused": str(error), "left": "it cannot take part"})
         sys.exit(error.exit_code)
     has_threads = "OMP_NUM_THREADS" in os.environ
     session.begin({**document, "attempt": 0})  # the attempt's own session is the launcher's
@@ -153,8 +156,8 @@ def _run_node() -> None:
     os.environ.update(interfaces(os.environ, by=interface_towards(host)))
     os.environ[SignalRequests.VARIABLE] = str(document["grace_s"])
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # then agents need not ask each other for their ranks
-    report = NodeReport(store, node, session)
-    meeting = RendezvousStoreInfo(host, int(port))
+    report = NodeReport(launcher, node, session)
+    meeting = RendezvousStoreInfo(host, document["store_port"])
     rendezvous_handler_registry.register(
         _BACKEND, lambda _: RoundHandler(report, meeting, node, has_threads=has_threads)
     )
@@ -184,14 +187,14 @@ def _run_agent(report: NodeReport, run: Run, session: Session) -> None:
         sys.exit(1)
 
 
-def _bit_differences(store: NodeStore, job: TrainingJob) -> str:
+def _bit_differences(launcher: LauncherConnection, job: TrainingJob) -> str:
     """Return how the sums of this node differ from those of the first that came; "" if they are alike.
 
     Raises:
         JobError: they differ, and the run promises the same bits on all nodes.
     """
     host, bits = socket.gethostname(), bits_here()
-    first = store.first("bits", {"host": host, "bits": bits})
+    first = launcher.first_bits({"host": host, "bits": bits})
     refuses = job.world.lanes is not None and "bits" not in job.accept_change
     return check_bits(first["bits"], bits, hosts=(first["host"], host), refuses=refuses)
 

@@ -1,42 +1,43 @@
-"""What the launcher and the nodes tell each other: JSON in a key-value store of torch's, which the launcher serves.
+"""The connections of the nodes to the launcher, and the messages on them.
 
-job                what is trained
-bits               what decides the bits of the first node that came, and its host
-plan               the round that trains, who takes part, and what is asked of all; a `Plan`
-nodes              how many nodes have come; each is known by its number, from 1
-node/3/hello       its host and its cores
-node/3/sent        how many messages it has sent
-node/3/message/7   one of them, until the launcher has read it
+A node connects and introduces itself. Every message of a node is a JSON object, and every one gets an answer:
+
+    {"host": "gpu07", "cores": 8}    -> the number of the node, the job, the port of the ranks' store
+    {"bits": {...}}                  -> the same of the first node that has sent any
+    {...}: a report on its ranks     -> the plan
 """
 
-import errno
-import json
+import socket
+import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from queue import SimpleQueue
 from typing import Any
 
-from midstride.engine.errors import JobError, WorldError
-from midstride.engine.strategies.rendezvous import serve_store
-from midstride.engine.strategies.torch_internals import TCPStore
+from midstride.engine.launch.machines.channel import Channel, MessageRefused, SecretRefused
 
-__all__ = ["NodeStore", "Plan"]
+__all__ = ["LauncherConnection", "NodeConnections", "Plan"]
 
-_POLL_S = 0.05
+#: connections that have not proved yet that they know the secret; more are closed
+_MOST_UNKNOWN = 64
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the launcher wants of the nodes.
+    """The launcher's instructions for the nodes.
 
     Args:
-        round: the newest, from 1; 0 while there was none.
-        nodes: those that train in it, in the order of ranks.
+        round: number of the newest round, from 1; 0 before the first.
+        nodes: numbers of the nodes in it, in the order of ranks.
         threads: of each rank.
-        end: how that round is to end: "" not yet, "stop" after a snapshot, "kill" at once.
-        stop: all nodes are to leave, after a snapshot.
-        snapshots: how many were asked for.
-        stacks: how often the ranks were asked to write theirs to the log.
-        over: the exit code, when no round will follow.
+        end: how that round must end: "" not yet, "stop" after a snapshot, "kill" at once.
+        stop: all nodes must leave, after a snapshot.
+        snapshots: number of requests for a snapshot so far.
+        stacks: number of requests for the stacks of all ranks so far.
+        over: exit code, when no round will follow.
     """
 
     round: int = 0
@@ -49,98 +50,120 @@ class Plan:
     over: int | None = None
 
 
-class NodeStore:
-    """The key-value store that the launcher serves, with JSON as values.
+class NodeConnections:
+    """The launcher's side: accepts nodes that know the secret, answers them and collects their messages.
 
     Args:
-        store: torch's.
+        listener: socket to which nodes connect.
+        secret: of the run.
+        document: what a node gets when it has introduced itself, as JSON values.
     """
 
-    def __init__(self, store: TCPStore) -> None:
-        self.store = store
-        self._read: dict[int, int] = {}
-
-    @classmethod
-    def serve(cls, rendezvous: str, patience_s: float) -> "NodeStore":
-        """Return the store, served; where something listens already, once that has ended.
-
-        Args:
-            rendezvous: HOST:PORT of this machine; a free port where it is 0.
-            patience_s: for what listens there to end.
-
-        Raises:
-            JobError: HOST is none of this machine's.
-            WorldError: something listens there.
-        """
-        host, _, port = rendezvous.rpartition(":")
-        until = time.monotonic() + patience_s
-        while True:
-            try:
-                return cls(serve_store(int(port), host))
-            except OSError as error:
-                why = f"world.rendezvous: nothing can be served at {rendezvous}: {error.strerror or error}"
-                if error.errno != errno.EADDRINUSE:
-                    way_out = "say a name or an address of this machine, by which nodes reach it"
-                    raise JobError(f"{why}: {way_out}") from error
-                if time.monotonic() > until:
-                    raise WorldError(f"{why}: choose another port, or end what listens there") from error
-                time.sleep(_POLL_S)
-
-    @property
-    def port(self) -> int:
-        """The port at which it is served."""
-        return self.store.port
-
-    def set(self, key: str, value: Any) -> None:
-        """Write `value` at `key`."""
-        self.store.set(key, json.dumps(value))
-
-    def get(self, key: str) -> Any:
-        """Return the value at `key`, waiting until there is one."""
-        return json.loads(self.store.get(key))
+    def __init__(self, listener: socket.socket, secret: str, document: Mapping[str, Any]) -> None:
+        self._listener, self._secret, self._document = listener, secret, document
+        self._messages: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
+        self._plan = Plan()
+        self._bits: Any = None
+        self._count = 0
+        self._closed = False
+        self._refused: set[str] = set()
+        self._lock = threading.Lock()
+        self._unknown = threading.BoundedSemaphore(_MOST_UNKNOWN)
+        threading.Thread(target=self._accept, name="midstride-accept", daemon=True).start()
 
     def publish(self, plan: Plan) -> None:
-        """Have all nodes read `plan` next."""
-        self.set("plan", asdict(plan))
+        """Answer all further reports with `plan`."""
+        self._plan = plan
 
-    def plan(self) -> Plan:
-        """Return the newest plan."""
-        said: dict[str, Any] = self.get("plan")
-        said["nodes"] = tuple(said["nodes"])
-        return Plan(**said)
+    def receive(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the messages since the last call, in the order of arrival, each with the number of its node."""
+        return [self._messages.get() for _ in range(self._messages.qsize())]
 
-    def first(self, key: str, value: Any) -> Any:
-        """Write `value` if there is none at `key`; return the value there."""
-        return json.loads(self.store.compare_set(key, "", json.dumps(value)))
+    def close(self) -> None:
+        """Accept no more nodes."""
+        self._closed = True
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
 
-    def arrive(self, hello: dict[str, Any]) -> int:
-        """Register a new node, with its host and its cores; return its number."""
-        number = self.store.add("nodes", 1)
-        self.set(f"node/{number}/hello", hello)
-        return number
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # closed, or too many open files
+                time.sleep(_PAUSE_S)
+                continue
+            if not self._unknown.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
 
-    def arrived(self) -> int:
-        """Return how many nodes have come."""
-        return self.store.add("nodes", 0)
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        """Answer one peer until its connection ends."""
+        with connection, suppress(OSError):
+            try:
+                channel = Channel.accept(connection, self._secret)
+            except SecretRefused as error:
+                if peer not in self._refused:
+                    self._refused.add(peer)
+                    print(f"a connection from {peer} was refused: {error}", flush=True)
+                return
+            finally:
+                self._unknown.release()
+            try:
+                self._answer(channel)
+            except MessageRefused as error:
+                print(f"a node's connection from {peer} was closed: {error}", flush=True)
 
-    def hello(self, node: int) -> dict[str, Any] | None:
-        """Return what a node has registered with; None if it has a number and has not yet said more."""
-        key = f"node/{node}/hello"
-        found: dict[str, Any] | None = self.get(key) if self.store.check([key]) else None
-        return found
+    def _answer(self, channel: Channel) -> None:
+        hello = channel.receive()
+        with self._lock:
+            self._count += 1
+            number = self._count
+        self._messages.put((number, hello))
+        channel.send({"node": number, **self._document})
+        while True:
+            message = channel.receive()
+            if "bits" in message:
+                with self._lock:
+                    self._bits = self._bits or message["bits"]
+                channel.send(self._bits)
+            else:
+                self._messages.put((number, message))
+                channel.send(asdict(self._plan))
 
-    def send(self, node: int, message: dict[str, Any]) -> None:
-        """Send a message of `node` to the launcher."""
-        number = self.store.add(f"node/{node}/sent", 0)
-        self.set(f"node/{node}/message/{number}", message)
-        self.store.add(f"node/{node}/sent", 1)  # after it: what is counted is there
 
-    def receive(self, node: int) -> list[dict[str, Any]]:
-        """Return what a node has sent since the last call, in that order."""
-        sent, read = self.store.add(f"node/{node}/sent", 0), self._read.get(node, 0)
-        self._read[node] = sent
-        keys = [f"node/{node}/message/{number}" for number in range(read, sent)]
-        messages = [self.get(key) for key in keys]
-        for key in keys:
-            self.store.delete_key(key)
-        return messages
+class LauncherConnection:
+    """The node's side.
+
+    Args:
+        host: of the launcher.
+        port: of the launcher.
+        secret: of the run.
+
+    Raises:
+        SecretRefused: launcher and node have different secrets.
+        OSError: no launcher answers there.
+    """
+
+    def __init__(self, host: str, port: int, secret: str) -> None:
+        self._channel = Channel.connect(host, port, secret)
+
+    def introduce(self, host: str, cores: int) -> dict[str, Any]:
+        """Send the name and the cores of this node; return its number and the launcher's document."""
+        return self._ask({"host": host, "cores": cores})  # type: ignore[no-any-return]
+
+    def first_bits(self, bits: dict[str, Any]) -> dict[str, Any]:
+        """Return the `bits` of the first node that has sent any, as JSON values."""
+        return self._ask({"bits": bits})  # type: ignore[no-any-return]
+
+    def report(self, message: dict[str, Any]) -> Plan:
+        """Send a message about the ranks of this node; return the newest plan."""
+        answer = self._ask(message)
+        return Plan(**{**answer, "nodes": tuple(answer["nodes"])})
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def _ask(self, message: dict[str, Any]) -> Any:
+        self._channel.send(message)
+        return self._channel.receive()

@@ -4,7 +4,6 @@ import fcntl
 import math
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 
 from midstride.engine.errors import JobError, WorldError
 from midstride.engine.launch.log_lines import without_noise
+from midstride.engine.launch.machines.channel import Channel, SecretRefused
+from midstride.engine.launch.machines.secret import VARIABLE, read_secret
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.session.session import Session
 from midstride.engine.session.signals import GRACE_S
@@ -27,16 +28,17 @@ _PORTS = 65535
 LAUNCHER_GONE = 69
 
 
-def join(address: str, wait_s: float, on_line: Callable[[str], object]) -> int:
-    """Train on this machine what the launcher at `address` says, over all its attempts; return the exit code.
+def join(address: str, wait_s: float, secret_file: Path | None, on_line: Callable[[str], object]) -> int:
+    """Train the run of the launcher at `address` on this machine, over all its attempts; return the exit code.
 
     Args:
         address: HOST:PORT, as the job's `world.rendezvous`.
         wait_s: seconds to wait for the launcher, before the first attempt and between two.
-        on_line: gets what is printed here.
+        secret_file: with the run's secret; None if it is in the environment.
+        on_line: called with the lines to print.
 
     Raises:
-        JobError: `address` is no address, or `wait_s` no time to wait.
+        JobError: a wrong argument, or the launcher has another secret.
         WorldError: no launcher has answered.
     """
     host, _, port = address.rpartition(":")
@@ -47,19 +49,20 @@ def join(address: str, wait_s: float, on_line: Callable[[str], object]) -> int:
         faults.append(f"--wait: a number of seconds is needed, not {wait_s:g}")
     if faults:
         raise JobError.of("join", faults)
+    secret = read_secret(secret_file)
     while True:
-        _wait_for_launcher(address, wait_s, on_line)
-        code = _take_part(address, on_line)
+        _wait_for_launcher(address, wait_s, secret, on_line)
+        code = _take_part(address, secret, on_line)
         if code != LAUNCHER_GONE:
             return code
 
 
-def _take_part(address: str, on_line: Callable[[str], object]) -> int:
+def _take_part(address: str, secret: str, on_line: Callable[[str], object]) -> int:
     with _node_folder() as folder:
         command = [sys.executable, "-m", "midstride.engine.launch.machines.agent", address, folder]
         # When the launcher goes, its store is asked once more: that needs no C++ stacks in the log.
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
-        environment = {**quiet, "PYTHONUNBUFFERED": "1", Session.VARIABLE: folder}
+        environment = {**quiet, "PYTHONUNBUFFERED": "1", Session.VARIABLE: folder, VARIABLE: secret}
         log = Path(folder) / "log.txt"
         with SupervisedProcess(command, environment=environment, log=log, grace_s=GRACE_S) as group:
             code = None
@@ -106,12 +109,15 @@ def _remove_unused(folder: Path) -> None:
         os.close(lock)
 
 
-def _wait_for_launcher(address: str, wait_s: float, on_line: Callable[[str], object]) -> None:
+def _wait_for_launcher(address: str, wait_s: float, secret: str, on_line: Callable[[str], object]) -> None:
+    """Return once the launcher has proved that it knows the secret."""
     host, _, port = address.rpartition(":")
     until, told = time.monotonic() + wait_s, ""
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=max(1.0, until - time.monotonic())).close()
+            Channel.connect(host, int(port), secret).close()
+        except SecretRefused as error:
+            raise SecretRefused(f"{error}: use the secret file that this launcher has printed") from error
         except OSError as error:
             why = str(error.strerror or error)
             if time.monotonic() > until:

@@ -9,8 +9,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from midstride.engine.launch.log_lines import without_noise
+from midstride.engine.launch.machines.channel import MessageRefused
+from midstride.engine.launch.machines.connections import LauncherConnection, Plan
 from midstride.engine.launch.machines.join import LAUNCHER_GONE
-from midstride.engine.launch.machines.node_store import NodeStore, Plan
 from midstride.engine.launch.watchdog import RunningClock, write_stacks
 from midstride.engine.processes.lifetime import children, is_suspended, signal_all
 from midstride.engine.session.events import EventTail
@@ -31,13 +32,13 @@ class NodeReport:
     """Exchanges messages with the launcher, on a thread; ends this process and its ranks if told to, or without it.
 
     Args:
-        store: that of the launcher, used by the thread only.
+        launcher: the connection to it.
         node: this node's number.
         session: of this node, whose log its ranks print into.
     """
 
-    def __init__(self, store: NodeStore, node: int, session: Session) -> None:
-        self._store, self._node, self._node_session = store, node, session
+    def __init__(self, launcher: LauncherConnection, node: int, session: Session) -> None:
+        self._launcher, self._node, self._node_session = launcher, node, session
         self._session: Session | None = None  # of the ranks in this round
         self._events = EventTail(session.events)
         self._plan = Plan()
@@ -87,22 +88,23 @@ class NodeReport:
         while True:
             try:
                 with self._lock:
-                    self._send()
-                    self._follow(self._store.plan())
+                    self._follow(self._send())
                 self._answered.set()
-            except RuntimeError:
+            except MessageRefused as error:
+                self._end(LAUNCHER_GONE, f"the connection to the launcher cannot be trusted: {error}")
+            except OSError:
                 self._end(LAUNCHER_GONE, "the launcher has gone")
             time.sleep(_EVERY_S)
 
-    def _send(self, **more: Any) -> None:
-        """Send a message with the state of this node, what is new about its ranks, and `more`."""
+    def _send(self, **more: Any) -> Plan:
+        """Send the state of this node, the news of its ranks, and `more`; return the newest plan."""
         state = {
             "round": self._round,
             "heard": self._plan.round,
             "waits": self._is_waiting,
             "stacks": self._stacks_written,
         }  # before what its ranks have left
-        self._store.send(self._node, {**state, "lines": self._lines(), **self._news_of_ranks(), **more})
+        return self._launcher.report({**state, "lines": self._lines(), **self._news_of_ranks(), **more})
 
     def _news_of_ranks(self) -> dict[str, Any]:
         """Return the heartbeats of the ranks of this round, and the events and outcomes that were not yet sent."""

@@ -1,9 +1,11 @@
 """The launcher: `python -m midstride.engine.launch.machines.server SESSION GRACE_S`.
 
-It holds the store in which the nodes and their ranks meet, so that any node may be lost, says who trains in which
-round, and writes what the ranks report into the session, where the launcher reads it as that of ranks on this machine.
+It accepts nodes, decides which of them train in which round, and writes the reports of their ranks into the session.
+There `launch` reads them like those of ranks on this machine. It also serves the store in which the ranks meet, so that
+any node may be lost.
 """
 
+import errno
 import math
 import os
 import signal
@@ -19,10 +21,11 @@ from midstride.engine.errors import EngineError, JobError, StopRequested, WorldE
 from midstride.engine.formatting import format_count
 from midstride.engine.launch.clusters.build import build_cluster
 from midstride.engine.launch.clusters.node_jobs import NodeJobs
-from midstride.engine.launch.machines.node_store import NodeStore, Plan
+from midstride.engine.launch.machines.connections import NodeConnections, Plan
 from midstride.engine.launch.machines.round_log import RoundLog
 from midstride.engine.launch.machines.round_watchdog import RoundWatchdog
 from midstride.engine.launch.machines.rounds import Node, Rounds
+from midstride.engine.launch.machines.secret import RunSecret
 from midstride.engine.launch.rank import print_whole_lines
 from midstride.engine.processes.lifetime import parent_of, tie_to_parent
 from midstride.engine.processes.loopback import is_loopback, own_address
@@ -32,6 +35,7 @@ from midstride.engine.session.events import Event
 from midstride.engine.session.heartbeat import HeartbeatReading, Phase
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.session import Session
+from midstride.engine.strategies.rendezvous import serve_store
 
 __all__ = ["NodeServer", "main"]
 
@@ -48,14 +52,14 @@ class NodeServer:
     Args:
         session: read by the launcher.
         run: to train.
-        store: in which nodes report, and read the plan.
+        host: name or address of this machine, by which nodes reach it.
+        secret: of the run.
         grace_s: seconds that ranks have to take a snapshot and leave.
     """
 
-    def __init__(self, session: Session, run: Run, store: NodeStore, grace_s: float) -> None:
-        self._session, self._run, self._store, self._grace_s = session, run, store, grace_s
-        host = _rendezvous(run).rpartition(":")[0]
-        self.address = f"{host}:{store.port}"
+    def __init__(self, session: Session, run: Run, host: str, secret: RunSecret, grace_s: float) -> None:
+        self._session, self._run, self._host, self._secret, self._grace_s = session, run, host, secret, grace_s
+        self.address = ""
         self._rounds, self._log = Rounds(run.job.world), RoundLog(session.events)
         self._watchdog = RoundWatchdog(session, run.job.world)
         self._plan = Plan()
@@ -66,15 +70,31 @@ class NodeServer:
         self._missing = 0  # nodes that a further round waits for, as was printed
         self._launcher = parent_of(os.getppid())  # above the supervisor, which asks for a stop when it is killed
 
+    def listen(self, port: int, patience_s: float) -> None:
+        """Accept nodes from now on.
+
+        Args:
+            port: 0 for a free one.
+            patience_s: seconds to wait for another process to leave the port.
+
+        Raises:
+            JobError: the host is not this machine.
+            WorldError: another process listens there.
+        """
+        listener = _listener(self._host, port, patience_s)
+        self._ranks_store = serve_store(0, self._host)  # for the ranks of all rounds: any node may be lost
+        self.address = f"{self._host}:{listener.getsockname()[1]}"
+        document = {**self._session.document(), "grace_s": self._grace_s, "record": _record(self._run)}
+        document["store_port"] = self._ranks_store.port
+        self._connections = NodeConnections(listener, self._secret.text, document)
+
     def run(self, why_none_comes: Callable[[], str] = str) -> int:
         """Return the exit code, once no round will follow.
 
         Args:
-            why_none_comes: says why no further node will come; "" while one may.
+            why_none_comes: returns why no further node will come; "" while one may.
         """
         self._why_none_comes = why_none_comes
-        self._store.set("job", {**self._session.document(), "grace_s": self._grace_s, "record": _record(self._run)})
-        self._store.publish(self._plan)
         self._print_address()
         while self._plan.over is None:
             self._receive()
@@ -101,18 +121,23 @@ class NodeServer:
             where = host if host == found else f"{host}, here {found},"
             print(f"only this machine reaches {where}: for others, say its address on their network", flush=True)
         wanted = f"{machines.least}" if machines.least == machines.most else f"{machines.least} to {machines.most}"
-        print(f"waiting for nodes, {wanted} of them: run midstride join {self.address} on each", flush=True)
+        print(f"waiting for nodes, {wanted} of them{self._way_in(' on each')}", flush=True)
+
+    def _way_in(self, where: str) -> str:
+        """Return how a person starts a node; "" if a cluster starts them."""
+        if self._run.job.world.on != "join":
+            return f" from {self._run.job.world.on}"
+        return f": run midstride join {self.address}{self._secret.option}{where}{self._secret.remark}"
 
     # Messages of nodes --------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         """Add the nodes that have joined, and handle the messages of all nodes."""
-        for number in range(1, self._store.arrived() + 1):
-            if number not in self._rounds.nodes and (hello := self._store.hello(number)) is not None:
-                self._rounds.add(number, hello["host"], hello["cores"])
-        for node in self._rounds.nodes.values():
-            for message in self._store.receive(node.number):
-                self._handle(node, message)
+        for number, message in self._connections.receive():
+            if number in self._rounds.nodes:
+                self._handle(self._rounds.nodes[number], message)
+            else:
+                self._rounds.add(number, message["host"], message["cores"])
 
     def _handle(self, node: Node, message: dict[str, Any]) -> None:
         for line in message.get("lines", ()):
@@ -187,8 +212,8 @@ class NodeServer:
         here, least = len(self._rounds.present()), self._rounds.machines.usable[0]
         missing = least - here if self._rounds.number else 0
         if missing > 0 and missing != self._missing:
-            way = f": run midstride join {self.address} on another" if self._run.job.world.on == "join" else ""
-            print(f"waiting for nodes: {here} of the {least} that a round needs are here{way}", flush=True)
+            way_in = self._way_in(" on another")
+            print(f"waiting for nodes: {here} of the {least} that a round needs are here{way_in}", flush=True)
         self._missing = missing
 
     def _watch(self) -> None:
@@ -285,7 +310,7 @@ class NodeServer:
     def _publish(self, **changes: Any) -> None:
         """Publish the plan with `changes`."""
         self._plan = replace(self._plan, **changes)
-        self._store.publish(self._plan)
+        self._connections.publish(self._plan)
 
 
 def _record(run: Run) -> str:
@@ -293,8 +318,20 @@ def _record(run: Run) -> str:
     return repr(max(attempt.started for attempt in run.attempts.attempts()))
 
 
-def _rendezvous(run: Run) -> str:
-    return run.job.world.rendezvous or f"{own_address()}:0"
+def _listener(host: str, port: int, patience_s: float) -> socket.socket:
+    """Return a socket that listens there, once no other process does."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return socket.create_server((host, port), backlog=1024)
+        except OSError as error:
+            why = f"world.rendezvous: nothing can be served at {host}:{port}: {error.strerror or error}"
+            if error.errno != errno.EADDRINUSE:
+                way_out = "say a name or an address of this machine, by which nodes reach it"
+                raise JobError(f"{why}: {way_out}") from error
+            if time.monotonic() > until:
+                raise WorldError(f"{why}: choose another port, or end what listens there") from error
+            time.sleep(_POLL_S)
 
 
 def main() -> None:
@@ -304,13 +341,18 @@ def main() -> None:
     session, grace_s = Session(sys.argv[1]), float(sys.argv[2])
     run = Run.from_document(session.document())
     try:
-        patience_s = grace_s + _GOODBYE_S  # for an earlier attempt on its way out
-        server = NodeServer(session, run, NodeStore.serve(_rendezvous(run), patience_s), grace_s)
+        host, _, port = (run.job.world.rendezvous or f"{own_address()}:0").rpartition(":")
+        secret = RunSecret.of(run)
+        server = NodeServer(session, run, host, secret, grace_s)
+        server.listen(int(port), patience_s=grace_s + _GOODBYE_S)  # for an earlier attempt on its way out
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.stop)
         signal.signal(signal.SIGUSR1, server.snapshot)
-        with NodeJobs(build_cluster(run, grace_s), server.address) as jobs:
-            sys.exit(server.run(jobs.end_reason))
+        with NodeJobs(build_cluster(run, grace_s), server.address, secret.text) as jobs:
+            code = server.run(jobs.end_reason)
+        if code == 0:
+            secret.forget()
+        sys.exit(code)
     except EngineError as error:
         session.begin_round(1)
         session.write_outcome(Outcome.of(error))

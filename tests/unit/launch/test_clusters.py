@@ -3,13 +3,14 @@
 import os
 import shlex
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from midstride.engine.config.nodes import Nodes
 from midstride.engine.errors import StrategyUnavailable
-from midstride.engine.launch.clusters.base import NodeRequest, node_environment
+from midstride.engine.launch.clusters.base import SECRET, NodeRequest, node_environment
 from midstride.engine.launch.clusters.slurm import Slurm
 
 JOIN = (
@@ -44,9 +45,30 @@ def test_what_slurm_is_asked(nodes: Nodes, url: str, arguments: dict[str, object
 def test_a_machine_without_slurm_says_what_to_do() -> None:
     missing = pytest.raises(StrategyUnavailable, match=r"world.on is slurm, and there is no sbatch on .*: launch on")
     with mock.patch.dict(os.environ, {"PATH": "/nowhere"}), missing:
-        Slurm(NodeRequest("a", "/runs/a", Nodes(2, 2), {}, 20.0)).start("head:1")
+        Slurm(NodeRequest("a", "/runs/a", Nodes(2, 2), {}, 20.0)).start("head:1", "5" * 64)
 
 
 def test_nodes_are_not_told_what_is_for_this_machine_alone() -> None:
     ours = {"MIDSTRIDE_SESSION": "/tmp/a", "OMP_NUM_THREADS": "2", "MIDSTRIDE_GRACE_S": "20", "PYTHONHASHSEED": "0"}
     assert node_environment({**ours, "WANDB_API_KEY": "k"}) == {"WANDB_API_KEY": "k"}
+
+
+@pytest.mark.parametrize(
+    ("export", "becomes"),
+    [(None, None), ("ALL", "ALL"), ("NONE", SECRET), ("PATH,HOME", f"PATH,HOME,{SECRET}"), ("ALL,A=b", "ALL,A=b")],
+)
+def test_slurm_gives_the_secret_to_nodes_in_their_environment_alone(
+    export: str | None, becomes: str | None, tmp_path: Path
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\nenv > "$0.env"; echo "$@" > "$0.args"; echo 7\n')
+    sbatch.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **({"SBATCH_EXPORT": export} if export else {})}
+    with mock.patch.dict(os.environ, environment):
+        said = Slurm(NodeRequest("a", "/runs/a", Nodes(2, 2), {}, 20.0)).start("head:1", "5" * 64)
+    assert said.startswith("Slurm's job 7 will start the nodes")
+    variables = dict(line.split("=", 1) for line in (tmp_path / "sbatch.env").read_text().splitlines() if "=" in line)
+    assert variables[SECRET] == "5" * 64
+    given = variables.get("SBATCH_EXPORT")
+    assert given == becomes or {*str(given).split(",")} == {*str(becomes).split(",")}
+    assert "5" * 64 not in (tmp_path / "sbatch.args").read_text()

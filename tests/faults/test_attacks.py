@@ -1,0 +1,111 @@
+"""Other users of the machine or the network: what they try has no effect, and a control shows that they can."""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.attacker import attack, listening_ports, start_attack
+from support.flow_runs import results, tiny_job, wait_for
+from support.machines import Machines, undisturbed
+
+from midstride.engine.runs.audit import audit
+from midstride.engine.runs.report import report_of
+from midstride.engine.runs.run import Run
+from midstride.engine.strategies.rendezvous import serve_store
+
+#: 127.0.0.1, as /proc/net/tcp has it
+LOOPBACK = "0100007F"
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    """Machines that end with the test."""
+    found = Machines(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def marker() -> Iterator[Path]:
+    """A file that an attacker can make."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder) / "owned"
+
+
+def test_who_reaches_the_port_of_a_run_changes_nothing_and_the_secret_is_told_nowhere(
+    machines: Machines, marker: Path, tmp_path: Path
+) -> None:
+    open_store = serve_store()
+    open_store.set("job", json.dumps({"job": {"module": "model:Net"}}))
+    job = tiny_job(tmp_path)
+    machines.fit(nodes=2)
+    port = int(machines.address.rpartition(":")[2])
+    ports = listening_ports(machines.launcher.process.pid)
+    assert port in ports
+    assert {*ports.values()} == {LOOPBACK}, "where the job says that nodes meet"
+    secret = Path(machines.secret_file).read_text()
+    rewritten = attack("rewrite_job", marker, open_store.port, *ports).split()
+    assert json.loads(open_store.get("job"))["job"]["module"] == "os:system", "the attacker's program works"
+    assert str(port) not in rewritten, "other stores, in which ranks meet, hold no job"
+    assert "failed: SecretRefused" in attack("guess_secret", port)
+    for _ in range(2):
+        machines.join()
+    machines.wait_for_round(ranks=2)
+    processes = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    assert machines.secret_file in processes, "a node's command names the file"
+    sessions = [*Path(tempfile.gettempdir()).glob("midstride-*")]
+    assert sessions
+    told = [found for found in (*sessions, tmp_path) if holds(found, secret)]
+    assert machines.launcher.wait(300) == 0, machines.said()
+    assert [node.wait() for node in machines.nodes] == [0, 0], machines.said()
+    assert not marker.exists()
+    assert results(job, "a") == undisturbed(tmp_path / "undisturbed", 24)
+    assert audit(job.run_url("a")).is_clean
+    said = machines.said("fit.txt")
+    assert "a connection from 127.0.0.1 was refused: it does not know the run's secret" in said
+    everything = [processes, machines.said(), str(report_of(Run(job, "a")))]
+    assert not told
+    assert not holds(tmp_path, secret)
+    assert [text for text in everything if secret in text] == []
+
+
+def holds(folder: Path, secret: str) -> bool:
+    """Whether any file below `folder` contains the secret."""
+    return any(path.is_file() and secret.encode() in path.read_bytes() for path in folder.rglob("*"))
+
+
+def test_a_node_follows_no_launcher_without_its_secret(machines: Machines, marker: Path, tmp_path: Path) -> None:
+    tiny_job(tmp_path)
+    machines.fit(nodes=2)
+    port = machines.address.rpartition(":")[2]
+    machines.launcher.kill()
+    impostor = start_attack("be_launcher", port, marker)
+    try:
+        assert impostor.stdout is not None
+        assert impostor.stdout.readline() == "listens\n"
+        node = machines.join()
+        assert node.wait(100) == 2
+        assert f"what answers at 127.0.0.1:{port} refuses this secret" in machines.said("node-1.txt")
+        assert Path(machines.secret_file).read_text() not in machines.said()
+        assert not marker.exists()
+    finally:
+        impostor.kill()
+        impostor.communicate()
+
+
+def test_a_node_with_a_wrong_secret_is_refused(machines: Machines, tmp_path: Path) -> None:
+    tiny_job(tmp_path)
+    machines.fit(nodes=2)
+    wrong = tmp_path / "wrong"
+    wrong.touch(0o600)
+    wrong.write_text("a" * 64)
+    right, machines.secret_file = machines.secret_file, str(wrong)
+    assert machines.join().wait(100) == 2
+    words = "refuses this secret: use the secret file that this launcher has printed"
+    said = wait_for(lambda: words in machines.said("node-1.txt") and machines.said(), "the words of the node")
+    assert "a" * 64 not in said
+    assert Path(right).read_text() not in said
