@@ -123,8 +123,16 @@ def test_where_no_node_can_join_is_said_at_once(
     assert said in capsys.readouterr().err
 
 
-def test_a_node_says_for_what_it_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("join", "nowhere.invalid:29400", "--wait", "0.6") == 1
+def test_a_node_needs_the_secret_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("join", "nowhere.invalid:29400") == 2
+    assert "the run's secret is missing: say --secret-file FILE" in capsys.readouterr().err
+
+
+def test_a_node_says_for_what_it_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("5" * 64)
+    assert run("join", "nowhere.invalid:29400", "--secret-file", str(secret), "--wait", "0.6") == 1
     said = capsys.readouterr()
     assert said.out.count("no launcher answers at nowhere.invalid:29400 yet (") == 1
     assert "waiting for it, 0.6 s at most" in said.out
