@@ -149,11 +149,13 @@ class LauncherConnection:
 
     def introduce(self, host: str, cores: int) -> dict[str, Any]:
         """Send the name and the cores of this node; return its number and the launcher's document."""
-        return self._ask({"host": host, "cores": cores})  # type: ignore[no-any-return]
+        document: dict[str, Any] = self._ask({"host": host, "cores": cores})
+        return document
 
     def first_bits(self, bits: dict[str, Any]) -> dict[str, Any]:
         """Return the `bits` of the first node that has sent any, as JSON values."""
-        return self._ask({"bits": bits})  # type: ignore[no-any-return]
+        first: dict[str, Any] = self._ask({"bits": bits})
+        return first
 
     def report(self, message: dict[str, Any]) -> Plan:
         """Send a message about the ranks of this node; return the newest plan."""
