@@ -1,4 +1,4 @@
-"""The page on troubleshooting quotes messages that the sources still have."""
+"""The pages on troubleshooting and on state quote messages that the sources still have."""
 
 import ast
 import re
@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 #: the first cell of each row
 QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
+#: the second cells of the table of what no snapshot holds
+WARNED = re.findall(r"^\| [^|]+ \| `([^`]+)` \|", (ROOT / "docs/state.md").read_text(), re.MULTILINE)
 VALUE = re.compile(r"%[sd]|%\.1f|%g|\{\w+\}")
 
 
@@ -36,6 +38,10 @@ def test_twenty_messages_are_quoted() -> None:
     assert len(QUOTED) == len(re.findall(r"^\| `", PAGE, re.MULTILINE))
 
 
-@pytest.mark.parametrize("message", QUOTED)
+def test_each_kind_of_state_that_is_lost_has_its_warning() -> None:
+    assert len(WARNED) == len(set(WARNED)) >= 5
+
+
+@pytest.mark.parametrize("message", [*QUOTED, *WARNED])
 def test_a_quoted_message_is_one(said: str, message: str) -> None:
     assert message in said
