@@ -67,9 +67,7 @@ class Sums(TrainingModule):
     test_dataloader = predict_dataloader = val_dataloader = train_dataloader
 
 
-def test_dp_gives_step_end_whole_batches_and_keeps_first_buffers(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_dp_gives_step_end_whole_batches_and_keeps_first_buffers(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "midstride")
     module = Sums()
     trainer = Trainer(strategy="dp", devices=2, max_epochs=1)

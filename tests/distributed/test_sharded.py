@@ -163,11 +163,7 @@ def go_on(folder: str, strategy: str, arguments: dict[str, Any], steps: int) -> 
 
 @pytest.mark.parametrize(
     ("strategy", "arguments", "sizes"),
-    [
-        ("sharded", {}, (3, 2, 4)),
-        ("fully_sharded", {}, (3, 2, 4)),
-        ("fully_sharded", {"replicas": 2}, (6, 4)),
-    ],
+    [("sharded", {}, (3, 2, 4)), ("fully_sharded", {}, (3, 2, 4)), ("fully_sharded", {"replicas": 2}, (6, 4))],
 )
 def test_row_shards_are_cut_anew_for_another_world_bit_for_bit(
     strategy: str, arguments: dict[str, Any], sizes: tuple[int, ...], tmp_path: Path

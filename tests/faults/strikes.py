@@ -250,10 +250,7 @@ def server(how: str, *, step: int, phase: str) -> Strike:
 def slow(scene: Scene) -> Iterator[None]:
     """Each piece of an answer takes 20 ms longer."""
     assert scene.server is not None
-    with (
-        Proxy(scene.server.port, delay_s=0.02) as proxy,
-        scene.server.reached(AWS_ENDPOINT_URL=proxy.endpoint),
-    ):
+    with Proxy(scene.server.port, delay_s=0.02) as proxy, scene.server.reached(AWS_ENDPOINT_URL=proxy.endpoint):
         yield
         assert proxy.passed > 0
 

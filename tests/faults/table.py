@@ -107,9 +107,7 @@ ROWS = [
         "All ranks are killed at once",
         "The attempt ends; the next one resumes from the newest snapshot.",
         KILLED,
-        [
-            Cell("before the commit", itself("kill", 0, 1, step=6, phase="before_commit")),
-        ],
+        [Cell("before the commit", itself("kill", 0, 1, step=6, phase="before_commit"))],
     ),
     Row(
         "The launcher is killed (SIGKILL)",
@@ -173,9 +171,7 @@ ROWS = [
         "A bit of the newest snapshot flips",
         _DAMAGED,
         KILLED,
-        [
-            *(Cell(_CALLED[file], damage(file, flipped)) for file in (_TENSORS, _TREE, _METRICS)),
-        ],
+        [*(Cell(_CALLED[file], damage(file, flipped)) for file in (_TENSORS, _TREE, _METRICS))],
         says=_ASIDE + " has checksum {checksum}, its manifest says {checksum}",
     ),
     Row(
@@ -248,12 +244,7 @@ ROWS = [
         [Cell("while writing", server("frozen", step=6, phase="snapshot_write"), "s3", own=True)],
         says="{url} does not answer, waiting up to 300 s: {server}: ReadTimeoutError",
     ),
-    Row(
-        "The S3 server is slow",
-        "Training continues.",
-        DONE,
-        [Cell("all the time", slow, "s3")],
-    ),
+    Row("The S3 server is slow", "Training continues.", DONE, [Cell("all the time", slow, "s3")]),
     Row(
         "The credentials are wrong",
         "Refused within seconds, before training starts.",

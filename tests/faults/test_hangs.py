@@ -42,8 +42,7 @@ def hasty(job: TrainingJob) -> TrainingJob:
 
 
 @pytest.mark.parametrize(
-    ("processes", "phase", "option"),
-    [(2, "backward", "hang_timeout_s"), (1, "validation", "validation_timeout_s")],
+    ("processes", "phase", "option"), [(2, "backward", "hang_timeout_s"), (1, "validation", "validation_timeout_s")]
 )
 def test_a_hang_is_ended_explained_and_resumed_from(
     time_by: Callable[[Callable[[], float]], None], processes: int, phase: str, option: str, tmp_path: Path

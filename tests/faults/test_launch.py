@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults.watched_worlds import (
-    Interrupted,
-)
+from faults.watched_worlds import Interrupted
 from laws.horovod_world import needs_horovod
 
 from midstride.engine.config.job import TrainingJob

@@ -95,12 +95,7 @@ FAULTS: dict[str, tuple[Callable[[], object], dict[str, Any], type[EngineError],
     # It may die before the queue has sent what it read earlier: which batch is waited for then is chance.
     "killed": (killed, {"timeout": 0}, WorldError, ["worker 0", "signal 9", "out of memory", "of epoch 0", "rank 1"]),
     "finds no memory": (without_memory, {"timeout": 0}, WorldError, ["worker 0", "signal 7", "/dev/shm full"]),
-    "raises": (
-        raised,
-        {},
-        UserCodeError,
-        ["KeyError: 'colour'", "in raised", "[9, 11], in worker 0", "batch 2"],
-    ),
+    "raises": (raised, {}, UserCodeError, ["KeyError: 'colour'", "in raised", "[9, 11], in worker 0", "batch 2"]),
     "does not answer": (asleep, {}, WorldError, ["timed out after 2 seconds", "batch 2 of epoch 0", "[9, 11]"]),
     "raises at its start": (
         list,

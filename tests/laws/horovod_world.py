@@ -17,10 +17,7 @@ HOROVOD = pytest.param("horovod", marks=needs_horovod)
 
 
 def run_horovod_ranks(
-    target: Callable[..., None],
-    *arguments: Any,
-    processes: int,
-    environment: Mapping[str, str] = os.environ,
+    target: Callable[..., None], *arguments: Any, processes: int, environment: Mapping[str, str] = os.environ
 ) -> list[int]:
     """Call `target(*arguments)` in `processes` forked ranks that Horovod joins; return their exit codes."""
     hosts = pytest.importorskip("horovod.runner.common.util.hosts", reason=_MISSING)
@@ -30,14 +27,7 @@ def run_horovod_ranks(
     port = server.start()
     try:
         server.init(hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{processes}"), processes))
-        return run_ranks(
-            _join,
-            port,
-            target,
-            arguments,
-            processes=processes,
-            environment=environment,
-        )
+        return run_ranks(_join, port, target, arguments, processes=processes, environment=environment)
     finally:
         server.stop()
         server._httpd.server_close()  # `stop` leaves its socket open

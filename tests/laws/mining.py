@@ -8,10 +8,7 @@ import torch
 from laws.lives import Samples, Tangled
 from laws.loaded import Loaded, Ranked, Table
 from torch import Tensor
-from torch.utils.data import (
-    Sampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import Sampler, WeightedRandomSampler
 
 
 class ByScore(Sampler[int]):

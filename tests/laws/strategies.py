@@ -133,8 +133,7 @@ ROWS: dict[str, Row] = {
     "fully_sharded": Row((3, 2), {"strategy": "fully_sharded"}, ("", "blocks")),
     "sharded, 16 bits": Row((3,), {"strategy": "sharded", "precision": "16", "gradient_clip_val": 0.5}),
     "fully_sharded, windows": Row(
-        (3,),
-        {"strategy": "fully_sharded", "precision": "bf16", "accumulate_grad_batches": 4, "max_epochs": 6},
+        (3,), {"strategy": "fully_sharded", "precision": "bf16", "accumulate_grad_batches": 4, "max_epochs": 6}
     ),
     "pipeline": Row((2,), {"strategy": "pipeline"}, _ROW, readers=1),
     "pipeline, checkpoints": Row(
@@ -171,8 +170,6 @@ ROWS: dict[str, Row] = {
     ),
     "fully_sharded, replicas": Row((4,), {"strategy": "fully_sharded", "strategy_args": {"replicas": 2}}, ("blocks",)),
     "fully_sharded, bf16 gathered": Row(
-        (3,),
-        {"strategy": "fully_sharded", "strategy_args": {"param_dtype": "bf16"}, "precision": "bf16"},
-        ("blocks",),
+        (3,), {"strategy": "fully_sharded", "strategy_args": {"param_dtype": "bf16"}, "precision": "bf16"}, ("blocks",)
     ),
 }

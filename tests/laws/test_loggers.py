@@ -95,11 +95,7 @@ def live_to_the_end(setting: Setting, folder: Path, plan: FaultPlan | None = Non
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_tracker_holds_the_rows_of_the_run_after_many_deaths(
-    tracker: Tracker,
-    ranks: int,
-    tmp_path: Path,
-    pytestconfig: pytest.Config,
-    undisturbed: Callable[[Setting], Path],
+    tracker: Tracker, ranks: int, tmp_path: Path, pytestconfig: pytest.Config, undisturbed: Callable[[Setting], Path]
 ) -> None:
     """Its bits are those of a run without loggers.
 

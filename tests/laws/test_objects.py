@@ -305,10 +305,7 @@ def test_a_snapshot_of_the_layout_before_is_read(name: str) -> None:
     module = KEPT[name][0]()
     module.counter, module.generator = 1, random.Random(3)
     drawn = copy.deepcopy(module.generator)
-    tree = {
-        "attributes": {"": {"counter": 5}},
-        "own generators": {"generator": drawn.getstate()},
-    }
+    tree = {"attributes": {"": {"counter": 5}}, "own generators": {"generator": drawn.getstate()}}
     objects = Objects.of_module(module)
     module.generator.random()
 

@@ -129,10 +129,7 @@ def test_sharded_training_has_the_bits_of_a_fully_shard_script(
 
 @pytest.mark.parametrize(
     ("ranks", "arguments", "options", "plain"),
-    [
-        (4, {"replicas": 2}, {}, {"replicas": 2}),
-        (3, {"param_dtype": "bf16"}, {"precision": "bf16"}, {"bf16": True}),
-    ],
+    [(4, {"replicas": 2}, {}, {"replicas": 2}), (3, {"param_dtype": "bf16"}, {"precision": "bf16"}, {"bf16": True})],
     ids=["replicas", "bf16"],
 )
 def test_sharded_options_have_the_bits_of_a_fully_shard_script(

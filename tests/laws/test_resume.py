@@ -79,11 +79,7 @@ def test_a_validation_resumes_at_its_batch_and_loader(
     ranks: int, interval: float, tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     setting = Setting(
-        ranks=ranks,
-        layout="every step",
-        module=Watched,
-        validation=(5, 2),
-        options={"val_check_interval": interval},
+        ranks=ranks, layout="every step", module=Watched, validation=(5, 2), options={"val_check_interval": interval}
     )
     plan = FaultPlan(tmp_path / "plan")
     for visit in range(3):  # of the four or two boundaries there are, and in the validations that follow

@@ -36,12 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_every_strategy_resumes(
-    row: str,
-    ranks: int,
-    module: str,
-    death: dict[str, object],
-    tmp_path: Path,
-    undisturbed: Callable[[Setting], Path],
+    row: str, ranks: int, module: str, death: dict[str, object], tmp_path: Path, undisturbed: Callable[[Setting], Path]
 ) -> None:
     start = ROWS[row].start
     setting, expected = ROWS[row].settings(ranks, module)

@@ -18,11 +18,7 @@ TRAINED = {
     "sharded": ("train/loss", ["trainer.max_epochs=1"]),
 }
 #: examples that other tests train
-ELSEWHERE = {
-    "digits": "unit/test_digits.py",
-    "huggingface": "laws/huggingface.py",
-    "nightly": "flows/test_nightly.py",
-}
+ELSEWHERE = {"digits": "unit/test_digits.py", "huggingface": "laws/huggingface.py", "nightly": "flows/test_nightly.py"}
 
 
 @pytest.fixture

@@ -33,12 +33,7 @@ class ReadsTorchData(Small):
 
     def train_dataloader(self) -> Any:
         return DataLoader(
-            self.data(),
-            8,
-            shuffle=True,
-            collate_fn=rows,
-            num_workers=self.workers,
-            persistent_workers=self.persistent,
+            self.data(), 8, shuffle=True, collate_fn=rows, num_workers=self.workers, persistent_workers=self.persistent
         )
 
     def data(self) -> Any:

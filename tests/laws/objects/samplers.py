@@ -17,11 +17,7 @@ import torch.nn.utils.prune
 from laws.objects.derived import Ranking, Recent
 from laws.objects.small import Rows, Small
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    Sampler,
-)
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 
 class Drawing(Sampler[int]):

@@ -5,10 +5,7 @@ from typing import Any
 import torch
 import torch.nn.utils.prune
 from torch import Tensor, nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-)
+from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import TrainingModule
 

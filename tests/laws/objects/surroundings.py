@@ -10,13 +10,7 @@ import torch
 import torch.nn.utils.prune
 from laws.objects.small import Rows, Small
 from torch import Tensor, nn
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset, TensorDataset
 
 from midstride.engine import Callback, DataModule
 

@@ -10,9 +10,7 @@ import torchmetrics
 from laws.objects.optimizers import Numbered
 from laws.objects.small import Rows, Small
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-)
+from torch.utils.data import DataLoader
 
 from midstride.engine import Callback
 

@@ -71,11 +71,7 @@ def test_a_logger_of_ones_own_is_built_with_its_arguments(own: str) -> None:
         ("Mine", {"size": -1}, "a size below 0"),
         ("none", {}, "loggers.0: {own}:none gives a int; a Logger is needed"),
         ("Nine", {}, "Nine"),
-        (
-            "Other",
-            {},
-            "loggers.0: Other.log_rows(self) is called as log_rows(self, rows): ",
-        ),
+        ("Other", {}, "loggers.0: Other.log_rows(self) is called as log_rows(self, rows): "),
     ],
 )
 def test_what_gives_no_logger_is_refused(own: str, name: str, args: dict[str, int], message: str) -> None:
