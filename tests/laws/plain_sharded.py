@@ -12,8 +12,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
-from midstride.engine.trees import is_state_leaf, map_leaves
-
 
 class DeepNet(Net):
     """The same net, with a list of blocks."""
@@ -65,10 +63,10 @@ def plain_sharded(
 
 
 def own(state: Any) -> Any:
-    """Return `state` on the host, with this rank's rows of what is cut."""
-
-    def held(value: Any) -> Any:
-        value = value.to_local() if isinstance(value, DTensor) else value
-        return value.cpu() if isinstance(value, torch.Tensor) else value
-
-    return map_leaves(held, state, is_leaf=is_state_leaf)
+    """Return `state` on the host, with this rank's rows of sharded tensors."""
+    if isinstance(state, dict):
+        return type(state)((name, own(value)) for name, value in state.items())
+    if isinstance(state, list):
+        return [own(value) for value in state]
+    state = state.to_local() if isinstance(state, DTensor) else state
+    return state.cpu() if isinstance(state, torch.Tensor) else state

@@ -45,7 +45,7 @@ def lives_of(name: str, folder: Path) -> dict[str, Any]:
         plan.add("kill", step=step, phase=phase)
     codes = [life(plan, midstride_weights, row, folder / "run") for _ in range(len(DEATHS) + 1)]
     plan.assert_all_fired()
-    return {"differing": differing, "codes": codes}
+    return {"differing": differing, "draws": row.draws, "codes": codes}
 
 
 def lightning_weights(row: Any, folder: Path) -> dict[str, torch.Tensor]:
