@@ -51,7 +51,7 @@ def _outcomes(job: TrainingJob, run: str) -> list[str]:
     return [attempt.outcome for attempt in AttemptLog(Store.open(job.run_url(run))).attempts()]
 
 
-def test_a_killed_flow_goes_on_where_it_was_also_where_no_server_is(
+def test_a_killed_flow_resumes_without_a_server_too(
     make_job: Make,
     midstride: Start,
     undisturbed: dict[str, bytes],
@@ -85,7 +85,7 @@ def test_a_killed_flow_goes_on_where_it_was_also_where_no_server_is(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_takes_a_snapshot_and_leaves_nothing_also_when_it_is_repeated(
+def test_a_repeated_stop_takes_a_snapshot_and_leaves_nothing(
     make_job: Make,
     midstride: Start,
     undisturbed_alone: dict[str, bytes],
@@ -139,7 +139,7 @@ def test_a_stop_after_an_attempt_is_recorded_and_told_of(
 
 
 @pytest.mark.parametrize("stage", ["the delay before a retry", "the test of its weights"])
-def test_a_flow_that_is_stopped_between_its_tasks_leaves_a_run_that_says_so(
+def test_a_flow_stopped_between_tasks_records_it_in_the_run(
     stage: str, make_job: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EventsWorker, "drain_all", lambda timeout: None)
@@ -166,7 +166,7 @@ def _die(run: Run) -> Outcome:
     return died
 
 
-def test_an_error_in_user_code_ends_with_2_and_their_traceback_first(
+def test_an_error_in_user_code_ends_with_2_and_its_traceback(
     make_job: Make, midstride: Start, alive: Alive, tmp_path: Path
 ) -> None:
     job = make_job(processes=1, fail_at=3)

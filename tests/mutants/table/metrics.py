@@ -53,7 +53,7 @@ METRICS = [
         "test_step_values.py"),
     Mutant("values for the progress bar are not reported", "MetricLogger.progress_bar_values",
         "name in names and value is not None", "name not in names and value is not None",
-        "test_a_step_is_told_with_what_was_logged_for_the_progress_bar"),
+        "test_a_step_is_reported_with_values_for_the_progress_bar"),
     Mutant("a row is written twice", "MetricLog.drain",
         "rows, self._closed = self._closed, []", "rows = self._closed",
         "test_every_kind_of_module_resumes[worse and worse-1]"),

@@ -68,7 +68,7 @@ OBJECTS = [
         "test_a_resumed_run_has_the_objects_of_the_run_before[Addresses]"),
     Mutant("memory shared with workers is restored", "GraphWalk.node",
         "(self._copied and is_shared(value))", "False",
-        "test_shared_memory_that_changes_while_workers_read_is_named_once"),
+        "test_shared_memory_changed_during_reads_is_named_once"),
     Mutant("a tensor on the device is restored on the host", "GraphRestore.takes",
         "if live.is_cpu != was_on_host:\n    return False", "",
         "test_a_tensor_comes_back_to_where_it_was"),

@@ -165,9 +165,7 @@ def test_check_resumes_a_few_steps_where_it_is_asked_to(job: str, capsys: pytest
     assert "global cli_model.calls" in told
 
 
-def test_check_sees_a_step_without_a_loss_and_leaves_those_be_that_skip_a_batch(
-    job: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_a_step_that_never_returns_a_loss(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", job, "--set", "module=cli_model:Silent") == 2
     assert "Silent.training_step returned no loss for any of the 4 batches" in capsys.readouterr().err
     assert run("check", job, "--set", "module=cli_model:Picky") == 0

@@ -25,9 +25,7 @@ COMMAND = (sys.executable, "-m", "midstride.engine")
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("init", "project")])
-def test_a_full_disk_under_what_is_printed_is_told_without_a_traceback(
-    arguments: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_full_disk_under_the_output_gives_no_traceback(arguments: tuple[str, ...], tmp_path: Path) -> None:
     command = [*COMMAND, *arguments]
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

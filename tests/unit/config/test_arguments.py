@@ -21,7 +21,7 @@ from midstride.engine.config.job import TrainingJob
         ("loggers: [{tensorboard: {x: .inf}}]", "loggers.0.args: x is inf, which JSON has no number for"),
     ],
 )
-def test_arguments_that_training_would_be_given_otherwise_are_refused(tmp_path: Path, text: str, fault: str) -> None:
+def test_arguments_that_json_would_change_are_refused(tmp_path: Path, text: str, fault: str) -> None:
     (found,) = faults(tmp_path, f"{JOB}{text}\n")
     assert found.startswith(fault)
 

@@ -28,7 +28,7 @@ def test_a_missing_attribute_names_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["import not_there_at_all", "1 / 0", "def f(:"])
-def test_a_module_that_cannot_be_imported_shows_its_traceback_first(tmp_path: Path, text: str) -> None:
+def test_a_failing_import_shows_its_traceback_first(tmp_path: Path, text: str) -> None:
     name = make_module(tmp_path, text, f"broken_{abs(hash(text))}")
     with pytest.raises(UserCodeError) as caught:
         load_attribute(f"{name}:A", tmp_path, "module")

@@ -128,7 +128,7 @@ def test_choices_set_from_outside(tmp_path: Path) -> None:
     assert (job.trainer.max_epochs, job.module_args, job.monitor and job.monitor.metric) == (2, {"lr": 1e-3}, "val/a=b")
 
 
-def test_what_is_accepted_from_outside_is_added_to_what_the_file_accepts(tmp_path: Path) -> None:
+def test_overrides_add_to_the_accepted_changes_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, JOB + "accept_change: [seed]\n")
     assert TrainingJob.load(path, accepted=["data_args"]).accept_change == ("seed", "data_args")
     assert TrainingJob.load(path, ["accept_change=[module]"], ["data"]).accept_change == ("module", "data")

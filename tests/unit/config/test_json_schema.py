@@ -46,7 +46,7 @@ def test_the_schema_is_one():
     assert faults(document()) == []
 
 
-def test_a_job_stored_before_is_taken_and_no_form_shows_its_old_names():
+def test_old_names_of_a_stored_job_are_read_and_never_shown():
     """A deployment made before has the schema of then, which knows the old name: only the flow has to take it."""
     job = document()
     job["retries"] = job.pop("retries_without_progress") + 2

@@ -33,7 +33,7 @@ class Reversed(Subset[Any]):
 
 
 @pytest.mark.parametrize("change", [turned, written, widened, reclassed])
-def test_what_data_of_torch_began_with_is_in_a_state_when_they_change(change: Any) -> None:
+def test_changed_torch_data_have_their_initial_form_in_the_state(change: Any) -> None:
     data, resumed = chosen(), chosen()
     read = resumable(DataLoader(data, 4, num_workers=1))
     batches = read.batches(0)
@@ -52,7 +52,7 @@ def test_what_data_of_torch_began_with_is_in_a_state_when_they_change(change: An
     assert resumed.indices == data.indices
 
 
-def test_data_with_one_more_attribute_are_given_back_as_they_were_without_it() -> None:
+def test_an_added_attribute_of_data_is_removed_by_a_restore() -> None:
     data = Ones()
     read = resumable(DataLoader(data, 4, num_workers=1))
     batches = read.batches(0)
@@ -69,7 +69,7 @@ def scaled(by: list[float]) -> Any:
 
 
 @pytest.mark.parametrize("data", [Ones, Streamed])
-def test_a_pass_goes_on_with_its_own_collate_fn_beside_one_of_the_same_code(data: Any) -> None:
+def test_a_resumed_pass_keeps_its_own_collate_fn(data: Any) -> None:
     loader: DataLoader[Any] = DataLoader(data(), 2, collate_fn=scaled([2.0]))
     read = resumable(loader)
     batches = read.batches(0)
@@ -106,7 +106,7 @@ def test_a_pass_without_workers_is_gone_on_with_in_workers() -> None:
     assert sums(again, 1) == [-6.0] * 4
 
 
-def test_data_that_get_longer_are_named_once_since_their_order_does_not_follow(
+def test_data_that_grow_are_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     data = [torch.ones(())] * 8
@@ -124,7 +124,7 @@ def test_data_that_get_longer_are_named_once_since_their_order_does_not_follow(
     )
 
 
-def test_a_batch_size_that_training_sets_is_named_once_since_batches_do_not_follow(
+def test_a_batch_size_set_in_training_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loader: Any = DataLoader([torch.ones(())] * 8, 4)  # type: ignore[arg-type]
@@ -150,9 +150,7 @@ class Heard(Ones):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_shared_memory_that_changes_while_workers_read_is_named_once(
-    persistent: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shared_memory_changed_during_reads_is_named_once(persistent: bool, caplog: pytest.LogCaptureFixture) -> None:
     data = Heard()
     read = resumable(DataLoader(data, 2, num_workers=1, persistent_workers=persistent))
     for epoch in range(2):

@@ -141,7 +141,7 @@ def test_a_batch_is_a_nest_like_the_loaders() -> None:
     assert second == {"a": [2, 3], "b": [[0, 1], [[2]]]}
 
 
-def test_a_plain_nest_cycles_in_training_and_is_read_in_turn_in_evaluation() -> None:
+def test_a_nest_cycles_in_training_and_runs_once_in_evaluation() -> None:
     class Module(TrainingModule):
         def val_dataloader(self) -> Any:
             return {"a": DataLoader(Numbers(4), 2), "b": [DataLoader(Numbers(2), 2), DataLoader(Count(3), 2)]}

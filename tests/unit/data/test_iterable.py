@@ -21,7 +21,7 @@ REST = [[12, 13, 14, 15], [16, 17, 18, 19]]
 
 
 @pytest.mark.parametrize("kind", [Stateful, Drawn])
-def test_what_has_a_state_or_a_sampler_goes_on_with_one_batch_read_again_to_compare_it(kind: type[Lines]) -> None:
+def test_a_stateful_stream_repeats_one_batch_to_compare_it(kind: type[Lines]) -> None:
     assert resumed(kind(), after(kind(), 3), 3) == REST
     assert list(range(8, 20)) == READ
 
@@ -34,7 +34,7 @@ class Skipping(Drawn):
         return super().__next__() if number % 3 == 2 else number
 
 
-def test_indices_of_a_sampler_that_are_left_out_are_no_place_to_go_on_from(caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_indices_of_a_sampler_are_no_resume_point(caplog: pytest.LogCaptureFixture) -> None:
     state = after(Skipping(), 2)
     assert state["states"] == {}
     assert resumed(Skipping(), state, 2) == [[12, 13, 15, 16], [18, 19]]

@@ -59,9 +59,7 @@ def test_every_sample_is_evaluated_once(world: tuple[int, int, int]) -> None:
 
 
 @given(worlds, some.data())
-def test_a_pass_that_starts_in_the_middle_is_the_end_of_the_whole_one(
-    world: tuple[int, int, int], data: some.DataObject
-) -> None:
+def test_a_pass_from_the_middle_is_the_end_of_a_whole_pass(world: tuple[int, int, int], data: some.DataObject) -> None:
     samples, size, batch = world
     shard = StridedOrder(Shuffled(samples, 1), batch, rank=size - 1, size=size)
     shard.sequence.open(2, resumed=False)

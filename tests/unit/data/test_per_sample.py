@@ -93,7 +93,7 @@ def test_batches_are_functions_of_their_place(source: str, first: int) -> None:
         assert not {again[index] for index in again if index >= first} & set(values), "numbers of another epoch"
 
 
-def test_what_draws_for_one_sample_in_ten_where_nobody_finds_it_is_refused() -> None:
+def test_hidden_random_draws_for_few_samples_are_refused() -> None:
     plain: Any = DataLoader(Drawn(lambda: float(os.urandom(1)[0]) + os.urandom(1)[0] / 256, first=21), 4, shuffle=True)
     with pytest.raises(NotExact, match=r"Drawn\[2[12]\] gave another sample when it was read again"):
         list(training_loader(plain, World(), seed=5, shard=False, limit=1.0).batches(0))
@@ -119,7 +119,7 @@ class ByMany:
         return samples
 
 
-def test_a_data_set_that_is_asked_for_many_samples_reads_each_by_its_own_seed() -> None:
+def test_getitems_reads_each_sample_by_its_own_seed() -> None:
     def read(start: int) -> list[Any]:
         plain: DataLoader[Any] = DataLoader(ByMany(), 4, shuffle=True, collate_fn=list)  # type: ignore[arg-type]
         exact = training_loader(plain, World(), seed=5, shard=False, limit=1.0)
@@ -191,7 +191,7 @@ def test_the_main_generators_are_left_alone(source: str) -> None:
     assert not differences(before, Generators().state_dict())
 
 
-def test_a_batch_that_is_collated_twice_is_copied_without_the_data_that_its_samples_are_views_of() -> None:
+def test_a_batch_collated_twice_is_copied_without_its_base_data() -> None:
     rows, found_bytes = torch.zeros(10_000, 8), queue.SimpleQueue[int]()  # what a list holds would be put back
 
     def collate(samples: list[dict[str, torch.Tensor]]) -> torch.Tensor:

@@ -152,7 +152,7 @@ def test_ends_of_an_epoch(workers: int):
     assert [shown(again), shown(again)] == [[], expected], "the rest, which is nothing, and the next epoch"
 
 
-def test_a_pass_that_is_left_is_an_epoch_and_set_epoch_says_which():
+def test_a_pass_cut_short_is_an_epoch_and_set_epoch_selects_it():
     loader = StatefulDataLoader(Noisy(), BATCH, shuffle=True)
     first, second = shown(loader), shown(loader)
     loader = StatefulDataLoader(Noisy(), BATCH, shuffle=True)
@@ -182,7 +182,7 @@ def test_a_state_may_be_loaded_while_a_pass_is_under_way(persistent: bool):
     assert shown(loader) == rest
 
 
-def test_the_order_is_that_of_a_distributed_sampler_and_reading_leaves_the_generators():
+def test_the_distributed_order_leaves_generators_alone():
     sampler: DistributedSampler[Any] = DistributedSampler(Noisy(), num_replicas=1, rank=0, seed=5)
     loader = StatefulDataLoader(Noisy(), BATCH, shuffle=True, seed=5)
     before = torch.get_rng_state()
@@ -196,7 +196,7 @@ def test_the_order_is_that_of_a_distributed_sampler_and_reading_leaves_the_gener
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 12), (2, 6), (4, 3), (3, 2), (1, 6)])
-def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(ranks: int, batch_size: int):
+def test_another_number_of_ranks_reads_the_remaining_samples(ranks: int, batch_size: int):
     """Three ranks of four samples stop after two batches each: 24 of 48 samples are left, with their numbers."""
 
     def made(rank: int, size: int, samples: int) -> StatefulDataLoader[Tensor]:
@@ -245,7 +245,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_state_of_other_samples_is_refused_and_nothing_is_loaded(name: str):
+def test_a_state_of_other_samples_is_refused_before_a_load(name: str):
     make, said = REFUSED[name]
     loader = StatefulDataLoader(Noisy(), BATCH, shuffle=True)
     batches = iter(loader)

@@ -55,7 +55,7 @@ def sums(loader: ResumableLoader, epoch: int, start: int = 0) -> list[float]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("data", [Ones, Streamed])
-def test_a_collate_fn_that_is_set_anew_makes_the_batches_of_the_next_epoch(data: Any, workers: int) -> None:
+def test_a_new_collate_fn_makes_the_batches_of_the_next_epoch(data: Any, workers: int) -> None:
     loader: DataLoader[Any] = DataLoader(data(), 4, num_workers=workers)
     read = resumable(loader)
 
@@ -86,7 +86,7 @@ def test_a_worker_init_fn_that_is_set_anew_begins_the_next_epoch(data: Any) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_pass_goes_on_with_what_its_workers_began_with_at_any_number_of_workers(workers: int) -> None:
+def test_a_pass_keeps_its_initial_data_at_any_number_of_workers(workers: int) -> None:
     data, resumed = Ones(), Ones()
     read = resumable(DataLoader(data, 4, num_workers=1))
     batches = read.batches(0)
@@ -124,7 +124,7 @@ def test_a_stream_goes_on_as_it_was_when_its_pass_began(workers: int) -> None:
     assert sums(again, 1) == [8.0, 8.0]
 
 
-def test_a_stream_that_cannot_be_copied_says_nothing_of_how_it_began() -> None:
+def test_a_stream_that_cannot_be_copied_has_no_initial_state() -> None:
     data: Any = Streamed()
     data.lock = threading.Lock()
     read = resumable(DataLoader(data, 4))
@@ -148,7 +148,7 @@ class CountingCalls:
         return torch.stack(rows) * self.calls + self.draw.random()
 
 
-def test_a_collate_fn_of_a_stream_that_changes_while_it_is_read_is_named() -> None:
+def test_a_collate_fn_that_changes_during_a_stream_is_named() -> None:
     collate = CountingCalls()
     read = resumable(DataLoader(Streamed(), 4, collate_fn=collate))
     drawn = collate.draw.getstate()
@@ -179,7 +179,7 @@ def test_a_stream_of_the_lines_of_an_open_file_moves_on_in_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("data", [Ones, Streamed])
-def test_workers_that_stay_have_in_every_epoch_what_they_began_with(data: Any) -> None:
+def test_persistent_workers_keep_their_initial_data(data: Any) -> None:
     first, second = data(), data()
     read = resumable(DataLoader(first, 4, num_workers=1, persistent_workers=True))
     assert sums(read, 0) == [4.0, 4.0]
@@ -213,9 +213,7 @@ def chosen() -> Any:
 @pytest.mark.parametrize(
     ("data", "workers"), [(Ones, 0), (Streamed, 0), (Ones, 1), (chosen, 1), (lambda: [(1.0, [2])] * 8, 1)]
 )
-def test_a_state_of_plain_data_that_have_not_changed_walks_through_nothing(
-    data: Any, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_of_unchanged_data_walks_no_objects(data: Any, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop of one's own may take one at every step."""
     loader: DataLoader[Any] = DataLoader(data(), 4, num_workers=workers)
     read = resumable(loader)
@@ -237,7 +235,7 @@ class OfWorker(Ones):
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
-def test_a_batch_is_read_by_the_worker_that_it_has_in_a_whole_epoch(start: int) -> None:
+def test_a_resumed_pass_gives_each_batch_to_its_worker(start: int) -> None:
     assert sums(resumable(DataLoader(OfWorker(), 2, num_workers=2)), 0, start) == [0.0, 2.0, 0.0, 2.0][start:]
 
 
@@ -262,7 +260,7 @@ def test_what_is_read_twice_in_the_main_process_is_counted_once() -> None:
     assert data.reads == 256
 
 
-def test_data_whose_count_of_readings_is_seen_in_a_worker_are_refused() -> None:
+def test_data_that_depend_on_their_reads_in_a_worker_are_refused() -> None:
     read = resumable(DataLoader(Counting(after=150), 4, num_workers=1))
     with pytest.raises(NotExact, match=r"Counting gave another batch than where .* \(data set/reads \(0, now 192\)\)"):
         list(read.batches(0))
@@ -282,7 +280,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("data", NAMED)
-def test_data_that_count_their_readings_in_workers_are_named_once(data: Any, tmp_path: Path) -> None:
+def test_data_that_count_reads_in_workers_are_named_once(data: Any, tmp_path: Path) -> None:
     handler = logging.FileHandler(tmp_path / "log")  # workers are forked with it
     logging.getLogger("midstride").addHandler(handler)
     try:

@@ -59,7 +59,7 @@ def test_every_relative_path_is_named(job: TrainingJob):
     ]
 
 
-def test_code_that_only_this_shell_finds_is_a_fault_in_a_deployment(job: TrainingJob, tmp_path: Path):
+def test_a_deployment_refuses_code_that_only_this_shell_finds(job: TrainingJob, tmp_path: Path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "only_in_this_shell.py").write_text(CODE)
     moved = job.model_copy(update={"module": "only_in_this_shell:Net"})

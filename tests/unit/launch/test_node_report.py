@@ -33,7 +33,7 @@ class Unanswered(NodeReport):
 
 @pytest.mark.fast
 @pytest.mark.parametrize("name", GAPS)
-def test_time_in_which_a_node_was_suspended_is_no_silence_of_the_launcher(
+def test_suspension_of_a_node_is_no_silence_of_the_launcher(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gaps, now, looks = [*GAPS[name]], 0.0, 0

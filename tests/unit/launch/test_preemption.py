@@ -30,7 +30,7 @@ def test_a_notice_is_read_as_the_cloud_words_it(cloud: str) -> None:
         assert server.asked == 2
 
 
-def test_a_notice_is_told_once_and_a_server_that_is_away_does_no_harm() -> None:
+def test_a_notice_is_reported_once_and_a_lost_server_is_harmless() -> None:
     told: SimpleQueue[str] = SimpleQueue()
     silent: SimpleQueue[str] = SimpleQueue()
     with metadata_server("aws") as server, pytest.MonkeyPatch.context() as patch:

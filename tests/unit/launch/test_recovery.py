@@ -63,7 +63,7 @@ def test_every_kind_of_event_is_known_here() -> None:
 
 
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in TELLING), (*TELLING, *OTHERS)], ids="-".join)
-def test_a_killed_launchers_attempt_is_told_as_a_live_one_tells_it(job: TrainingJob, kinds: tuple[str, ...]) -> None:
+def test_the_attempt_of_a_killed_launcher_is_recorded_as_usual(job: TrainingJob, kinds: tuple[str, ...]) -> None:
     log, session = killed(job)
     for kind in kinds:
         EventLog(session.events).emit(kind, **TELLING.get(kind, {}))
@@ -79,7 +79,7 @@ def test_a_killed_launchers_attempt_is_told_as_a_live_one_tells_it(job: Training
     assert not session.folder.exists()
 
 
-def test_a_launcher_that_takes_its_time_to_start_its_world_is_left_alone(job: TrainingJob) -> None:
+def test_a_launcher_that_starts_slowly_is_left_alone(job: TrainingJob) -> None:
     log, session = killed(job)
     with session.locked():
         assert recover_orphaned_attempts(Run(job, "night")) == []
@@ -91,7 +91,7 @@ def test_a_launcher_that_takes_its_time_to_start_its_world_is_left_alone(job: Tr
 @pytest.mark.parametrize(
     "outcome", [Outcome("died", "rank 1 hung", rank=1, step=5), Outcome("done", step=24)], ids=lambda one: one.kind
 )
-def test_an_end_that_the_store_did_not_take_down_is_recorded_later_as_it_was(
+def test_an_unrecorded_end_is_recorded_later(
     job: TrainingJob, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, session = killed(job)
@@ -148,7 +148,7 @@ def nested(path: Path, session: Session) -> None:
 
 @pytest.mark.parametrize("name", ["job.json", "events.jsonl", "outcome-rank-00000.json"])
 @pytest.mark.parametrize("make", [fifo, link, folder, socket_, of_another, nested])
-def test_strange_things_in_the_temporary_folder_keep_nobody_from_a_fit(
+def test_foreign_files_in_the_temporary_folder_are_harmless(
     job: TrainingJob, make: Callable[[Path, Session], None], name: str
 ) -> None:
     log, session = killed(job)

@@ -85,7 +85,7 @@ def test_a_number_that_cannot_share_the_lanes_leaves_one_waiting(clock: Clock) -
     assert rounds.end() is None  # three can do no more than two
 
 
-def test_a_silent_node_is_left_out_and_one_that_waits_takes_its_part(clock: Clock) -> None:
+def test_a_waiting_node_replaces_a_silent_one(clock: Clock) -> None:
     rounds = rounds_of(clock, nodes="1:2", node_timeout_s=5)
     one, two, spare = come(rounds, *"abc")
     assert rounds.begin()
@@ -106,9 +106,7 @@ def test_a_silent_node_is_left_out_and_one_that_waits_takes_its_part(clock: Cloc
     assert rounds.end() == ("stop", "node c (ranks 2 to 3) leaves: asked to stop")
 
 
-def test_nodes_that_were_suspended_with_the_launcher_are_not_silent(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_suspended_with_the_launcher_are_not_silent(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=clock))
     rounds = Rounds(rounds_of(clock, nodes="1:2", node_timeout_s=5)._options)
     one, two = come(rounds, "a", "b")
@@ -176,7 +174,7 @@ def test_ranks_that_are_done_let_the_others_come_to_the_end_too(clock: Clock) ->
     assert rounds.end() == ("stop", "")
 
 
-def test_a_node_that_is_lost_behind_one_that_is_done_costs_another_round(clock: Clock) -> None:
+def test_a_node_lost_after_another_is_done_costs_a_round(clock: Clock) -> None:
     rounds = rounds_of(clock, nodes="1:2", node_timeout_s=5)
     one, _ = come(rounds, *"ab")
     assert rounds.begin()
@@ -188,7 +186,7 @@ def test_a_node_that_is_lost_behind_one_that_is_done_costs_another_round(clock: 
     assert hosts(rounds) == ["a"]
 
 
-def test_a_node_that_ended_two_rounds_waits_while_there_are_enough_without_it(clock: Clock) -> None:
+def test_a_node_that_ended_two_rounds_waits_if_others_suffice(clock: Clock) -> None:
     rounds = rounds_of(clock, nodes="1:2", grow_after_s=0)
     one, two = come(rounds, *"ab")
     for last in (False, True):

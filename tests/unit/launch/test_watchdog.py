@@ -75,9 +75,7 @@ def test_a_beat_of_any_rank_is_progress(tmp_path: Path) -> None:
     assert "after step 7" in world.stuck_after(101)
 
 
-def test_a_world_that_was_suspended_with_its_launcher_does_not_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_world_suspended_with_its_launcher_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, session = World(tmp_path), Session(tmp_path)
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: world.now))
     for rank in world.ranks:

@@ -13,9 +13,7 @@ from midstride.engine.session.events import Event, EventLog
 from midstride.engine.session.session import Session
 
 
-def test_a_receiver_that_fails_costs_neither_lines_nor_the_attempt_its_snapshot(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_receiver_loses_no_line_and_no_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fail(event: Event) -> None:
         raise ConnectionError(f"no answer to {event.kind}")
 

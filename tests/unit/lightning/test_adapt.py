@@ -55,7 +55,7 @@ def test_a_copy_and_a_pickle_are_of_the_class_the_user_wrote(kind: type) -> None
         assert all(map(torch.equal, other.state_dict().values(), module.state_dict().values()))
 
 
-def test_what_the_user_wrote_stays_and_nested_modules_are_adapted_too() -> None:
+def test_user_methods_stay_and_nested_modules_are_adapted() -> None:
     module = adapt(Older())
     assert type(module).log is Older.log
     assert isinstance(module.inner, TrainingModule)
@@ -79,20 +79,20 @@ class Watching(L.Callback):
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None: ...
 
 
-def test_a_hook_that_would_never_be_called_is_named_if_the_user_wrote_it() -> None:
+def test_an_uncalled_hook_is_named_if_the_user_wrote_it() -> None:
     with pytest.raises(JobError) as caught:
         Trainer(max_epochs=1, callbacks=[Watching()]).fit(Ported(), style.loader(8))
     names = [line.split(" would")[0] for line in str(caught.value).splitlines()]
     assert names == ["Ported.on_validation_model_eval", "Watching.on_sanity_check_start"]
 
 
-def test_a_strategy_that_is_made_for_lightning_is_refused_by_name() -> None:
+def test_a_strategy_of_lightning_is_refused_by_name() -> None:
     with pytest.raises(StrategyUnavailable, match=r"strategy is a DDPStrategy of lightning: .*ddp, .* strategy_args"):
         Trainer(strategy=DDPStrategy())
 
 
 @pytest.mark.parametrize("name", [name for name in signature(L.Trainer).parameters])
-def test_every_argument_of_lightnings_trainer_works_or_is_answered(name: str) -> None:
+def test_each_trainer_argument_of_lightning_is_answered(name: str) -> None:
     answer = ""
     default = signature(L.Trainer).parameters[name].default
     try:
@@ -117,7 +117,7 @@ class Impatient(style.AutoEncoder):
         return -1 if batch_idx else None
 
 
-def test_a_hook_that_would_leave_out_the_rest_of_an_epoch_is_refused() -> None:
+def test_a_hook_that_would_skip_the_rest_of_an_epoch_is_refused() -> None:
     with pytest.raises(UserError, match=r"on_train_batch_start returned -1 for batch 1.* limit_train"):
         Trainer(max_epochs=1).fit(Impatient(), style.loader(8))
 
@@ -176,7 +176,7 @@ class Noting(style.Classifier):
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
-def test_the_trainer_says_what_is_under_way_as_an_evaluation_ends(verb: str) -> None:
+def test_the_trainer_tells_its_stage_at_the_end_of_an_evaluation(verb: str) -> None:
     module, trainer = Noting(), Trainer(max_epochs=1)
     getattr(trainer, verb)(module, style.loader(8), *([style.loader(8)] if verb == "fit" else []))
     stage = "test" if verb == "test" else "validate"
@@ -191,7 +191,7 @@ class Stopped(style.Acting):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_stop_inside_an_epoch_that_cannot_be_read_again_goes_back_to_its_start(tmp_path: Path) -> None:
+def test_a_stop_in_an_unrepeatable_epoch_returns_to_its_start(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     with pytest.raises(StopRequested, match="after step 9; the run resumes from snapshot 000000000006-g000001"):
         Trainer(max_epochs=2, snapshots={"every_steps": 1}).fit(Stopped(), run=run)
@@ -222,7 +222,7 @@ class Tracked(style.AutoEncoder):
         self.logger.log_metrics({"after the last row": 6})
 
 
-def test_numbers_that_a_logger_is_given_are_logged_and_the_rest_is_named_once(
+def test_numbers_given_to_a_logger_are_logged_others_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Trainer(max_epochs=2).fit(Tracked(), style.loader(8), run=str(tmp_path / "run"))
@@ -267,9 +267,7 @@ class Holding(L.Callback):
         self.optimizer, self.strategy = pl_module.optimizers(), trainer.strategy
 
 
-def test_what_a_callback_keeps_of_the_trainer_is_there_at_setup_and_is_not_called_unsaved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_may_keep_the_trainer_from_setup_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Trainer(max_epochs=1, callbacks=Holding()).fit(style.AutoEncoder(), style.loader(8), run=tmp_path / "run")
     assert "not part of snapshots" not in caplog.text
 
@@ -285,7 +283,7 @@ class Setting(style.AutoEncoder):
         setattr(self.trainer, self.name, getattr(self.trainer, self.name, 0) + 1)
 
 
-def test_what_is_set_on_the_trainer_is_kept_and_what_each_attempt_has_to_find_is_refused(tmp_path: Path) -> None:
+def test_trainer_attributes_are_kept_or_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"snapshots": {"every_steps": 1}, "accept_change": ["max_epochs"]}
     for epochs in (1, 2):
         trainer = Trainer(max_epochs=epochs, **options)
@@ -321,7 +319,7 @@ def test_predictions_are_those_of_lightning() -> None:
     assert module.calls == ["batch 0", "batch 1", "end"] * 2
 
 
-def test_predictions_of_several_loaders_are_a_list_for_each_as_in_lightning() -> None:
+def test_predictions_of_several_loaders_are_one_list_each() -> None:
     class Numbered(Predicting):
         def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:  # type: ignore[override]
             return self(batch[0]) + dataloader_idx

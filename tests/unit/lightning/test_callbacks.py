@@ -91,7 +91,7 @@ TAKEN = {
 }
 
 
-def test_every_callback_of_lightnings_is_taken_or_refused_by_name() -> None:
+def test_each_lightning_callback_is_taken_or_refused_by_name() -> None:
     assert {*REFUSED, *TAKEN} == set(callbacks.__all__)
     for name, make in REFUSED.items():
         with pytest.raises(JobError, match=f"callbacks: {name} needs the inside of Lightning's Trainer: [a-z]"):
@@ -177,7 +177,7 @@ def test_callbacks_say_what_those_that_stand_for_them_have_seen(tmp_path: Path) 
     assert (trainer.checkpoint_callback, trainer.early_stopping_callback) == (best, stopping)
 
 
-def test_the_functions_of_a_lambda_callback_are_called_as_hooks_and_what_they_hold_is_kept(tmp_path: Path) -> None:
+def test_a_lambda_callback_is_called_and_its_state_kept(tmp_path: Path) -> None:
     def life(epochs: int) -> list[Any]:
         seen: list[Any] = []
         hooks = callbacks.LambdaCallback(
@@ -195,7 +195,7 @@ def test_the_functions_of_a_lambda_callback_are_called_as_hooks_and_what_they_ho
     assert second == [*first, (True, 0), (True, 1), 4]
 
 
-def test_a_function_of_a_lambda_callback_that_would_never_be_called_is_named() -> None:
+def test_an_uncalled_function_of_a_lambda_callback_is_named() -> None:
     trainer = Trainer(max_epochs=1, callbacks=callbacks.LambdaCallback(on_exception=lambda *given: None))
     with pytest.raises(JobError, match=r"LambdaCallback\.on_exception would never be called"):
         trainer.fit(style.AutoEncoder(), style.loader(8))

@@ -133,9 +133,7 @@ def test_hooks_come_as_in_lightning(case: str) -> None:
     [(stop, STOPPED[(at + more) % len(STOPPED)]) for at, stop in enumerate(STOPS) for more in (0, 5)],
     ids=str,
 )
-def test_a_stop_within_an_epoch_calls_the_hooks_that_it_calls_in_lightning(
-    stop: tuple[str, int], options: dict[str, Any]
-) -> None:
+def test_a_stop_within_an_epoch_calls_lightnings_hooks(stop: tuple[str, int], options: dict[str, Any]) -> None:
     expected, found = _beside({"max_epochs": 3, **options}, ("fit",), stop)
     assert found == expected
 

@@ -161,7 +161,7 @@ def test_an_evaluation_returns_what_is_for_both_under_two_names() -> None:
     assert found == {name: pytest.approx(4 / 3) for name in ("v", "v_epoch")}
 
 
-def test_a_metric_that_is_logged_by_default_has_its_batchs_value_until_the_epoch_has_one() -> None:
+def test_a_metric_has_its_batch_value_until_the_epoch_ends() -> None:
     """Lightning has no value for the epoch then; here `metrics.csv` has one, of a metric that is only updated too."""
     theirs, ours = _beside({"training_step": [("m", "mean", {})]}, {})
     before = next(at for at, (name, *_) in enumerate(ours) if name == "on_train_epoch_end")

@@ -127,7 +127,7 @@ def test_each_fit_says_once_that_a_value_may_be_missing(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_a_value_that_is_missing_is_an_error_that_says_how_to_wait_for_it(interval: str) -> None:
+def test_a_missing_monitored_value_says_how_to_wait_for_it(interval: str) -> None:
     module = Scheduled(lambda o: [{"scheduler": _Plateau(o), "monitor": "none", "interval": interval}])
     with pytest.raises(UserError, match=r'watches .none., not logged; .*With "strict": False .* it waits'):
         Trainer(max_epochs=1, enable_progress_bar=False).fit(module, style.loader(8))  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def test_a_name_of_the_trainer_is_as_in_lightning(case: str) -> None:
     assert ours == theirs
 
 
-def test_in_64_bits_what_a_step_makes_is_of_64_bits_as_in_lightning() -> None:
+def test_in_64_bits_new_tensors_of_a_step_have_64_bits() -> None:
     def look(module: Any) -> Any:
         return torch.zeros(1).dtype if torch.get_default_dtype() == torch.float64 else None
 

@@ -47,7 +47,7 @@ def test_callbacks_go_first_in_their_order_and_the_module_last(of: str, called: 
     assert called == CALLS
 
 
-def test_a_hook_that_is_not_written_is_not_called_and_one_that_raises_is_named() -> None:
+def test_only_written_hooks_are_called_and_raising_ones_named() -> None:
     hooks().call("on_fit_start")
     with pytest.raises(UserCodeError, match=r"Second\.on_train_end"):
         hooks().call("on_train_end")
@@ -96,7 +96,7 @@ class Data(DataModule):
         (Module(), [OtherState()], None, ["OtherState.load_state_dict(self) is called as load_state_dict(self, state"]),
     ],
 )
-def test_methods_that_would_never_be_called_as_they_are_written_are_named(
+def test_methods_that_would_never_be_called_are_named(
     module: TrainingModule, callbacks: list[Callback], data: object, named: list[str]
 ) -> None:
     found = hook_faults(module, callbacks, data)

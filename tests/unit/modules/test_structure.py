@@ -9,7 +9,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.modules.structure import ModuleStructure
 
 
-def test_a_layer_that_cannot_be_built_again_is_refused_by_what_it_holds(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layer_that_cannot_be_rebuilt_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     device = torch.device("cpu")
     trained, again = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
     structure, resumed = ModuleStructure(trained, device), ModuleStructure(again, device)

@@ -31,7 +31,7 @@ def test_a_cycle_is_in_the_same_place_in_every_life(items: int, count: int) -> N
         assert differences(objects_of(killed).state_dict(), objects_of(undisturbed).state_dict()) == []
 
 
-def test_an_iterator_is_told_by_what_is_left_of_it_and_its_class_by_its_name() -> None:
+def test_an_iterator_is_described_by_its_remaining_items() -> None:
     left = iter([1, 2, 3])
     lines = {"held holds": "'2 items'", "held[0]": "3 items left", "held[1]": "builtins:list_iterator"}
     assert digest_lines("held", [left, type(left)]) == lines

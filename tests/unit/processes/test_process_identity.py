@@ -19,7 +19,7 @@ input()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is seen")
-def test_a_process_has_ended_once_it_is_dead_or_its_number_is_another_s() -> None:
+def test_a_process_has_ended_if_dead_or_its_id_is_reused() -> None:
     command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -64,7 +64,7 @@ sys.exit(any([rank.wait() for rank in ranks]))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere environments of other processes cannot be read")
 @pytest.mark.parametrize("case", LAUNCHED)
-def test_ranks_of_one_launcher_have_one_world_id_and_those_of_another_another(case: str) -> None:
+def test_each_launcher_has_one_world_id(case: str) -> None:
     shells, outside, name = LAUNCHED[case]
     rank = [sys.executable, "-c", RANK]
     for _ in range(shells):
@@ -78,7 +78,7 @@ def test_ranks_of_one_launcher_have_one_world_id_and_those_of_another_another(ca
 
 
 @pytest.mark.parametrize("name", ["ADDR", "PORT"])
-def test_worlds_of_horovodrun_on_two_machines_or_at_two_ports_differ(name: str) -> None:
+def test_horovodrun_worlds_differ_by_machine_and_port(name: str) -> None:
     first = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "41"}
     ids = []
     for environment in (first, first, {**first, f"HOROVOD_GLOO_RENDEZVOUS_{name}": "42"}):

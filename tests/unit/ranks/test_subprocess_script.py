@@ -17,7 +17,7 @@ print("went on")
 """
 
 
-def test_rank_0_ends_when_another_was_killed_and_it_waits_for_it_in_vain() -> None:
+def test_rank_0_ends_when_it_waits_for_a_killed_rank() -> None:
     found = subprocess.run([sys.executable, "-c", SCRIPT, "killed"], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (1, "")
     assert "rank 1 had ended with code -9" in found.stderr

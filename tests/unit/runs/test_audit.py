@@ -123,9 +123,7 @@ def test_every_breach_is_told_and_ends_with_1(
     assert "law 3 is broken" in capsys.readouterr().out
 
 
-def test_a_clean_run_ends_with_0_and_one_without_a_snapshot_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_audit_of_a_clean_run_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path / "run")
     with pytest.raises(SystemExit) as ended:
         main(arguments=["audit", str(tmp_path / "run")])
@@ -142,7 +140,7 @@ def entered(account: SampleLog, order: StridedOrder, epoch: int, batches: range)
         account.record(epoch, batch, indices[batch * order.batch_size :][: order.batch_size], order.batch_size)
 
 
-def test_ranks_put_their_shares_together_and_a_stretch_is_one_line_however_often_it_was_settled() -> None:
+def test_shares_of_ranks_are_merged_into_one_line_a_stretch() -> None:
     orders = [StridedOrder(InOrder(12), 2, rank=rank, size=2) for rank in range(2)]
     accounts = [SampleLog(rank, 2) for rank in range(2)]
     for batches in (range(2), range(2, 3)):
@@ -180,7 +178,7 @@ class Numbers(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize(("record", "fault"), [(RECORD, None), (exchanged, "the 8 .* not the 8 that"), BREACHES[0]])
-def test_what_a_sampler_gave_is_compared_with_what_was_trained_on(
+def test_samples_of_a_sampler_are_compared_with_the_trained_ones(
     record: Record, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SampleLog, "record", record)
@@ -244,7 +242,7 @@ def test_what_a_stream_gave_is_compared_with_what_was_trained_on(
     assert "law 3 holds" in capsys.readouterr().out
 
 
-def test_a_stream_with_a_state_is_counted_until_the_run_is_resumed(tmp_path: Path) -> None:
+def test_a_stateful_stream_is_counted_until_a_resume(tmp_path: Path) -> None:
     train_on(Placed(), tmp_path)
     found = audit(str(tmp_path))
     assert (found.is_clean, found.is_counted) == (True, True)
@@ -262,9 +260,7 @@ def test_a_batch_of_a_stream_that_is_another_is_told(tmp_path: Path, monkeypatch
     assert [epoch.faults for epoch in audit(str(tmp_path)).epochs] == [(fault,), (fault,)]
 
 
-def test_a_law_is_not_said_to_hold_for_samples_that_were_not_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_law_is_claimed_for_uncounted_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_on(Placed(), tmp_path, max_steps=3)
     train_on(Placed(), tmp_path)
     with pytest.raises(SystemExit) as ended:

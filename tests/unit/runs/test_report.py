@@ -38,9 +38,7 @@ class FailsAt(TrainingModule):
 
 
 @pytest.mark.parametrize("every_steps", [1, 2])
-def test_the_report_of_a_run_that_failed_counts_the_steps_of_its_newest_snapshot(
-    every_steps: int, tmp_path: Path
-) -> None:
+def test_the_report_of_a_failed_run_counts_up_to_its_snapshot(every_steps: int, tmp_path: Path) -> None:
     trainer = Trainer(max_epochs=1, snapshots=SnapshotOptions(every_steps=every_steps), enable_progress_bar=False)
     with pytest.raises(UserError, match="as it is asked to"):
         trainer.fit(FailsAt(5), run=str(tmp_path / "run"))
@@ -52,7 +50,7 @@ def test_the_report_of_a_run_that_failed_counts_the_steps_of_its_newest_snapshot
     assert len(metric_rows(store)) == kept - 1, "the row of the last step is under way"
 
 
-def test_an_attempt_without_an_end_is_not_said_to_be_over_when_another_began(tmp_path: Path) -> None:
+def test_an_attempt_without_an_end_is_not_reported_as_ended(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "run")
     first, second = AttemptLog(store).begin(), AttemptLog(store).begin()
     report = report_at(store)

@@ -109,7 +109,7 @@ def test_who_asks_by_hand_gets_as_many_again() -> None:
     assert retry_verdict([*attempts, third], 3, after=2).retry
 
 
-def test_a_snapshot_is_fatal_once_two_attempts_died_of_it_before_a_new_step() -> None:
+def test_a_snapshot_is_fatal_after_two_deaths_without_a_step() -> None:
     at, other = name_of(8, 1), name_of(6, 1)
     once = died(1, resumed_from=at)
     for harmless in (
@@ -127,7 +127,7 @@ def test_a_snapshot_is_fatal_once_two_attempts_died_of_it_before_a_new_step() ->
 
 
 @pytest.mark.parametrize("kind", ["done", "died", "stopped"])
-def test_a_stop_after_the_end_of_an_attempt_is_kept_and_changes_no_verdict(kind: Kind, tmp_path: Path) -> None:
+def test_a_stop_after_an_attempts_end_changes_no_verdict(kind: Kind, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
     log = AttemptLog(store)
     log.record_stop()

@@ -242,7 +242,7 @@ def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("damage", [lambda path: flip(path, 0.5), lambda path: path.unlink()], ids=["damaged", "gone"])
 @pytest.mark.parametrize("lost", [1, 2, *range(BLOCK - 1, BLOCK + 3), *range(2 * BLOCK - 1, 2 * BLOCK + 4)])
-def test_any_one_lease_of_many_lives_is_made_anew_from_the_others(
+def test_any_one_lease_is_repaired_from_the_others(
     lost: int, damage: Callable[[Path], None], long_lived: Path, tmp_path: Path
 ):
     store = Store.open(shutil.copytree(long_lived, tmp_path / "digits"))

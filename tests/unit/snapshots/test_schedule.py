@@ -85,7 +85,7 @@ def test_a_cheap_snapshot_is_not_taken_all_the_time() -> None:
     assert all(0.99 <= gap <= 1.1 for gap in found[1:])
 
 
-def test_every_rank_gives_the_same_answer_whatever_its_clock_says() -> None:
+def test_all_ranks_agree_whatever_their_clocks_say() -> None:
     """Both go by the one whose snapshots cost more."""
     stalls, asked, barrier = [0.1, 0.4], [0, 0], threading.Barrier(2, timeout=LIMIT_S)
 

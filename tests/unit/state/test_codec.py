@@ -99,7 +99,7 @@ CONTAINERS: list[tuple[Any, Callable[[Any], object]]] = [
 
 
 @pytest.mark.parametrize(("it", "change"), CONTAINERS, ids=lambda value: type(value).__name__)
-def test_a_container_that_stands_in_several_places_comes_back_as_one(it: Any, change: Callable[[Any], object]):
+def test_a_shared_container_is_restored_as_one(it: Any, change: Callable[[Any], object]):
     tree = {"first": {"a/b": [it]}, "alike": copy.deepcopy(it), "second": (0, {2: it}), "third": it}
     back = through_files(tree)
     assert differences(tree, back) == []
@@ -109,7 +109,7 @@ def test_a_container_that_stands_in_several_places_comes_back_as_one(it: Any, ch
     assert differences(tree["third"], back["third"])
 
 
-def test_containers_that_are_made_while_a_tree_is_walked_are_not_taken_for_each_other():
+def test_temporary_containers_are_not_confused():
     kinds = [np.dtype([(f"field {number}", "i4")]) for number in range(20)]
     back = through_files({"arrays": [np.zeros(1, kind) for kind in kinds]})
     assert [array.dtype for array in back["arrays"]] == kinds

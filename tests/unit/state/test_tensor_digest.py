@@ -50,7 +50,7 @@ def test_a_digest_tells_the_content_of_a_tensor_of_any_layout(kind: str) -> None
     assert (lines[0] == lines[2]) is (kind in UNREADABLE)
 
 
-def test_of_a_large_tensor_a_sample_tells_its_content_and_all_of_it_otherwise() -> None:
+def test_a_digest_samples_large_tensors_only() -> None:
     values = torch.zeros(1000)
     before = tensor_digest(values), tensor_digest(values, 400)
     values[1] = 1

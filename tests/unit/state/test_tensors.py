@@ -120,7 +120,7 @@ def test_views_of_one_buffer_keep_sharing_it():
     assert back["rows"].stride() == (4,)
 
 
-def test_views_that_stand_for_other_values_than_their_memory_has_are_told_from_what_they_share_it_with():
+def test_conjugated_and_negated_views_keep_their_values():
     numbers = torch.randn(3, dtype=torch.complex64)
     tree = {"numbers": numbers, "conjugate": numbers.conj(), "negative": numbers.conj().imag, "imag": numbers.imag}
     assert differences(tree, through_files(tree)) == []

@@ -71,16 +71,14 @@ ACTS: dict[str, tuple[Callable[[Store], object], list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_a_file_is_durable_before_it_has_its_name_and_its_name_before_anything_follows(
-    act: str, tmp_path: Path, calls: SystemCalls
-) -> None:
+def test_a_file_and_its_name_are_durable_in_this_order(act: str, tmp_path: Path, calls: SystemCalls) -> None:
     do, expected = ACTS[act]
     (tmp_path / "there").touch()
     do(Store.open(tmp_path))
     assert calls.made == expected
 
 
-def test_a_manifest_gets_its_name_when_all_it_speaks_of_is_durable(tmp_path: Path, calls: SystemCalls) -> None:
+def test_a_manifest_is_named_after_its_files_are_durable(tmp_path: Path, calls: SystemCalls) -> None:
     store = Store.open(tmp_path)
     (snapshot,) = take(alone(store), 1)
     folder = f"snapshots/{snapshot.name}"

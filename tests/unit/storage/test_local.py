@@ -40,7 +40,7 @@ def test_files_of_any_size_and_place_are_written_whole(
 
 
 @pytest.mark.disk
-def test_a_file_system_that_wants_other_alignments_is_written_through_the_cache(
+def test_other_alignments_are_written_through_the_cache(
     tmp_path: Path, random_memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused, write = [], os.write

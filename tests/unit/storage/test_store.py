@@ -117,7 +117,7 @@ def test_a_store_that_cannot_be_written_is_refused(url: str, folders: list[str],
     assert names_in(tmp_path) == ["file", "folder", "link"]
 
 
-def test_probes_of_processes_that_were_killed_are_removed_when_they_are_old(tmp_path: Path):
+def test_old_probes_of_killed_processes_are_removed(tmp_path: Path):
     old, new = (
         (f".probe-{'0' * 32}", f"..probe-{'0' * 32}.0.draft"),
         (f".probe-{'1' * 32}", f"..probe-{'1' * 32}.0.draft"),
@@ -130,7 +130,7 @@ def test_probes_of_processes_that_were_killed_are_removed_when_they_are_old(tmp_
     assert names_in(tmp_path) == sorted(new)
 
 
-def test_a_disk_with_room_for_one_file_alone_is_full_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_with_room_for_one_file_counts_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     room = [True, False]
 
     def fill(handle: int) -> None:
@@ -151,7 +151,7 @@ def test_stores_without_exclusive_creation_are_refused_by_name():
         Store.open("nowhere://bucket/runs")
 
 
-def test_whoever_sees_to_it_that_one_world_has_a_run_may_use_any_store():
+def test_any_store_is_allowed_for_a_single_writer():
     store = Store.open(f"memory://{uuid.uuid4().hex}/runs", StoreOptions(lease="none"))
     store.ensure_writable()
     assert store.at("a").create("b", b"1")

@@ -137,14 +137,14 @@ class FailsToWrap(Single):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_strategy_of_your_own_that_does_not_wrap_is_named_before_the_first_step(
+def test_an_own_strategy_without_wrap_is_named_before_step_1(
     strategy: Strategy, kind: type[Exception], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(kind, match=words):
         fit(tmp_path / "run", strategy=strategy)
 
 
-def test_the_collective_of_one_process_in_a_world_of_two_is_named() -> None:
+def test_a_single_process_collective_with_two_ranks_is_named() -> None:
     strategy = Single()
     strategy.attach(World(size=2, local_size=2), [torch.device("cpu")])
     (said,) = strategy.module_errors(TrainingModule())

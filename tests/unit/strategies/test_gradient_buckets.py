@@ -112,7 +112,7 @@ def test_what_is_sent_is_the_same_whenever_it_is_sent(case: str) -> None:
         assert parameter.equal(like)
 
 
-def test_a_small_net_is_one_bucket_in_the_order_of_its_parameters() -> None:
+def test_a_small_net_is_one_bucket_in_parameter_order() -> None:
     net = Net()
     network = Network()
     for number, parameter in enumerate(net.layers.parameters()):

@@ -96,9 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("first", [0, 2], ids=["rank 0 first", "rank 0 last"])
 @pytest.mark.parametrize("launcher", LOCAL)
-def test_ranks_of_one_machine_meet_at_a_free_port_whatever_a_killed_world_has_left(
-    launcher: str, first: int, folder: Path
-) -> None:
+def test_ranks_meet_at_a_free_port_despite_a_killed_world(launcher: str, first: int, folder: Path) -> None:
     stores = []  # kept until all are done: the others are served by rank 0's
 
     def joined(rank: int) -> bytes:
@@ -126,7 +124,7 @@ def test_the_file_of_another_world_whose_ranks_meet_now_stays(folder: Path) -> N
 
 
 @pytest.mark.parametrize("rank", range(2))
-def test_a_rank_that_waits_for_the_others_says_so_and_ends_if_it_is_in_vain(
+def test_a_rank_that_waits_in_vain_says_so_and_ends(
     rank: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module, (printed, error) = TorchCollective(), WAITS[rank]

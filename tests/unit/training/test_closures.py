@@ -148,7 +148,7 @@ def test_an_optimizer_that_takes_anothers_place_may_be_refused() -> None:
         (SharpByHand, r"closure of Sharpness.step was called after .* Declare it as `def step\(self, closure\)`"),
     ],
 )
-def test_a_step_that_needs_gradients_elsewhere_says_how_to_get_them(kind: type[Line], message: str) -> None:
+def test_a_step_that_needs_a_closure_says_how_to_declare_it(kind: type[Line], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Trainer(max_epochs=1).fit(kind(), points())
 
@@ -168,7 +168,7 @@ class Fails(Sharpness):
 
 
 @pytest.mark.parametrize(("kind", "is_told"), [(CallsClosure, True), (Fails, False)])
-def test_only_an_error_of_a_missing_closure_says_that_there_was_none(kind: type[Sharpness], is_told: bool) -> None:
+def test_only_errors_of_a_missing_closure_mention_it(kind: type[Sharpness], is_told: bool) -> None:
     module = Sharp()
     module.kind = kind
     with pytest.raises(UserError) as raised:
@@ -176,7 +176,7 @@ def test_only_an_error_of_a_missing_closure_says_that_there_was_none(kind: type[
     assert ("was called without a closure" in str(raised.value)) == is_told
 
 
-def test_a_step_that_declares_its_closure_gets_gradients_elsewhere() -> None:
+def test_a_step_that_declares_a_closure_gets_its_gradients() -> None:
     module, like = SharpDeclared(), Line()
     like.load_state_dict(module.state_dict())
     batches = points()

@@ -43,7 +43,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_an_operation_without_a_repeatable_form_is_named_with_one_that_has(case: str) -> None:
+def test_an_unrepeatable_operation_is_named_with_an_alternative(case: str) -> None:
     operation, words = REFUSED[case]
     with pytest.raises(UserError) as caught, Determinism(None, on=True):
         operation(torch.rand(1, 1, 4, 4))
@@ -90,7 +90,7 @@ def test_a_run_that_resumes_with_other_algorithms_says_so(tmp_path: Path, caplog
     assert [message for message in caplog.messages if "deterministic" in message] == [said]
 
 
-def test_a_snapshot_that_does_not_say_by_which_algorithms_is_taken_up_without_a_word() -> None:
+def test_a_snapshot_without_its_algorithms_resumes_silently() -> None:
     assert environment_changes({"source": {}}, {"deterministic": True, "source": {}}) == []
 
 

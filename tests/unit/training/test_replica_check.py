@@ -45,5 +45,5 @@ def test_one_element_that_differs_is_named(tensor: torch.Tensor, caplog: pytest.
     assert "written to those of one rank alone: weight." in caplog.text
 
 
-def test_a_rank_whose_state_cannot_be_written_meets_the_others_and_leaves_it_to_the_writer_to_say() -> None:
+def test_a_rank_with_unwritable_state_lets_the_writer_report_it() -> None:
     assert check({"weight": torch.ones(1), "function": check}) == {}

@@ -46,7 +46,7 @@ class Logs(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_a_step_is_told_with_what_was_logged_for_the_progress_bar(tmp_path: Path) -> None:
+def test_a_step_is_reported_with_values_for_the_progress_bar(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(Session.VARIABLE, str(tmp_path))
         Trainer(max_steps=1).fit(Logs(), DataLoader(torch.ones(2, 1)))  # type: ignore[arg-type]

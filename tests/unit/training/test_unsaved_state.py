@@ -71,7 +71,7 @@ def test_a_function_that_a_library_loads_late_is_no_change(caplog: pytest.LogCap
     assert len(caplog.messages) == 1
 
 
-def test_what_is_imported_later_has_changed_when_it_differs_from_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_late_imports_change_if_they_differ_from_their_import(caplog: pytest.LogCaptureFixture) -> None:
     held: dict[str, Any] = {"global first.X": 0}
     monitor = UnsavedStateMonitor(lambda: iter(held.items()))
     held |= {"global second.X": [0], "class Second: x": 0, "global first.Y": 1}
