@@ -40,18 +40,8 @@ def lived(store: Store, calls: str, inject: str, log: Path) -> int:
         finally:
             os._exit(0)
     os.close(waits)
-    command = [
-        "strace",
-        "-f",
-        "-p",
-        str(child),
-        "-o",
-        str(log),
-        "-e",
-        f"trace={calls}",
-        "-e",
-        f"inject={calls}:{inject}",
-    ]
+    attach = ["strace", "-f", "-p", str(child), "-o", str(log)]
+    command = [*attach, "-e", f"trace={calls}", "-e", f"inject={calls}:{inject}"]
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert tracer.stderr is not None
     attached = "attached" in tracer.stderr.readline()
