@@ -2,19 +2,15 @@
 
 accelerate_internals  tells Accelerate of a pass over a StatefulDataLoader, and of its end
 attribute_fingerprint  a fast check that attributes have not changed, in place of a walk over the objects
-base_seed              the seed that a DataLoader draws from its generator ahead of a sampler that shares it
 combined               several loaders at once, read side by side or one after the other
 data_owners            objects that hold data, such as data sets: described as nodes, and restored in place
 dataloader_order       makes a user's map-style DataLoader resumable: the order of its samplers on this rank
 in_place_copy          copies values into existing objects, so that references to these stay valid
-items                  the items of an epoch in snapshots: as arrays if they are numbers or lists of numbers
 lane_loader            map-style loaders for runs in lanes: one batch for each lane of this rank at once
-lane_order             the order of samples in lanes
 limits                 limits on the number of batches: a share of a loader's batches, or a number
 loader                 `ResumableLoader`: base class of loaders that a loop can read from any batch of any epoch
 map_style              map-style loaders that can start at any batch of an epoch
 order                  the order of samples as a function of seed, epoch and position
-pass_collate           the collate_fn that a pass over the data began with, if training has set another one since
 permutation            permutations of an epoch's samples; large ones are computed at the positions that are read
 read_side_effects      finds side effects of reading on data sets, which new workers and snapshots do not have
 resolve                makes the user's training, validation, test and prediction loaders resumable

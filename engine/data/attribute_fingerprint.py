@@ -13,7 +13,8 @@ from torch import Tensor
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import attributes_of, made_by
-from midstride.engine.objects.plain_values import PLAIN, is_large
+from midstride.engine.objects.kinds.plain import PLAIN
+from midstride.engine.objects.left_out import is_large
 
 __all__ = ["AttributeFingerprint"]
 

@@ -9,14 +9,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
-from midstride.engine.objects.attribute_restore import set_class
 from midstride.engine.objects.attributes import attributes_of, delete_attribute, items_of, set_attribute
-from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.data_sets import TORCH_DATA, is_of_attributes
-from midstride.engine.objects.node_writers import is_described
-from midstride.engine.objects.plain_values import kind_name
+from midstride.engine.objects.classes import TORCH_DATA, is_of_attributes, set_class
+from midstride.engine.objects.kinds.kind import MISSING
+from midstride.engine.objects.kinds.table import kind_of
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.state.object_nodes import kind_name
 
 __all__ = ["DataOwners", "Nodes", "WholeData", "data_owners"]
 
@@ -39,7 +38,7 @@ def data_owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
     """
     if is_of_attributes(type(dataset)):
         yield from _owners(name, dataset)
-    elif is_described(type(dataset)) or isinstance(dataset, Dataset):
+    elif kind_of(type(dataset)).is_described or isinstance(dataset, Dataset):
         yield name, WholeData(dataset)
 
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.data.data_owners import DataOwners, Nodes, data_owners
-from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
 from midstride.engine.objects.digest import digest_lines
-from midstride.engine.objects.generator_search import Generator, find_generators, get_state, set_state
-from midstride.engine.objects.reseed_hook import restorable
-from midstride.engine.objects.shared_memory import is_shared
+from midstride.engine.objects.generator_search import find_generators, restorable
+from midstride.engine.objects.kinds.generators import Generator, get_state, set_state
+from midstride.engine.objects.left_out import is_shared
+from midstride.engine.objects.roots import class_and_global_state, is_counted_in
 from midstride.engine.state.differences import differences, first_difference, same_key_order
 from midstride.engine.state.object_nodes import Instance
 

@@ -9,23 +9,28 @@ from itertools import islice, repeat
 from typing import Any, Literal
 
 import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from midstride.engine.data.base_seed import BaseSeed
-from midstride.engine.data.items import Items, as_items, digest_of_items, pack_items, unpack_items
 from midstride.engine.data.order import BatchOrder, BatchRequest, SampleOrder
 from midstride.engine.data.permutation import Positions
 from midstride.engine.data.rng.isolation import seeded_rng
 from midstride.engine.data.sampler_state import SamplerState, samplers_in
-from midstride.engine.errors import NotExact, UserCodeError, UserError
+from midstride.engine.errors import NotExact, UnsupportedState, UserCodeError, UserError
+from midstride.engine.objects.generator_search import find_generators
 from midstride.engine.seeds import mix
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.differences import differences
 from midstride.engine.user_code import is_retryable
 
-__all__ = ["BatchSamplerOrder", "SamplerOrder"]
+__all__ = ["BatchSamplerOrder", "SamplerOrder", "as_items", "pack_items", "unpack_items"]
 
 log = logging.getLogger(__name__)
 
+#: plain indices as an array of shape (n,), other items as a list
+Items = list[Any] | NDArray[np.int64]
 #: items per sample of the data set beyond which a sampler is considered endless
 _ENDLESS = 100
 _WAY_OUT = "Keep counters and generators as attributes made in __init__, or give it state_dict and load_state_dict."
@@ -175,23 +180,14 @@ class SamplerOrder(SampleOrder):
         return {"now": self._state.changes(), "items": packed, "base_seed": self._base_seed.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore state and items.
-
-        Raises:
-            NotExact: an older version took the snapshot, without items.
-        """
-        if "items" not in state_dict:
-            raise NotExact(
-                f"{self._what}: the snapshot was taken by an older version, which did not keep the items of an epoch. "
-                "Go on with that version, or start over under another run name."
-            )
+        """Restore state and items."""
         packed = state_dict["items"]
         if "digest" in packed:
             self._state_at_start, self._expected = packed["begin"], packed["digest"]
         else:
             self._items = unpack_items(packed)
         self._state.restore(state_dict["now"])
-        self._base_seed.load_state_dict(state_dict.get("base_seed", {}))
+        self._base_seed.load_state_dict(state_dict["base_seed"])
 
     def clone(self) -> "SamplerOrder":
         """Return this order with a copy of its sampler, in the state in which it was built."""
@@ -273,3 +269,87 @@ class BatchSamplerOrder(BatchOrder):
             else:
                 batch = (number * self.size + self.rank) % len(batches)
                 yield BatchRequest(key, int(firsts[batch]), 1, batches[batch])
+
+
+class BaseSeed:
+    """Iterates over a sampler as `DataLoader.__iter__` does, which first draws a seed for its workers.
+
+    Args:
+        loader: loader that draws the seed from its generator.
+        sampler: sampler of the loader, which may share that generator.
+    """
+
+    def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
+        self._dataset = loader.dataset
+        used = find_generators(sampler, beside=self._dataset).items() if loader.generator is not None else ()
+        self._path = next((path for path, generator in used if generator is loader.generator), None)
+        #: persistent workers keep their seed; a run that goes on with other workers draws as those it began with did
+        self._is_drawn_once = loader.persistent_workers and loader.num_workers > 0
+        #: whether the loader calls `iter(sampler)` before it draws the seed
+        self._is_asked_first = loader.batch_sampler is None or loader.batch_sampler is sampler
+
+    def iterate(self, sampler: Any, epoch: int) -> Iterator[Any]:
+        """Return an iterator over `sampler`, which is the loader's or a copy of it, for `epoch`."""
+        if self._path is None or (epoch and self._is_drawn_once):
+            return iter(sampler)
+        items = iter(sampler) if self._is_asked_first else None
+        generator = find_generators(sampler, beside=self._dataset)[self._path]
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
+        return iter(sampler) if items is None else items
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the order of the samples depends on; nothing if the sampler does not share the generator."""
+        return {} if self._path is None else {"is_drawn_once": self._is_drawn_once}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Continue to draw as the loader did whose state it is."""
+        self._is_drawn_once = state_dict.get("is_drawn_once", self._is_drawn_once)
+
+
+def as_items(given: list[Any]) -> Items:
+    """Return the items of a sampler, as an array if all are of type int."""
+    return np.array(given, dtype=np.int64) if all(type(item) is int for item in given) else given
+
+
+def digest_of_items(items: Items) -> str:
+    """Return a digest of `items` in their order."""
+    return xxhash.xxh3_64_hexdigest(repr(items).encode() if isinstance(items, list) else items.tobytes())
+
+
+def pack_items(items: Items) -> dict[str, Any] | None:
+    """Return `items` as a dict that can be written to a snapshot; None if they cannot be written."""
+    if not isinstance(items, list):
+        return {"indices": _smallest(items)}
+    if not items:
+        return {"items": []}
+    kinds = {*map(type, items)}
+    if len(kinds) == 1 and issubclass(kind := next(iter(kinds)), np.integer):
+        return {"indices": np.array(items, dtype=kind), "scalars": True}
+    if kinds <= {list} and all(type(index) is int for item in items for index in item):
+        flat = np.array([index for item in items for index in item], dtype=np.int64)
+        return {"indices": _smallest(flat), "sizes": _smallest(np.array([len(item) for item in items], dtype=np.int64))}
+    try:
+        encode_lazily(items)
+    except UnsupportedState:
+        return None
+    return {"items": items}
+
+
+def unpack_items(packed: dict[str, Any]) -> Items:
+    """Return the items from the result of `pack_items`."""
+    if "items" in packed:
+        return list(packed["items"])
+    if "scalars" in packed:
+        return list(packed["indices"])
+    indices: NDArray[np.int64] = packed["indices"].astype(np.int64)
+    if "sizes" not in packed:
+        return indices
+    ends = np.cumsum(packed["sizes"].astype(np.int64))
+    return [batch.tolist() for batch in np.split(indices, ends[:-1])]
+
+
+def _smallest(indices: NDArray[np.int64]) -> NDArray[Any]:
+    """Return `indices` in the smallest integer dtype that holds them."""
+    if len(indices) == 0:
+        return indices
+    return indices.astype(np.promote_types(np.min_scalar_type(indices.min()), np.min_scalar_type(indices.max())))

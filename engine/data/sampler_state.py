@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from midstride.engine.data.in_place_copy import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.objects.attributes import attributes_of, members_of, set_attribute
-from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.generator_search import Generator, find_generators, get_state, set_state
+from midstride.engine.objects.generator_search import find_generators
+from midstride.engine.objects.kinds.generators import Generator, get_state, set_state
+from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.state.codec import encode_lazily

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from midstride.engine.modules.monitors import Monitor
-from midstride.engine.objects.device_tensors import mark_device_tensors, placed_tensors
+from midstride.engine.objects.kinds.tensors import mark_device_tensors, placed_tensors
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.user_code import call_user_code
 

@@ -12,7 +12,7 @@ from midstride.engine.modules.named_tensors import named_tensors
 from midstride.engine.modules.new_layers import NewLayers
 from midstride.engine.modules.shared_tensors import SharedTensors
 from midstride.engine.modules.tensor_forms import TensorForms
-from midstride.engine.objects.distributed_tensors import reshard_nodes
+from midstride.engine.objects.kinds.tensors import reshard_nodes
 
 __all__ = ["ModuleStructure"]
 

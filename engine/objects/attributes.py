@@ -17,10 +17,12 @@ __all__ = [
     "attributes_of",
     "delete_attribute",
     "items_of",
+    "keep_order",
     "made_by",
     "members_of",
     "new_locks",
     "set_attribute",
+    "set_state_attribute",
     "state_attributes",
 ]
 
@@ -52,6 +54,28 @@ def set_attribute(owner: object, name: str, value: Any) -> None:
         object.__setattr__(owner, name, value)
     else:
         vars(owner)[name] = value
+
+
+def set_state_attribute(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute of an object that is restored, past any `__setattr__`.
+
+    Raises:
+        AttributeError: its class has no room for it, or a property there.
+    """
+    if name in getattr(owner, "__dict__", {}) or isinstance(owner, nn.Module):
+        set_attribute(owner, name, value)
+    else:
+        object.__setattr__(owner, name, value)
+
+
+def keep_order(owner: object, names: Iterable[str]) -> None:
+    """Order the attributes in `vars(owner)` as in `names`, after all others."""
+    own: dict[str, Any] = getattr(owner, "__dict__", {})
+    wanted = [name for name in names if name in own]
+    among = frozenset(wanted)
+    if [name for name in own if name in among] != wanted:
+        for name in wanted:
+            own[name] = own.pop(name)
 
 
 def delete_attribute(owner: object, name: str) -> None:

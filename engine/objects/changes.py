@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from midstride.engine.objects.plain_values import PLAIN, key_path, step, value_path
-from midstride.engine.state.object_nodes import Instance, stable_kind
+from midstride.engine.objects.kinds.plain import PLAIN
+from midstride.engine.state.object_nodes import Instance, key_path, step, value_path
 
-__all__ = ["Built", "CodeChange", "as_saved", "built_by"]
+__all__ = ["Built", "CodeChange", "built_by"]
 
 #: path of an object -> its attributes, each with its plain value or its kind
 Built = dict[str, dict[str, str]]
@@ -23,11 +23,6 @@ def built_by(nodes: Mapping[str, Any], path: str) -> Built:
     return built
 
 
-def as_saved(built: Built) -> Built:
-    """Return what a snapshot recorded as built, with the current names of the engine's classes."""
-    return {path: {name: stable_kind(brief) for name, brief in names.items()} for path, names in built.items()}
-
-
 def _inside(node: Any, path: str) -> Iterator[tuple[str, dict[str, str]]]:
     if isinstance(node, Instance) and node.form == "object":
         yield from built_by(node.state["attributes"], path).items()
@@ -38,12 +33,12 @@ def _inside(node: Any, path: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _items(node: Any, path: str) -> Iterator[tuple[Any, str]]:
     """Yield the nodes of the items of a container's node, each with its path."""
-    if isinstance(node, Instance) and node.form == "keyed":
+    if isinstance(node, Instance) and "keys" in node.state:
         for index, (key, value) in enumerate(zip(node.state["keys"], node.state["values"], strict=True)):
             yield from ((key, key_path(path, index)), (value, value_path(path, index)))
         return
-    if isinstance(node, Instance) and node.form == "members":
-        node = node.state["items"]
+    if isinstance(node, Instance):
+        node = node.state.get("members")
     if isinstance(node, dict):
         yield from ((child, step(path, key)) for key, child in node.items())
     elif isinstance(node, (list, tuple, deque)) and not PLAIN.issuperset(map(type, node)):

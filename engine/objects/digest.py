@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, members_of
-from midstride.engine.objects.code_state import class_and_global_state, is_code, is_data
-from midstride.engine.objects.function_cache import Cached, describe_cache
-from midstride.engine.objects.function_code import code_digest
-from midstride.engine.objects.generator_search import MAIN_GENERATORS, Generator, get_state
-from midstride.engine.objects.plain_values import PLAIN, VALUES, kind_name
-from midstride.engine.objects.python_objects import ITERATORS, parts_of_iterator
+from midstride.engine.objects.kinds.functions import Cached, code_digest, describe_cache
+from midstride.engine.objects.kinds.generators import MAIN_GENERATORS, Generator, get_state
+from midstride.engine.objects.kinds.iterators import ITERATORS, parts_of_iterator
+from midstride.engine.objects.kinds.plain import PLAIN, VALUES
+from midstride.engine.objects.roots import class_and_global_state, is_code, is_data
 from midstride.engine.state.object_nodes import kind_text
 from midstride.engine.state.tensor_digest import tensor_digest
 
@@ -157,7 +156,7 @@ def _describe_position(value: Any) -> str | None:
         return kind_text(getattr(value, "__module__", None), getattr(value, "__qualname__", value.__name__))
     if isinstance(value, Cached):
         return describe_cache(value)
-    if isinstance(value, _TOLD) or kind_name(type(value)) in VALUES:
+    if isinstance(value, _TOLD) or type(value) in VALUES:
         return repr(value)
     counts = hasattr(type(value), "__length_hint__")  # of its class: what is looked at may be a class itself
     left = operator.length_hint(value, -1) if counts else -1  # itertools.repeat has one that raises

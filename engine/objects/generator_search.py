@@ -1,4 +1,4 @@
-"""Finds the random number generators that an object uses when it is read, and seeds them."""
+"""Finds the random number generators that an object uses when it is read, also behind a method `reseed(seed)`."""
 
 import inspect
 import random
@@ -6,8 +6,9 @@ import sys
 import types
 from abc import ABCMeta
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cache, lru_cache, partial
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -15,26 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midstride.engine.objects.attributes import attributes_of, items_of
+from midstride.engine.objects.attributes import attributes_of, delete_attribute, items_of, set_attribute
+from midstride.engine.objects.kinds.generators import MAIN_GENERATORS, Generator, get_state, set_state
+from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.user_modules import names_in
 
 __all__ = [
-    "MAIN_GENERATORS",
-    "Generator",
+    "ReseedHook",
     "find_generators",
-    "get_state",
-    "is_generator",
     "path_to_module",
-    "seeder",
-    "set_state",
+    "restorable",
     "shared_generators",
     "used_by_hook",
 ]
 
-Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-#: default generators of libraries: each is part of every snapshot
-MAIN_GENERATORS = (torch.default_generator, np.random.mtrand._rand, random._inst)
 _LEAVES = (str, bytes, int, float, complex, Tensor, np.ndarray, np.generic, nn.Module, type, types.ModuleType)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _FOLLOWED = (*_GENERATORS, *_CONTAINERS, types.FunctionType)
@@ -50,17 +46,6 @@ _CALLED = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "f
 _LIBRARIES = frozenset(
     {"numpy", "torch", "torchdata", "torchvision", "pandas", "pyarrow", "datasets", "PIL", "midstride"}
 )
-
-
-def is_generator(value: object) -> bool:
-    """Return whether `value` is a random number generator; a cached `isinstance`."""
-    kind: type = type(value)
-    return _is_generator_class(kind)
-
-
-@lru_cache(maxsize=1024)  # asked of each global at every snapshot; torch's class answers `isinstance` in Python
-def _is_generator_class(kind: type) -> bool:
-    return issubclass(kind, _GENERATORS)
 
 
 def find_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
@@ -200,39 +185,52 @@ def _is_library(module: str | None) -> bool:
     return top in sys.stdlib_module_names or top in _LIBRARIES
 
 
-def seeder(generator: Any) -> Callable[[int], object]:
-    """Return a function that seeds `generator` by a 64-bit number."""
-    if isinstance(generator, torch.Generator):
-        return generator.manual_seed
-    if isinstance(generator, np.random.RandomState):
-        return lambda seed: generator.seed(seed >> 32)
-    if isinstance(generator, np.random.Generator):
-        bits = generator.bit_generator
-        return lambda seed: setattr(bits, "state", type(bits)(seed).state)
-    if isinstance(generator, random.Random):
-        return generator.seed
-    reseed: Callable[[int], Any] = generator.reseed
-    return reseed
+def restorable(generators: list[Any]) -> list[Any]:
+    """Return `generators` with objects that have a method `reseed(seed)` wrapped in `ReseedHook`."""
+    return [one if isinstance(one, Generator) else ReseedHook(one) for one in generators]
 
 
-def get_state(generator: Any) -> Any:
-    """Return the state of `generator`, in types that snapshots hold."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return generator.getstate()
+class ReseedHook:
+    """Wraps an object with a method `reseed(seed)` as a generator: `getstate` and `setstate`.
+
+    The state consists of the states of the generators that it uses, and the attributes that `reseed` sets.
+
+    Args:
+        owner: the object; its `reseed` is called once to find what it sets, and the changes are reverted.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        used = [owner, *used_by_hook(owner)]
+        self._generators = [value for value in used if isinstance(value, Generator)]
+        self._attributes: list[tuple[Any, str]] = []
+        holders = [value for value in used if not isinstance(value, Generator)]
+        moved = [*MAIN_GENERATORS, *self._generators]
+        states, before = [*map(get_state, moved)], [*map(attributes_of, holders)]
+        with suppress(Exception):  # reading calls it, and says where it failed
+            owner.reseed(0)
+        for holder, own in zip(holders, before, strict=True):
+            for name, value in attributes_of(holder).items():
+                if value is not own.get(name, MISSING):
+                    self._attributes.append((holder, name))
+                    _set(holder, name, own.get(name, MISSING))
+        for generator, state in zip(moved, states, strict=True):
+            set_state(generator, state)
+
+    def getstate(self) -> tuple[list[Any], list[Any]]:
+        """Return the values of the attributes, uncopied, and the states of the generators."""
+        values = [attributes_of(holder).get(name, MISSING) for holder, name in self._attributes]
+        return values, [*map(get_state, self._generators)]
+
+    def setstate(self, state: tuple[list[Any], list[Any]]) -> None:
+        """Set attributes and generators to what `getstate` returned."""
+        for (holder, name), value in zip(self._attributes, state[0], strict=True):
+            _set(holder, name, value)
+        for generator, own in zip(self._generators, state[1], strict=True):
+            set_state(generator, own)
 
 
-def set_state(generator: Any, state: Any) -> None:
-    """Restore the state of `generator`."""
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.setstate(state)
+def _set(holder: Any, name: str, value: Any) -> None:
+    if value is not MISSING:
+        set_attribute(holder, name, value)
+    elif name in attributes_of(holder):
+        delete_attribute(holder, name)

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,23 @@ from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.formatting import format_names
-from midstride.engine.objects.attribute_restore import keep_order, set_class
-from midstride.engine.objects.attributes import delete_attribute
-from midstride.engine.objects.changes import Built, CodeChange, as_saved, built_by
-from midstride.engine.objects.containers import MISSING
-from midstride.engine.objects.distributed_tensors import reshard_nodes
-from midstride.engine.objects.node_writers import WATCHED
-from midstride.engine.objects.plain_values import PLAIN, kind_name
-from midstride.engine.objects.registered_hooks import RegisteredHooks
+from midstride.engine.objects.attributes import delete_attribute, keep_order
+from midstride.engine.objects.changes import Built, CodeChange, built_by
+from midstride.engine.objects.classes import set_class
+from midstride.engine.objects.kinds.kind import MISSING
+from midstride.engine.objects.kinds.opaque import WATCHED
+from midstride.engine.objects.kinds.plain import PLAIN
+from midstride.engine.objects.kinds.tensors import reshard_nodes
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import Root, module_anchors, module_roots
 from midstride.engine.objects.walk import GraphWalk
-from midstride.engine.objects.watch import NoUnwritableWarnings, UnwritableWarnings, shown
+from midstride.engine.objects.watch import NoUnwritableWarnings, RegisteredHooks, UnwritableWarnings, shown
+from midstride.engine.seeds import Generators
 from midstride.engine.state.differences import differences, same_key_order
-from midstride.engine.state.object_nodes import Instance, Same
-from midstride.engine.state.stateful import AlikeOnRanks
+from midstride.engine.state.object_nodes import Same, kind_name
+from midstride.engine.state.stateful import AlikeOnRanks, Stateful, state_of
 
-__all__ = ["Objects", "upgrade"]
+__all__ = ["Objects", "side_effects_reverted"]
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +136,7 @@ class Objects(AlikeOnRanks):
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore every attribute, in place wherever a live object can take the values."""
-        is_old = state_dict.pop("is_old", False)
-        change = CodeChange(self._code, as_saved(state_dict.pop("built", {})))
+        change = CodeChange(self._code, state_dict.pop("built", {}))
         lost = self._set_classes(state_dict.get("classes", {}))
         walk, roots = self._walk()
         for root in roots:
@@ -148,8 +148,8 @@ class Objects(AlikeOnRanks):
             self._fill(root, nodes, restore)
             if root.owner is not None:
                 self._delete_attributes(root, nodes, state_dict.get("deleted", []), change)
-            if not keep_order(root.owner, nodes) and nodes:
-                restore.read_back()
+            if root.is_ordered:
+                keep_order(root.owner, nodes)
         paths = {root.path for root in roots}
         groups = state_dict.keys() - {"deleted", "classes"}
         for path in [f"{group}/{name}" for group in groups for name in state_dict[group]]:
@@ -157,7 +157,7 @@ class Objects(AlikeOnRanks):
                 change.lose(path)
         self._code = change.after({root.path: nodes for root, nodes in zip(roots, saved, strict=True)})
         self._report(restore)
-        is_other = is_old or restore.is_old or change.found or restore.stale or restore.reordered
+        is_other = restore.reads_otherwise or change.found or restore.stale or restore.reordered
         now = self.state_dict() if is_other else {**state_dict, "built": self._code}
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
@@ -255,18 +255,6 @@ def _hooks_of(roots: Sequence[Root]) -> dict[str, Mapping[str, Any]]:
     return {root.path: root.values for root in roots if root.group == "hooks"}
 
 
-def upgrade(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree of an older snapshot with "attributes" and "own generators" merged into "objects"."""
-    tree = {"structure": {}, **tree}
-    if "attributes" not in tree:
-        return tree
-    attributes: dict[str, Any] = tree.pop("attributes")
-    for where, state in tree.pop("own generators", {}).items():
-        path, _, name = where.rpartition(".")
-        attributes.setdefault(path, {})[name] = Instance("generator", "", {"state": state})
-    return {**tree, "objects": {"module": attributes, "is_old": True}}
-
-
 def _watched(walk: GraphWalk) -> dict[str, object]:
     data = {path: value for path, value in walk.opaque.items() if issubclass(type(value), WATCHED)}
     large = {path: value for path, value in walk.large.items() if not _is_read_only_file(value)}
@@ -286,3 +274,26 @@ def _kinds(walk: GraphWalk) -> set[type]:
 
 def _copied(node: Any) -> Any:
     return node if type(node) in PLAIN else copy.deepcopy(node)
+
+
+@contextmanager
+def side_effects_reverted(module: nn.Module, generators: Generators, objects: Objects | None = None) -> Iterator[None]:
+    """Revert what steps of `module` in the block change: buffers, objects and random number generators.
+
+    Args:
+        module: the module that is called.
+        generators: generators of the devices on which the step draws.
+        objects: objects that may change, those of the module included; None for those of the module only.
+    """
+    parts: dict[str, Stateful] = {"objects": objects or Objects.of_module(module), "generators": generators}
+    before = copy.deepcopy(state_of(parts))
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, part in parts.items():
+            part.load_state_dict(before[name])
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])

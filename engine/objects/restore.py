@@ -5,6 +5,7 @@ closure, a view of weights) see the restored values. A live object is used for o
 distinct when the snapshot was taken stay distinct, and shared objects are shared again.
 """
 
+import itertools
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from midstride.engine.objects.attributes import delete_attribute, keep_order, set_state_attribute, state_attributes
 from midstride.engine.objects.changes import CodeChange
-from midstride.engine.objects.containers import KINDS, MISSING
-from midstride.engine.objects.function_code import code_digest
-from midstride.engine.objects.instances import FORMS
-from midstride.engine.objects.plain_values import PLAIN, kind_name
+from midstride.engine.objects.kinds.functions import code_digest
+from midstride.engine.objects.kinds.kind import MISSING
+from midstride.engine.objects.kinds.plain import PLAIN
+from midstride.engine.objects.kinds.table import restorer_of
 from midstride.engine.objects.restored_memory import RestoredMemory
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.objects.walk import GraphWalk
-from midstride.engine.state.object_nodes import Instance, kind_text
+from midstride.engine.state.object_nodes import Same, kind_name, kind_text, step
 from midstride.engine.state.row_shards import is_distributed
 from midstride.engine.state.tensors import is_expanded
 
@@ -50,7 +52,8 @@ class GraphRestore:
         self.memory = RestoredMemory(device)
         self._left_out: set[int] | None = None
         self.stale: dict[str, str] = {}  #: what could not be brought back, by path, and why
-        self.is_old = False  #: whether an earlier version described something here in another way
+        #: whether a walk of the live objects will give other nodes than those of the snapshot
+        self.reads_otherwise = False
         self.reordered: list[str] = []  #: sets that iterate in another order now
 
     def put(self, node: Any, live: Any, path: str) -> Any:
@@ -58,10 +61,44 @@ class GraphRestore:
         kind = type(node)
         if kind in PLAIN:
             return node
-        if kind is Instance:
-            return FORMS[node.form](self, node, live, path)
-        restore = KINDS.get(kind)
+        if kind is Same:
+            found = self.find(node.path)
+            return self.mark_stale(path, f"the same as {node.path}", live) if found is MISSING else found
+        restore = restorer_of(node)
         return node if restore is None else restore(self, node, live, path)
+
+    def items(self, nodes: Any, before: Any, path: str) -> list[Any]:
+        """Return the items that `nodes` describe, each filled into the live item at its index."""
+        if PLAIN.issuperset(map(type, nodes)):
+            return list(nodes)
+        padded = itertools.chain(before, itertools.repeat(MISSING))
+        pairs = enumerate(zip(nodes, padded, strict=False))
+        items = (self.put(node, live, f"{path}/{index}") for index, (node, live) in pairs)
+        return [None if item is MISSING else item for item in items]  # others keep their places
+
+    def attributes(self, nodes: Mapping[str, Any], live: Any, path: str) -> None:
+        """Set the attributes of a live object to those that `nodes` describe; each fills its live value in place."""
+        before = state_attributes(live)
+        for name, node in nodes.items():
+            if self.change.drops(path, name) or self.change.replaces(path, name, node):
+                self.skip(node, step(path, name))
+                continue
+            value = before.get(name, MISSING)
+            after = self.put(node, value, step(path, name))
+            if after is value or after is MISSING:
+                continue
+            try:
+                set_state_attribute(live, name, after)
+            except AttributeError:  # its class has no room for it, or a property there
+                self.mark_stale(step(path, name), "set", MISSING)
+        for name in before.keys() - nodes.keys():
+            if not self.change.adds(path, name):
+                delete_attribute(live, name)
+        keep_order(live, nodes)
+
+    def describe(self, live: Any) -> Any:
+        """Return the node of a live object on its own."""
+        return None if live is MISSING else GraphWalk({}, {}).node(live, "")
 
     def skip(self, node: Any, path: str) -> None:
         """Build the objects of `node`, which other nodes may refer to, without setting a value at `path`."""
@@ -126,7 +163,7 @@ class GraphRestore:
 
     def read_back(self) -> None:
         """Record that a walk of the live objects will give other nodes than the snapshot's."""
-        self.is_old = True
+        self.reads_otherwise = True
 
     def mark_stale(self, path: str, was: str, live: Any) -> Any:
         """Record that the value at `path` cannot be restored; return `live`, which stays and may be MISSING."""

@@ -1,18 +1,39 @@
-"""The roots of a walk over objects: the attributes of a module and its submodules, and their hooks."""
+"""Where walks begin: a module's attributes and hooks, classes and globals of user code, settings of the process."""
 
-from collections.abc import Iterator, Mapping
+import functools
+import linecache
+import os
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
 from typing import Any
 
+import torch
+import xxhash
 from torch import Tensor, nn
 
-from midstride.engine.code_origin import is_user_class
+from midstride.engine.code_origin import is_user_class, is_user_file, is_user_module
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, set_attribute
-from midstride.engine.objects.registered_hooks import user_hooks
+from midstride.engine.objects.kinds.functions import Cached, is_users_cache
+from midstride.engine.objects.kinds.generators import Generator
+from midstride.engine.objects.user_modules import user_modules
 from midstride.engine.objects.walk import GraphWalk
 
-__all__ = ["Root", "module_anchors", "module_roots"]
+__all__ = [
+    "Root",
+    "class_and_global_state",
+    "is_code",
+    "is_counted_in",
+    "is_data",
+    "module_anchors",
+    "module_roots",
+    "process_state",
+    "user_hooks",
+]
 
 #: what the engine sets itself on a module, and torch on a recurrent layer: weak references to its weights
 _OURS = frozenset({"_trainer", "device", "_is_replica", "_flat_weight_refs"}) | INTERNAL
@@ -49,10 +70,14 @@ class Root:
         """Path of the owner, a prefix of the paths of its attributes."""
         return f"{self.group}/{self.name}" if self.name else self.group
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the order in which the attributes were set is restored."""
+        return not (self.is_setup or self.is_data or self.owner is None)
+
     def nodes(self, walk: GraphWalk) -> dict[str, Any]:
-        """Return the nodes of the attributes: by name, or in the order in which they were set if that is restored."""
-        is_ordered = not (self.is_setup or self.is_data or self.owner is None)
-        return walk.root_attributes(self.values, self.path, is_small=self.is_data, is_ordered=is_ordered)
+        """Return the nodes of the attributes: in the order in which they were set if that is restored, else by name."""
+        return walk.root_attributes(self.values, self.path, is_small=self.is_data, is_ordered=self.is_ordered)
 
     def set(self, name: str, value: Any) -> None:
         """Set an attribute of the owner, past any `__setattr__`; without an owner, do nothing."""
@@ -85,3 +110,155 @@ def module_anchors(module: nn.Module) -> dict[str, object]:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     modules = {f"module {path}": submodule for path, submodule in module.named_modules()}
     return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **modules}
+
+
+def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
+    """Return the hooks of `owner` that are user code, by the name under which they are registered.
+
+    They are numbered without torch's own hooks, whose number differs between attempts.
+    """
+    registered = [(name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values()]
+    theirs = [(name, hook) for name, hook in registered if _is_user_hook(hook)]
+    return {f"{name}_{number}": hook for number, (name, hook) in enumerate(theirs)}
+
+
+def _is_user_hook(hook: Any) -> bool:
+    function = getattr(hook, "__func__", hook)
+    if isinstance(function, types.FunctionType):
+        return is_user_file(function.__code__.co_filename)
+    return is_user_class(type(function))
+
+
+#: modules of classes that user code uses as counters and containers
+_COUNTED_IN = frozenset(
+    {
+        *("builtins", "collections", "itertools", "weakref", "_contextvars", "array", "ctypes", "queue", "_queue"),
+        *("functools", "threading", "_thread", "multiprocessing.sharedctypes", "decimal", "fractions", "datetime"),
+        *("numpy", "torch", "torch.nn.parameter", "pandas", "pandas.core.frame", "pandas.core.series"),
+    }
+)
+
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_WRAPPERS = (classmethod, staticmethod, property, functools.cached_property)
+#: descriptors that Python makes in a class, such as those of slots
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
+
+
+def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = ()) -> Iterator[tuple[str, object]]:
+    """Yield, with their names, the values that the user's code around `objects` and `classes` holds.
+
+    These are attributes of their classes; and in the user's modules that these classes and their code name: globals
+    (functions included), attributes of classes, and defaults, attributes, closures and caches of functions.
+    """
+    kinds = {kind for one in (*map(type, objects), *classes) for kind in one.__mro__ if is_user_class(kind)}
+    modules = user_modules(kinds)
+    named = [value for module in modules for value in vars(module).values()]
+    kinds.update(value for value in named if isinstance(value, type) and is_user_class(value))
+    for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
+        yield from _of_class(kind)
+    for function in dict.fromkeys(code for code in map(_code_of, named) if isinstance(code, types.FunctionType)):
+        yield from _of_function(function)
+    for module in modules:
+        for name, value in vars(module).items():
+            is_function = isinstance(value, types.FunctionType) or is_users_cache(value)
+            if not name.startswith("__") and (is_function or is_data(value) or _is_alias(name, value)):
+                yield f"global {module.__name__}.{name}", value
+
+
+def is_counted_in(value: object) -> bool:
+    """Return whether `value` is of a class of Python or a library that user code keeps counts and the like in."""
+    return type(value).__module__ in _COUNTED_IN and not isinstance(value, Generator)
+
+
+def is_code(value: object) -> bool:
+    """Return whether `value` is code: a function, a class, a module, or a descriptor such as a property."""
+    return isinstance(value, (*_CODE, *_WRAPPERS, *_SLOTS))
+
+
+def is_data(value: object) -> bool:
+    """Return whether `value` is data rather than code; a callable object is data if its class is the user's."""
+    return not is_code(value) and (is_user_class(type(value)) or not callable(value))
+
+
+def _is_alias(name: str, value: object) -> bool:
+    """Return whether `name` is an alias for a class or a C function, which code may set to another one later."""
+    return isinstance(value, (type, types.BuiltinFunctionType)) and value.__name__ != name
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, object]]:
+    name = f"class {kind.__qualname__}"
+    if issubclass(kind, Enum):
+        yield from ((f"{name}: {member.name}", member) for member in kind)
+        return
+    for key, value in vars(kind).items():
+        function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        if isinstance(function, types.FunctionType) or is_users_cache(function):
+            yield f"{name}: {key}", function
+            yield from _of_function(_code_of(function))
+        elif not key.startswith("__") and (is_data(value) or _is_alias(key, value)):
+            yield f"{name}: {key}", value
+
+
+def _code_of(value: Any) -> Any:
+    return value.__wrapped__ if isinstance(value, Cached) else value
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    if not is_user_file(function.__code__.co_filename):
+        return
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    values |= {**(function.__kwdefaults__ or {}), **vars(function)}
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    values |= {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    yield f"function {function.__qualname__}", function
+    for name, value in values.items():
+        if is_data(value):
+            yield f"function {function.__qualname__}: {name}", value
+
+
+#: settings of torch that change the bits of a training
+_SETTINGS: tuple[Callable[[], object], ...] = (
+    torch.get_default_dtype,
+    torch.get_default_device,
+    torch.get_float32_matmul_precision,
+    torch.are_deterministic_algorithms_enabled,
+)
+
+
+def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
+    """Yield settings by name; environment variables and functions only if user code around `classes` names them."""
+    for setting in _SETTINGS:
+        yield f"torch.{setting.__name__}()", str(setting())
+    modules = user_modules(classes)
+    sources = ["".join(linecache.getlines(getattr(module, "__file__", None) or "")) for module in modules]
+    for name, value in os.environ.items():
+        if any(name in source for source in sources):  # libraries set others, which no training step reads
+            yield f"environment variable {name}", xxhash.xxh3_64_hexdigest(value.encode(errors="surrogateescape"))[:6]
+    functions = (_functions_of_libraries(*of) for of in zip(modules, sources, strict=True))
+    yield from {name: function for found in functions for name, function in found}.items()
+
+
+def _functions_of_libraries(module: types.ModuleType, source: str) -> Iterator[tuple[str, object]]:
+    """Yield the functions of libraries that `source` of `module` names, as `F.relu`: user code may replace them."""
+    libraries = tuple(
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, types.ModuleType) and not is_user_module(value.__name__)
+    )
+    for path in _paths(source, libraries):
+        library: Any = module
+        found: Any = module
+        for name in path.split("."):
+            library, found = found, vars(found).get(name) if isinstance(found, types.ModuleType) else None
+        if isinstance(found, types.BuiltinFunctionType | types.FunctionType):
+            kind = found if isinstance(found, types.FunctionType) else found.__qualname__
+            yield f"library function {library.__name__}.{path.rpartition('.')[2]}", kind
+
+
+@lru_cache(maxsize=256)  # asked at many snapshots
+def _paths(source: str, names: tuple[str, ...]) -> list[str]:
+    """Return the dotted paths in `source` that begin with one of `names`, such as `F.relu`."""
+    return sorted(set(re.findall(rf"\b(?:{'|'.join(names)})(?:\.\w+)+", source))) if names else []

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from midstride.engine.objects.node_writers import has_memory, writer_of
-from midstride.engine.objects.plain_values import PLAIN, is_large, kind_name, step
-from midstride.engine.objects.shared_memory import is_shared
-from midstride.engine.state.object_nodes import Instance, Same, View
+from midstride.engine.objects.kinds.opaque import LEFT_OUT
+from midstride.engine.objects.kinds.plain import ADDRESSES, PLAIN
+from midstride.engine.objects.kinds.table import describer_of, kind_of
+from midstride.engine.objects.kinds.tensors import has_memory
+from midstride.engine.objects.left_out import is_large, is_shared
+from midstride.engine.state.object_nodes import Same, View, step
 from midstride.engine.state.row_shards import is_distributed, row_shard_of
 from midstride.engine.state.torch_internals import is_view_of_one
 
@@ -61,22 +63,20 @@ class GraphWalk:
         """Return the node of `value` at `path`."""
         kind = type(value)
         if kind in PLAIN:
-            return self._address(value) if self.is_address(value) else value
+            return ADDRESSES.describe(self, value, path) if self.is_address(value) else value
         if (name := self.anchors.get(id(value))) is not None:
             return Same(name)
         if (met := self.seen.get(id(value))) is not None:
             return Same(met[0])
         if (self.is_small and is_large(value)) or (self._copied and is_shared(value)):
-            self.meet(value, path)
             self.large[path] = value
-            return Instance("large", kind_name(kind))
+            return LEFT_OUT.describe(self, value, path)
         if self._depth == DEEPEST:
-            self.meet(value, path)
             self.deep[path] = value
-            return Instance("large", kind_name(kind))
+            return LEFT_OUT.describe(self, value, path)
         self._depth += 1
         try:
-            return writer_of(kind)(self, value, path)
+            return describer_of(kind)(self, value, path)
         finally:
             self._depth -= 1
 
@@ -113,12 +113,20 @@ class GraphWalk:
             nodes[name] = value if is_plain else self.node(value, step(path, name))
         return nodes
 
+    def items(self, values: Any, path: str) -> Iterator[Any]:
+        """Yield the nodes of the items of a sequence."""
+        if PLAIN.issuperset(map(type, values)) and not (values and self.is_address(next(iter(values)))):
+            yield from values
+        else:
+            yield from (self.node(value, f"{path}/{index}") for index, value in enumerate(values))
+
+    def is_described(self, kind: type) -> bool:
+        """Return whether the nodes of objects of `kind` hold more than its name."""
+        return kind_of(kind).is_described
+
     def is_address(self, value: Any) -> bool:
         """Return whether `value` is the `id` of an object in another part of the state; ids differ between attempts."""
         return type(value) is int and value > _LOW and value in self.anchors
-
-    def _address(self, value: int) -> Instance:
-        return Instance("address", kind_name(int), {"of": Same(self.anchors[value])})
 
     def base_of(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter or buffer in whose memory `tensor` lies."""

@@ -7,10 +7,8 @@ codec            a tree of state as plain JSON beside named tensors
 differences      where two trees of state differ, bit for bit
 dtypes           the dtypes that a file may name, from fixed lists
 hash_table       the hash table of a set: the slots of its items, and those of removed items
-naming           names and paths of the values of a state, for messages
 object_nodes     nodes of a tree of state that describe objects: references, views and instances
 row_shards       the rows of a tensor that one rank has, joined and sharded again for another number of ranks
-sharing          containers that occur several times in a tree of state: written once, and referred to elsewhere
 stateful         the state of a run: parts with `state_dict` and `load_state_dict`
 tensor_digest    digests of the content of tensors, on any device and in any layout
 tensor_file      reads safetensors files in one pass, with their digests checked

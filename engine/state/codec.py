@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.errors import UnsupportedState
+from midstride.engine.formatting import format_count
 from midstride.engine.state.arrays import array_of, describe_dtype, dtype_of, scalar_of, tensor_of
 from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.hash_table import described_table, fill_set
-from midstride.engine.state.naming import joined, kind_of, unwritable
-from midstride.engine.state.object_nodes import Instance, Same, View, stable_kind
+from midstride.engine.state.object_nodes import Instance, Same, View
 from midstride.engine.state.row_shards import RowShard
-from midstride.engine.state.sharing import AGAIN, SharedContainers, node_at
 from midstride.engine.state.tensors import TensorEntry, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
@@ -51,6 +50,50 @@ class Encoded:
 
     document: Any
     tensors: dict[str, Tensor]
+
+
+#: tag of a reference to another place in the same document
+AGAIN = "again"
+#: mutable types, for which identity matters
+_KINDS = frozenset({list, dict, set, deque, bytearray, OrderedDict, Counter, defaultdict, np.ndarray})
+
+
+class SharedContainers:
+    """The containers that one walk over a tree has met, with their documents."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, tuple[object, Any]] = {}  # with the containers: none is freed, and its address taken
+        self._again: dict[int, list[dict[str, Any]]] = {}  # by document: the places to be told where it stands
+
+    def note(self, value: object, document: Any) -> None:
+        """Record the document of `value`."""
+        if type(value) in _KINDS:
+            self._met[id(value)] = value, document
+
+    def again(self, value: object) -> dict[str, Any] | None:
+        """Return a reference if `value` was met before, which `complete` fills; else None."""
+        if (met := self._met.get(id(value))) is None:
+            return None
+        node: dict[str, Any] = {"$": AGAIN}
+        self._again.setdefault(id(met[1]), []).append(node)
+        return node
+
+    def complete(self, root: Any) -> None:
+        """Write into all references the path of the first occurrence in the document `root`."""
+        nodes: list[tuple[Any, tuple[str | int, ...]]] = [(root, ())] if self._again else []
+        while nodes:
+            node, place = nodes.pop()
+            for again in self._again.get(id(node), ()):
+                again["at"] = [*place]
+            inside = node.items() if isinstance(node, dict) else enumerate(node)
+            nodes += [(child, (*place, key)) for key, child in inside if isinstance(child, (dict, list))]
+
+
+def node_at(root: Any, place: list[str | int]) -> Any:
+    """Return the node of the document `root` at `place`."""
+    for key in place:
+        root = root[key]
+    return root
 
 
 def encode_lazily(tree: object) -> tuple[Any, list[TensorEntry]]:
@@ -306,7 +349,7 @@ class _Decoder:
         form, kind, state = node["form"], node["kind"], self.value(node["state"])
         if (type(form), type(kind), type(state)) != (str, str, dict):
             raise TypeError("an instance has a form, a kind and a state")
-        return Instance(form, stable_kind(kind), state)
+        return Instance(form, kind, state)
 
     def array(self, node: dict[str, Any]) -> np.ndarray[Any, Any]:
         dtype = dtype_of(self.value(node["dtype"]))
@@ -339,3 +382,27 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "instance": _Decoder.instance,
     "scalar": lambda decoder, node: scalar_of(bytes.fromhex(node["bytes"]), dtype_of(decoder.value(node["dtype"]))),
 }
+
+
+def unwritable(faults: list[str]) -> str:
+    """Return the message for values that cannot be written, each named with its path."""
+    shown = [*faults[:20], *([f"and {len(faults) - 20} more"] if len(faults) > 20 else [])]
+    return "\n  ".join([f"{format_count(len(faults), 'value')} of the state cannot be written:", *shown]) + (
+        "\nGive whatever holds such a value a state_dict() that returns tensors and plain values only, "
+        "and a load_state_dict() that rebuilds the rest."
+    )
+
+
+def joined(path: str, key: object) -> str:
+    """Return the path of the item `key` of the value at `path`."""
+    text = str(key)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{path}/{text}" if path else text
+
+
+def kind_of(value: object) -> str:
+    """Return the class of a value, or the name of a function, as messages write it: `function digits.<lambda>`."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    own = getattr(value, "__qualname__", None)
+    return f"{name} {getattr(value, '__module__', '?')}.{own}" if own else name

@@ -5,7 +5,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Instance", "Same", "View", "instances_in", "kind_text", "stable_kind"]
+__all__ = [
+    "Instance",
+    "Same",
+    "View",
+    "instances_in",
+    "key_path",
+    "kind_name",
+    "kind_text",
+    "step",
+    "value_path",
+]
 
 #: prefix of the kinds of the engine's classes
 _ENGINE = "midstride.engine"
@@ -61,7 +71,7 @@ def instances_in(tree: Any, form: str, path: str = "") -> Iterator[tuple[str, In
     """Yield the instances of `form` in a tree of state, each with its path; not those in keys and sets."""
     if isinstance(tree, Instance) and tree.form == form:
         yield path, tree
-    elif isinstance(tree, (dict, Instance)):
+    if isinstance(tree, (dict, Instance)):
         for key, value in (tree.state if isinstance(tree, Instance) else tree).items():
             yield from instances_in(value, form, f"{path}/{key}")
     elif isinstance(tree, (list, tuple, deque)):
@@ -69,17 +79,32 @@ def instances_in(tree: Any, form: str, path: str = "") -> Iterator[tuple[str, In
             yield from instances_in(value, form, f"{path}/{index}")
 
 
+def step(path: str, key: object) -> str:
+    """Return the path of the item `key` of the object at `path`."""
+    return f"{path}/{key if isinstance(key, str) and key.isidentifier() else repr(key)}"
+
+
+def key_path(path: str, index: int) -> str:
+    """Return the path of a key of the dict at `path`, by its index, since the text of a key may change."""
+    return f"{path} (key {index})"
+
+
+def value_path(path: str, index: int) -> str:
+    """Return the path of the value that belongs to that key."""
+    return f"{path} (value {index})"
+
+
+def kind_name(kind: type) -> str:
+    """Return the name of a class in snapshots."""
+    return kind_text(kind.__module__, kind.__qualname__)
+
+
 def kind_text(module: str | None, name: str) -> str:
-    """Return the name of a class or function in snapshots: "package.module:name"."""
-    return stable_kind(f"{module}:{name}")
+    """Return the name of a class or function in snapshots: "package.module:name".
 
+    For those of the engine it is without the module, so that they can move.
 
-def stable_kind(kind: str) -> str:
-    """Return `kind` of a class of the engine without its module, so that snapshots stay readable if it moves.
-
-    >>> stable_kind("midstride.engine.callbacks:EarlyStopping")
+    >>> kind_text("midstride.engine.callbacks", "EarlyStopping")
     'midstride.engine:EarlyStopping'
     """
-    if not kind.startswith(f"{_ENGINE}."):
-        return kind
-    return f"{_ENGINE}:{kind.partition(':')[2]}"
+    return f"{_ENGINE if module and module.startswith(f'{_ENGINE}.') else module}:{name}"

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from midstride.engine.data.loader import ResumableLoader
-from midstride.engine.objects.side_effects import side_effects_reverted
+from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.training.checkpointing.roots import evaluated_objects
 from midstride.engine.training.context import EvaluationContext

@@ -14,8 +14,8 @@ from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.errors import NotExact
 from midstride.engine.metrics.lane_logger import LaneLogger
 from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.objects.roots import module_anchors, module_roots
-from midstride.engine.objects.side_effects import side_effects_reverted
 from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.seeds import Generators, mix
 from midstride.engine.state.differences import differences

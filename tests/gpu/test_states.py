@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from midstride.engine import Callback, DataModule
 from midstride.engine.modules.callback_states import Callbacks
-from midstride.engine.objects.device_tensors import tensors_in
+from midstride.engine.objects.kinds.tensors import tensors_in
 from midstride.engine.state.object_nodes import Instance, instances_in
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.training.checkpointing.state_parts import UserState
@@ -86,17 +86,17 @@ def test_a_state_says_which_of_its_tensors_are_a_gpus(part: str, tree: str, fake
     keeper, kept = PARTS[part](TREES[tree](torch.zeros(2).to(GPUS[1]), 3), GPUS[1])
     state = kept.state_dict()
     assert devices_in(state) == [GPUS[1]]
-    assert {node.state["value"].device for _, node in instances_in(state, "on device")} == {GPUS[1]}
+    assert {node.state["value"].device for _, node in instances_in(state, "tensor")} == {GPUS[1]}
     before, keeper.tree = keeper.tree, None
     kept.load_state_dict(state)  # as is tried when a fit begins
     assert devices_in(keeper.tree) == devices_in(before) == [GPUS[1]]
-    assert not [*instances_in(keeper.tree, "on device")]
+    assert not [*instances_in(keeper.tree, "tensor")]
 
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("part", PARTS)
 def test_each_tensor_comes_back_to_where_it_was(part: str, tree: str) -> None:
-    node = Instance("on device", "", {"value": torch.ones(2)})  # as a file has it
+    node = Instance("tensor", "", {"value": torch.ones(2), "on_device": True})  # as a file has it
     keeper, kept = PARTS[part](TREES[tree](node, torch.zeros(3)), THERE)
     state, keeper.tree = kept.state_dict(), None
     kept.load_state_dict(state)

@@ -1,11 +1,9 @@
 """Law 1 for what is no weight: a life that goes on from a snapshot has every object as it was, shared as it was."""
 
-import copy
 import gc
 import importlib
 import logging
 import os
-import random
 import re
 import shutil
 import traceback
@@ -29,9 +27,7 @@ from support.hostile_files import Parts
 from midstride.engine import Trainer
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.objects.object_state import Objects, upgrade
 from midstride.engine.state.differences import differences
-from midstride.engine.state.object_nodes import Same
 from midstride.engine.testing import final_state, run_ranks
 
 STEPS, CUT = 5, 2
@@ -297,37 +293,3 @@ def test_a_snapshot_with_an_unknown_form_is_named(tmp_path: Path, caplog: pytest
     train(KEPT["Private"], run)
 
     assert len(re.findall("is set aside, an older one is taken: .* is not what this version writes", caplog.text)) == 1
-
-
-@pytest.mark.parametrize("name", ["Private", "Generators"])
-def test_a_snapshot_of_the_layout_before_is_read(name: str) -> None:
-    """Attributes stood in a part of their own, and generators in another; private ones stay as they are built."""
-    module = KEPT[name][0]()
-    module.counter, module.generator = 1, random.Random(3)
-    drawn = copy.deepcopy(module.generator)
-    tree = {"attributes": {"": {"counter": 5}}, "own generators": {"generator": drawn.getstate()}}
-    objects = Objects.of_module(module)
-    module.generator.random()
-
-    state = upgrade(tree)["objects"]
-    objects.load_state_dict(state)
-
-    assert differences(state, objects.state_dict()) == []
-    assert module.counter == 5
-    assert module.generator.random() == drawn.random()
-
-
-def test_a_dict_of_the_layout_before_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    """Keys stood in it as what they are the same as; what no file could hold, as words."""
-    module = KEPT["Private"][0]()
-    module.counts = counts = {module.layer.weight: 0}
-    objects = Objects.of_module(module)
-    state = objects.state_dict()
-    state["module"][""]["counts"] = {Same("tensor layer.weight"): 4, Same("a key of module/counts, m:Key 1"): 5}
-
-    objects.load_state_dict(state)
-
-    assert differences(state, objects.state_dict()) == []
-    assert module.counts is counts
-    assert counts == {module.layer.weight: 4}
-    assert "cannot be brought back, and stays as it was built: module.counts (a key)" in caplog.text

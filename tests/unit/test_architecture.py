@@ -24,7 +24,7 @@ SET_FROM_OUTSIDE = {
     "engine/lightning/adapt.py: owner.__class__": "Python's own",
     "engine/modules/module_state.py: module.training": "torch's own",
     "engine/modules/tensor_forms.py: tensor.data": "torch's own",
-    "engine/objects/generator_search.py: generator.bit_generator.state": "numpy's own",
+    "engine/objects/kinds/generators.py: generator.bit_generator.state": "numpy's own",
     "engine/strategies/sharded.py: tensor.data": "torch's own",
     "engine/strategies/replicas.py: ctx.devices": "what torch's autograd hands from forward to backward",
 }
@@ -218,7 +218,7 @@ WALKS = {
     "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",
     "engine/metrics/torchmetrics_state.py: _copied": "states of metrics: what is in a list never changes",
     "engine/metrics/values.py: numbers_in": "what a metric computed: a tensor is a nest of numbers",
-    "engine/objects/device_tensors.py: tensors_in": "trees of state: nodes and deques too",
+    "engine/objects/kinds/tensors.py: tensors_in": "trees of state: nodes and deques too",
     "engine/optim/optimizers.py: _describe": "text for a message",
     "engine/optim/optimizers.py: _read": "what configure_optimizers may return, a few shapes of it",
     "engine/optim/optimizers.py: _uncast": "two trees, of which one may lack what the other has",

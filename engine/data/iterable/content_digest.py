@@ -13,10 +13,8 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from midstride.engine.objects.attributes import attributes_of
 
-__all__ = ["FORM", "content_digest", "stack_of"]
+__all__ = ["content_digest", "stack_of"]
 
-#: version of the digests; digests of other versions are not compared
-FORM = 2
 #: levels of nested containers and objects that are digested
 _MAX_DEPTH = 16
 #: number of items from which on they are digested together

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, IterDataPipe
 
-from midstride.engine.data.iterable.content_digest import FORM
 from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, ShardRequestSampler, shard_rotation
 from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState, add_marks
 from midstride.engine.data.iterable.shards import ShardReader
@@ -22,8 +21,7 @@ from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
-from midstride.engine.objects.generator_search import path_to_module, shared_generators
-from midstride.engine.objects.reseed_hook import restorable
+from midstride.engine.objects.generator_search import path_to_module, restorable, shared_generators
 
 __all__ = ["IterableLoader"]
 
@@ -144,26 +142,30 @@ class IterableLoader(ResumableLoader):
         """Return the position after the last batch that was returned, with states and digests by shard."""
         position = self._position
         states = {
-            shard: {"batch": saved.batch, "due": saved.next_at, "state": pickle.loads(saved.data), **_digests(saved)}
+            shard: {
+                "batch": saved.batch,
+                "due": saved.next_at,
+                "state": pickle.loads(saved.data),
+                "digest": saved.digest,
+                "total": saved.total,
+            }
             for shard, saved in sorted(position.resume_states().items())
         }
-        digests = {"digests": list(position.digests), "form": FORM} if None not in position.digests else {}
         return {
             "shards": self.shards,
             "read": list(position.read),
             "ended": list(position.ended),
             "turn": position.turn,
             "states": states,
+            "digests": list(position.digests),
             "totals": list(position.totals),
             "had_states": position.had_states,
-            **digests,
             **self._data.state_dict(self._reader.collation.function),
         }
 
-    def read_digest(self) -> int | None:
-        """Return the sum of the marks of all batches in the pass; None if an older version has read some."""
-        totals = [total for total in self._position.totals if total is not None]
-        return reduce(add_marks, totals, 0) if len(totals) == len(self._position.totals) else None
+    def read_digest(self) -> int:
+        """Return the sum of the marks of all batches in the pass."""
+        return reduce(add_marks, self._position.totals, 0)
 
     @property
     def had_states(self) -> bool:  # type: ignore[override]
@@ -199,14 +201,13 @@ class IterableLoader(ResumableLoader):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore the position, and the number of shards."""
         self.shards = state_dict["shards"]
-        is_known = state_dict.get("form") == FORM  # else there are no digests, or those of an older version
         states = {  # the numbers of shards are strings in JSON
             int(shard): ShardState(
                 saved["batch"],
                 saved["due"],
                 pickle.dumps(saved["state"]),
-                saved["digest"] if is_known else None,
-                saved["total"] if is_known else None,
+                saved["digest"],
+                saved["total"],
             )
             for shard, saved in state_dict["states"].items()
         }
@@ -215,10 +216,10 @@ class IterableLoader(ResumableLoader):
             read,
             ended,
             state_dict["turn"],
-            digests=list(state_dict["digests"]) if is_known else [None] * len(read),
+            digests=list(state_dict["digests"]),
             earlier_states=states,
-            totals=list(state_dict["totals"]) if is_known else [None] * len(read),
-            had_states=state_dict.get("had_states", False),
+            totals=list(state_dict["totals"]),
+            had_states=state_dict["had_states"],
         )
         self._data.load_state_dict(state_dict)
 
@@ -325,11 +326,6 @@ def _build_dataloader(
     loader: DataLoader[Any], reader: ShardReader, requests: ShardRequestSampler, key: int
 ) -> DataLoader[Any]:
     return rebuild_loader(loader, reader, key=key, init=None, batch_size=None, sampler=requests, collate_fn=_identity)
-
-
-def _digests(saved: ShardState) -> dict[str, Any]:
-    kept = {"digest": saved.digest, "total": saved.total}
-    return {name: value for name, value in kept.items() if value is not None}
 
 
 def _identity(answer: Any) -> Any:

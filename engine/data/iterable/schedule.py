@@ -33,8 +33,8 @@ class PassPosition:
         ended: whether the shard has ended, by shard.
         turn: shard of the next batch.
         states: newest state by shard.
-        digests: digest of all samples read, by shard; None if an older version did not record it.
-        totals: sum of the marks of all batches read, by shard; None if an older version did not record it.
+        digests: digest of all samples read, by shard.
+        totals: sum of the marks of all batches read, by shard.
         had_states: whether there was a state in this pass.
         earlier_states: the state before the newest one, by shard.
     """
@@ -43,9 +43,9 @@ class PassPosition:
     ended: list[bool]
     turn: int = 0
     states: dict[int, ShardState] = field(default_factory=dict)
-    digests: list[int | None] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
     earlier_states: dict[int, ShardState] = field(default_factory=dict)
-    totals: list[int | None] = field(default_factory=list)
+    totals: list[int] = field(default_factory=list)
     had_states: bool = False
 
     @classmethod

@@ -17,7 +17,8 @@ from midstride.engine.data.iterable.sources import Source, replay_source, source
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.data.torch_internals import make_worker_info, set_worker_info, stacks_tensors
 from midstride.engine.errors import EngineError, NotExact, UserCodeError
-from midstride.engine.objects.generator_search import seeder, shared_generators
+from midstride.engine.objects.generator_search import shared_generators
+from midstride.engine.objects.kinds.generators import seeder
 from midstride.engine.seeds import mix
 from midstride.engine.user_code import is_retryable
 
@@ -63,7 +64,7 @@ class Shard:
     """
 
     #: digest of the last batch and its position, and its samples as one tensor if they can be stacked
-    mark: int | None = None
+    mark: int = 0
     _stack: Tensor | None = None
 
     def __init__(
@@ -78,7 +79,7 @@ class Shard:
         self.reader, self.number, self.shard, self.states_until = reader, request.number, request.shard, states
         self.key = mix(mix(reader.key, request.epoch), request.shard)
         self.position, self.due = (saved.batch, saved.next_at) if saved else (0, 1)
-        #: digest of all samples read, and sum of the marks of their batches; None after a state that lacks them
+        #: digest of all samples read, and sum of the marks of their batches
         self.digest, self.total = (saved.digest, saved.total) if saved else (0, 0)
         self.over = False
         dataset = reader.dataset_for_pass(copied=copied or saved is not None)
@@ -129,12 +130,12 @@ class Shard:
     def _next(self) -> Any:
         samples = self._call("__next__", self._samples)
         self._stack = None
-        if samples is not None and self.digest is not None:
+        if samples is not None:
             self._stack = stack_of(samples)
             content = content_digest(samples, self._stack)
             self.digest = mix(self.digest, content)
             self.mark = mix(mix(self.key, self.position), content)
-            self.total = None if self.total is None else add_marks(self.total, self.mark)
+            self.total = add_marks(self.total, self.mark)
         return samples
 
     def _samples(self) -> Any:
@@ -190,7 +191,7 @@ class Shard:
                 )
             self._take_state()
             del self._taken[:-2]
-        if None not in (request.digest, self.digest) and self.digest != request.digest:
+        if request.digest is not None and self.digest != request.digest:
             raise NotExact(
                 f"{self._where()} gives other samples than before the run died, in the {request.batch} batches that it "
                 "had read: its data have changed, or it draws from what cannot be found. Resume with the data it had, "

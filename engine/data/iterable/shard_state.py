@@ -12,15 +12,15 @@ class ShardState(NamedTuple):
         batch: number of batches of the shard that were read before.
         next_at: number of batches at which the next state is taken.
         data: the state, pickled.
-        digest: digest of the samples of those batches; None if it was not recorded.
-        total: sum of the marks of those batches; None if it was not recorded.
+        digest: digest of the samples of those batches.
+        total: sum of the marks of those batches.
     """
 
     batch: int
     next_at: int
     data: bytes
-    digest: int | None = None
-    total: int | None = None
+    digest: int
+    total: int
 
 
 class ShardRequest(NamedTuple):
@@ -32,7 +32,7 @@ class ShardRequest(NamedTuple):
         shard: number of the shard.
         batch: index of the batch in the shard.
         state: state to resume from, in the first request to a shard in a resumed pass; else None.
-        digest: digest of the samples before the batch, in that request; None if it was not recorded.
+        digest: digest of the samples before the batch, in that request; else None.
     """
 
     number: int
@@ -52,17 +52,17 @@ class ShardAnswer(NamedTuple):
 
     Args:
         batch: the result of collate_fn.
-        digest: digest of all samples of the shard up to here; None if it was not recorded.
+        digest: digest of all samples of the shard up to here.
         states: states that were due and taken since the last answer.
-        mark: digest of the samples of this batch and of its position; None if it was not recorded.
-        total: sum of the marks of all batches up to here; None if it was not recorded.
+        mark: digest of the samples of this batch and of its position.
+        total: sum of the marks of all batches up to here.
     """
 
     batch: Any
-    digest: int | None
+    digest: int
     states: list[ShardState]
-    mark: int | None
-    total: int | None
+    mark: int
+    total: int
 
 
 def add_marks(total: int, mark: int) -> int:

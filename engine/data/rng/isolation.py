@@ -17,7 +17,7 @@ from midstride.engine.data.rng.fast_state import (
     rng_changed,
     seed_generators,
 )
-from midstride.engine.objects.generator_search import get_state, set_state
+from midstride.engine.objects.kinds.generators import get_state, set_state
 
 __all__ = ["RngIsolation", "seeded_rng"]
 

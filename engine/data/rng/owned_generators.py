@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from midstride.engine.objects.generator_search import find_generators, seeder
-from midstride.engine.objects.reseed_hook import restorable
+from midstride.engine.objects.generator_search import find_generators, restorable
+from midstride.engine.objects.kinds.generators import seeder
 
 __all__ = ["OwnedGenerators", "Seeders"]
 

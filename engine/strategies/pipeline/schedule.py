@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from midstride.engine.errors import EngineError
-from midstride.engine.objects.side_effects import side_effects_reverted
+from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.batch_split import cut
 from midstride.engine.strategies.mixins import LossOf

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.objects.side_effects import side_effects_reverted
+from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import LossOf, Measures, ModelParallel, RunsBackward

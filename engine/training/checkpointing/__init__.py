@@ -1,8 +1,6 @@
 """Checkpointing: what a fit's state consists of, and how it is saved in snapshots and restored.
 
 checkpointer   takes the snapshots of a fit, and resumes from them
-data_changes   finds data that change within an epoch, where a run could not resume
-facts          facts of a fit for manifests: the run's identity, its environment, and metadata of weights
 identity       changes between two attempts of a run: refused, warned about, or ignored
 state_parts    the parts of a fit's state, in the order in which they are restored
 rank_warnings  warnings of all ranks, merged and logged by rank 0
@@ -12,7 +10,6 @@ roots          the roots of a fit's object graph: its module, callbacks, data, o
                generators in globals
 run_store      the folder of a run as a fit uses it: snapshots, weights, metric log, lease
 settings       settings of optimizers and schedulers that a snapshot overrides, and warnings about them
-sources        digests of the user's source code, to warn when it has changed
 text_order     warns of sets of strings: without PYTHONHASHSEED their order differs in each interpreter
 unsaved_state  warns of user state that changes in training and that no snapshot holds
 world_size     resuming with another number of ranks: batches are divided anew, states merged

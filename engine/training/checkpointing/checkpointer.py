@@ -22,18 +22,23 @@ from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
 from midstride.engine.strategies.mixins import Measures, full_state_dict
-from midstride.engine.training.checkpointing.data_changes import DataChanges
-from midstride.engine.training.checkpointing.facts import hyperparameters, run_facts, weights_facts
-from midstride.engine.training.checkpointing.identity import check_environment, check_identity, environment_changes
+from midstride.engine.training.checkpointing.identity import (
+    check_environment,
+    check_identity,
+    environment_changes,
+    hyperparameters,
+    run_facts,
+    weights_facts,
+)
 from midstride.engine.training.checkpointing.rank_warnings import RankWarnings
 from midstride.engine.training.checkpointing.replica_check import ReplicaCheck
 from midstride.engine.training.checkpointing.restore_check import check_restores
 from midstride.engine.training.checkpointing.roots import unsaved_state_monitor
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.checkpointing.settings import Settings
-from midstride.engine.training.checkpointing.state_parts import state_parts, upgrade
+from midstride.engine.training.checkpointing.state_parts import state_parts
 from midstride.engine.training.checkpointing.text_order import text_order_facts, text_order_warnings
-from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
+from midstride.engine.training.checkpointing.unsaved_state import DataChanges, UnsavedStateMonitor
 from midstride.engine.training.checkpointing.world_size import (
     InitialSharding,
     check_fixed_world,
@@ -115,7 +120,7 @@ class Checkpointer:
             UserError: the snapshot is of another run, or cannot be resumed by this world.
             ReadBackDiffers: the state of a part after the restore is not what was saved.
         """
-        tree, facts = upgrade(tree), snapshot.manifest["facts"]
+        facts = snapshot.manifest["facts"]
         where = f"{self.run.store.url}/snapshots/{snapshot.name}"
         self._resize_loaders(snapshot, tree, where)
         self._check(snapshot.manifest, where)
@@ -296,7 +301,7 @@ class Checkpointer:
         if was == world.size:
             return tree
         own = [name for name, part in self.parts.items() if isinstance(part, Reshardable) and name in tree]
-        others = [{name: other[name] for name in own} for other in map(upgrade, self.run.other_trees(snapshot))]
+        others = [{name: other[name] for name in own} for other in self.run.other_trees(snapshot)]
         return reshard(self.parts, [tree, *others], world.rank)
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:

@@ -11,17 +11,27 @@ free      workers, launcher, retries, snapshots, patience,  nothing
           a larger max_epochs or max_steps
 """
 
+import inspect
 import json
 import platform
 import sys
-from collections.abc import Collection
-from typing import Any
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import torch
+import xxhash
 
+from midstride.engine.config.options import IdentityOption
 from midstride.engine.errors import IdentityChanged
-from midstride.engine.training.checkpointing.sources import source_changes, source_digests
+from midstride.engine.modules.monitors import BestCheckpoint
+from midstride.engine.objects.kinds.functions import digest_of_code
+from midstride.engine.objects.user_modules import functions_of, names_in, user_modules
+from midstride.engine.training.checkpointing.roots import classes_of
+from midstride.engine.training.checkpointing.text_order import text_order_facts
+from midstride.engine.training.context import FitContext
 
 __all__ = [
     "FREE_ARGUMENTS",
@@ -29,9 +39,14 @@ __all__ = [
     "check_identity",
     "environment_changes",
     "environment_of",
+    "hyperparameters",
     "identity_changes",
     "identity_of",
     "is_json",
+    "run_facts",
+    "source_changes",
+    "source_digests",
+    "weights_facts",
 ]
 
 #: keys of the environment that decide how sums are computed
@@ -82,20 +97,15 @@ def environment_of(user_code: Collection[type], device: torch.device) -> dict[st
     }
 
 
-#: key that older snapshots lack -> the value that their runs used
-_ADDED_KEYS = {"check_val_every_n_epoch": 1}
-
-
 def identity_changes(saved: dict[str, Any], running: dict[str, Any]) -> dict[str, str]:
     """Return key -> text with both values, for each key of `running` whose value differs in `saved`.
 
     1 and 1.0 differ, since as limits they mean one batch and all batches.
     """
-    before = {**_ADDED_KEYS, **saved}
     return {
-        key: f"the snapshot has {before.get(key)!r}, this run has {value!r}"
+        key: f"the snapshot has {saved.get(key)!r}, this run has {value!r}"
         for key, value in running.items()
-        if before.get(key) != value or type(before.get(key)) is not type(value)
+        if saved.get(key) != value or type(saved.get(key)) is not type(value)
     }
 
 
@@ -146,10 +156,107 @@ def check_environment(saved: dict[str, Any], running: dict[str, Any], *, where: 
 
 def environment_changes(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
     """Return warnings on changes that may affect the last bits of sums, and on changed source code."""
-    before = {"deterministic": running["deterministic"], **saved}  # older snapshots lack the key
     lines = [
-        f"{key} was {before.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"
+        f"{key} was {saved.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"
         for key in running
-        if key != "source" and before.get(key) != running[key]
+        if key != "source" and saved.get(key) != running[key]
     ]
-    return [*lines, *source_changes(saved.get("source"), running["source"])]
+    return [*lines, *source_changes(saved["source"], running["source"])]
+
+
+def source_digests(kinds: Collection[type]) -> dict[str, str]:
+    """Return name -> digest of each of the user's modules that the classes `kinds` use.
+
+    For a module without a file, such as a notebook, the digests are of the classes and functions that `kinds` use.
+    """
+    code: dict[str, str] = {}
+    for module in user_modules(kinds):
+        try:
+            code[_name(module)] = inspect.getsource(module)
+        except (OSError, TypeError, ValueError, SyntaxError):  # no file, a deleted one, or an unknown encoding
+            code.update(_interactive_code(module, kinds))
+    return {name: xxhash.xxh3_64_hexdigest(found.encode()) for name, found in code.items()}
+
+
+def _name(module: types.ModuleType) -> str:
+    """Return the name by which a module is imported, also if it runs as `__main__`."""
+    return Path(module.__file__ or "").stem if module.__name__ == "__main__" else module.__name__
+
+
+def _interactive_code(module: types.ModuleType, kinds: Iterable[type]) -> Iterator[tuple[str, str]]:
+    """Yield name and code of the classes and functions of `module` that `kinds` refer to, directly or indirectly."""
+    here, found = vars(module), set[str]()
+    queue: list[type | types.FunctionType] = [*kinds]
+    while queue:
+        one = queue.pop()
+        if one.__module__ != module.__name__ or one.__qualname__ in found:
+            continue
+        found.add(one.__qualname__)
+        functions = [*functions_of(one)]
+        yield one.__qualname__, "".join(digest_of_code(function.__code__) for function in functions)
+        named = [here.get(name) for function in functions for name in names_in(function.__code__)]
+        queue += [value for value in named if isinstance(value, type | types.FunctionType)]
+        queue += one.__bases__ if isinstance(one, type) else ()
+
+
+def source_changes(saved: Mapping[str, str], running: Mapping[str, str]) -> list[str]:
+    """Return a warning on modules whose code has changed since the snapshot, or [].
+
+    Modules that only one of them has are ignored: the module that refers to them has changed as well.
+    """
+    if not (changed := sorted(name for name in running if saved.get(name, running[name]) != running[name])):
+        return []
+    be = "have" if len(changed) > 1 else "has"
+    return [
+        f"{', '.join(changed)} {be} changed since the snapshot was taken: from here on the code as it is now is "
+        "trained. If that is not meant, put it back, or start another run"
+    ]
+
+
+def run_facts(context: FitContext) -> dict[str, Any]:
+    """Return the run's "identity", and "bits", the environment that may change its last bits; every rank calls this."""
+    given = dict(context.settings.identity)
+    arguments = given.pop("data_args", {})
+    options, order = context.options, context.collective.broadcast(context.loaders.training.order_identity())
+    if (batch_size := order.pop("global_batch_size", None)) is not None:
+        order["global_batch_size"] = batch_size * options.accumulate_grad_batches
+    identity = {
+        "module": _module_path(context),
+        "module_args": context.module.hparams,
+        "data": type(context.source).__qualname__,
+        **given,
+        "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
+        "seed": context.settings.seed,
+        **order,
+        **{name: getattr(options, name) for name in get_args(IdentityOption)},
+        "precision": options.precision,
+        "strategy": context.strategy.identity,
+    }
+    bits = environment_of(classes_of(context), context.device)
+    return {"identity": identity_of(identity), "bits": bits, **text_order_facts()}
+
+
+def hyperparameters(context: FitContext) -> dict[str, Any]:
+    """Return "hparams": hyperparameters for trackers that are not in the identity, of the data and of loggers."""
+    saved = {} if context.source is context.module else getattr(context.source, "hparams", {})
+    found = {**({"data_args": dict(saved)} if saved else {}), **context.metric_logger.hparams}
+    return {"hparams": identity_of(found)} if found else {}
+
+
+def weights_facts(context: FitContext) -> dict[str, Any]:
+    """Return metadata of weights; snapshots repeat it, so that a lost weights folder can be restored from them."""
+    module, progress = context.module, context.progress
+    return {
+        "step": progress.step,
+        "epoch": progress.epoch,
+        "module": _module_path(context),
+        "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
+        "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
+        "metrics": {name: float(value) for name, value in context.metric_logger.values.items()},
+        "monitors": [one.watched for one in context.callbacks if isinstance(one, BestCheckpoint)],
+    }
+
+
+def _module_path(context: FitContext) -> str:
+    kind = type(context.module)
+    return f"{kind.__module__}:{kind.__qualname__}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError
-from midstride.engine.objects.device_tensors import tensors_in
+from midstride.engine.objects.kinds.tensors import tensors_in
 from midstride.engine.state.differences import differences
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.state.tensor_digest import tensor_digest

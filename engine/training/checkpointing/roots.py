@@ -15,13 +15,18 @@ from midstride.engine.modules.callback_states import by_class_name
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of
-from midstride.engine.objects.code_state import class_and_global_state, is_counted_in
-from midstride.engine.objects.generator_search import is_generator
+from midstride.engine.objects.kinds.generators import is_generator
+from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.object_state import Objects
-from midstride.engine.objects.plain_values import PLAIN
-from midstride.engine.objects.process_state import process_state
-from midstride.engine.objects.registered_hooks import user_hooks
-from midstride.engine.objects.roots import Root, module_anchors, module_roots
+from midstride.engine.objects.roots import (
+    Root,
+    class_and_global_state,
+    is_counted_in,
+    module_anchors,
+    module_roots,
+    process_state,
+    user_hooks,
+)
 from midstride.engine.objects.user_modules import user_modules
 from midstride.engine.optim.optimizers import scheduler_objects
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor

@@ -18,7 +18,6 @@ from unit.data.test_iterable import REST
 from midstride.engine.data.iterable import trial
 from midstride.engine.data.iterable.shard_state import ShardState
 from midstride.engine.errors import NotExact
-from midstride.engine.state.differences import differences
 
 DRAW = random.Random(4)
 
@@ -199,7 +198,7 @@ class Numbered:
         return self.at
 
     def state(self) -> ShardState:
-        return ShardState(self.at, 0, b"")
+        return ShardState(self.at, 0, b"", 0, 0)
 
 
 @pytest.mark.parametrize(("batches", "is_refused"), [(3, False), (4, True)])
@@ -227,7 +226,7 @@ class Slow:
         return self.at + (self.at > self.wrong_from)
 
     def state(self) -> ShardState:
-        return ShardState(self.at, 0, b"")
+        return ShardState(self.at, 0, b"", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -261,17 +260,3 @@ def test_data_that_changed_under_a_run_are_refused() -> None:
         NotExact, match="gives other samples than before the run died, in the 3 batches that it had read"
     ):
         resumed(other, after(Lines(), 3), 3)
-
-
-@pytest.mark.parametrize("kept", [{}, {"digest": 1, "total": 1}])
-def test_snapshots_of_older_versions_are_resumed(kept: dict[str, int]) -> None:
-    """They kept no digests of what was read, or others."""
-    state = after(Stateful(), 3)
-    del state["digests"], state["form"]
-    saved = {"batch": 3, "due": 4, "state": {"at": 12, "weight": torch.zeros(0)}}
-    state |= {"states": {0: saved}, "totals": [None]}
-    feed = feed_of(Stateful())
-    older = {**state, "states": {0: {**saved, **kept}}, **({"digests": [1], "totals": [1]} if kept else {})}
-    feed.load_state_dict(copy.deepcopy(older))
-    assert not differences(feed.state_dict(), state)
-    assert [batch.tolist() for batch in feed.batches(0, 3)] == REST

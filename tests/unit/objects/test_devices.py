@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import NotExact
 from midstride.engine.modules.structure import ModuleStructure
-from midstride.engine.objects.containers import MISSING
+from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.optim.optimizers import OptimizerList
@@ -19,7 +19,7 @@ THERE = torch.device("meta")
 
 
 def on_device(value: Tensor) -> Instance:
-    return Instance("on device", "", {"value": value})
+    return Instance("tensor", "", {"value": value, "on_device": True})
 
 
 #: what the snapshot has, what is live, and whether that takes the values

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from midstride.engine.objects.digest import digest_lines
-from midstride.engine.objects.generator_search import find_generators, get_state, seeder, set_state
+from midstride.engine.objects.generator_search import find_generators
+from midstride.engine.objects.kinds.generators import get_state, seeder, set_state
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.state.differences import differences
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from midstride.engine.objects.digest import digest_lines
-from midstride.engine.objects.library_objects import is_comparable
+from midstride.engine.objects.kinds.library_objects import is_comparable
 
 
 def _wrapper(**attributes: Any) -> textwrap.TextWrapper:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from midstride.engine.objects.process_state import process_state
+from midstride.engine.objects.roots import process_state
 
 #: as code names it -> the library it stands in, and its name there
 FUNCTIONS = {

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.utils import spectral_norm
 
-from midstride.engine.objects.registered_hooks import user_hooks
+from midstride.engine.objects.roots import user_hooks
 
 NAMES = ("_forward_pre_hooks", "_forward_hooks")
 

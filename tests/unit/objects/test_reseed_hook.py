@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from midstride.engine.objects.generator_search import MAIN_GENERATORS, get_state
-from midstride.engine.objects.reseed_hook import ReseedHook
+from midstride.engine.objects.generator_search import ReseedHook
+from midstride.engine.objects.kinds.generators import MAIN_GENERATORS, get_state
 from midstride.engine.state.differences import differences
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from midstride.engine.objects.left_out import is_shared
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.roots import Root
-from midstride.engine.objects.shared_memory import is_shared
 
 pytestmark = pytest.mark.fast
 

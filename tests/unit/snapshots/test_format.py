@@ -15,7 +15,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
-from midstride.engine.objects.instances import FORMS
+from midstride.engine.objects.kinds.table import KINDS
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.reader import read
@@ -32,7 +32,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "snapshot-format.md"
 
 def test_each_form_of_an_instance_is_explained() -> None:
     rows = re.findall(r"^\| ((?:`[a-z ]+`(?:, )?)+) \|", PAGE.read_text().partition("| `form` |")[2], re.MULTILINE)
-    assert {form for row in rows for form in re.findall(r"`([a-z ]+)`", row)} == {*FORMS}
+    assert {form for row in rows for form in re.findall(r"`([a-z ]+)`", row)} == {
+        kind.form for kind in KINDS if kind.form
+    }
 
 
 class Page:

@@ -9,7 +9,6 @@ from support.refused import fit
 from torch import Tensor, nn
 
 from midstride.engine.errors import UserError
-from midstride.engine.training.checkpointing.identity import environment_changes
 from midstride.engine.training.determinism import REPEATABLE, Determinism
 
 
@@ -88,10 +87,6 @@ def test_a_run_that_resumes_with_other_algorithms_says_so(tmp_path: Path, caplog
     fit(tmp_path, max_epochs=3, deterministic=False)
     said = "deterministic was True and is False: sums may differ in their last bits from here on"
     assert [message for message in caplog.messages if "deterministic" in message] == [said]
-
-
-def test_a_snapshot_without_its_algorithms_resumes_silently() -> None:
-    assert environment_changes({"source": {}}, {"deterministic": True, "source": {}}) == []
 
 
 def test_the_page_has_every_row() -> None:

@@ -1,6 +1,5 @@
-"""A part that does not take back what it gave is named, however large it is; what an earlier version gave is taken."""
+"""A part that does not take back what it gave is named, however large it is."""
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from unit.modules.test_callbacks import Logs
 
-from midstride.engine import BestCheckpoint, EarlyStopping, Trainer, TrainingModule
+from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import NotExact, ReadBackDiffers
-from midstride.engine.state.differences import differences
 from midstride.engine.state.stateful import restore_parts
-from midstride.engine.testing import final_state
-from midstride.engine.training.checkpointing import checkpointer
 from midstride.engine.training.checkpointing.restore_check import CHECKED_PARTS, check_restores
-from midstride.engine.training.checkpointing.state_parts import upgrade
 
 LARGE = 1 << 20
 TENSORS: dict[str, Callable[[], Tensor]] = {
@@ -119,46 +113,3 @@ def test_a_part_that_gives_no_state_without_what_did_not_come_back_is_named(tmp_
     fit(2)
     with pytest.raises(ReadBackDiffers, match=r"schedulers cannot give a state any more, .* in on_load_checkpoint"):
         fit(3)
-
-
-def _without(where: str, *names: str) -> Callable[[dict[str, Any]], None]:
-    def change(tree: dict[str, Any]) -> None:
-        *path, last = where.split("/")
-        for name in names:
-            del functools.reduce(lambda node, step: node[step], path, tree)[last][name]
-
-    return change
-
-
-#: what snapshots of earlier versions were without, or said otherwise
-EARLIER: dict[str, Callable[[dict[str, Any]], None]] = {
-    "BestCheckpoint": _without("callbacks/BestCheckpoint", "monitor", "mode"),
-    "EarlyStopping": _without("callbacks/EarlyStopping", "monitor", "mode", "stopped_epoch"),
-    "logged values": _without("logged", "names", "evaluation_values"),
-    "attributes by name": lambda tree: tree["objects"].update(
-        module={owner: dict(sorted(nodes.items())) for owner, nodes in tree["objects"]["module"].items()}
-    ),
-}
-
-
-@pytest.mark.parametrize("case", EARLIER)
-def test_a_snapshot_of_an_earlier_version_is_resumed_exactly(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fit(run: str, epochs: int) -> None:
-        callbacks = [BestCheckpoint("value"), EarlyStopping("value")]
-        trainer = Trainer(max_epochs=epochs, callbacks=callbacks, enable_progress_bar=False)
-        trainer.fit(Logs([3, 2]), DataLoader([1, 2, 3, 4], batch_size=2), DataLoader([3]), run=str(tmp_path / run))
-
-    def earlier(tree: dict[str, Any]) -> dict[str, Any]:
-        changed.append(case)
-        EARLIER[case](tree)
-        return upgrade(tree)
-
-    changed: list[str] = []
-    fit("whole", 2)
-    fit("resumed", 1)
-    monkeypatch.setattr(checkpointer, "upgrade", earlier)
-    fit("resumed", 2)
-    assert changed
-    assert not differences(final_state(str(tmp_path / "whole")), final_state(str(tmp_path / "resumed")))

@@ -126,14 +126,6 @@ def test_an_undisturbed_resume_says_nothing_of_settings(tmp_path: Path, caplog: 
 
 
 @pytest.mark.parametrize(
-    ("now", "changes"),
-    [(1, {}), (2, {"check_val_every_n_epoch": "the snapshot has 1, this run has 2"})],
-)
-def test_an_option_that_is_newer_than_the_snapshot_had_its_default(now: int, changes: dict[str, str]) -> None:
-    assert identity_changes({"seed": 1}, {"seed": 1, "check_val_every_n_epoch": now}) == changes
-
-
-@pytest.mark.parametrize(
     ("before", "now", "changes"),
     [
         (1.0, 1.0, {}),

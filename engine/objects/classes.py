@@ -1,0 +1,120 @@
+"""Classes by their names in snapshots: whose objects can be made anew, and whose attributes are all of their state."""
+
+import sys
+import types
+from collections import deque
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset, TensorDataset
+
+from midstride.engine.code_origin import is_user_class
+from midstride.engine.metrics.torchmetrics_internals import is_kind_of_metric, set_anew
+from midstride.engine.objects.attributes import made_by, new_locks
+from midstride.engine.objects.kinds.kind import MISSING
+from midstride.engine.state.object_nodes import kind_name
+
+__all__ = [
+    "BASES",
+    "CONTAINERS",
+    "TORCH_DATA",
+    "class_called",
+    "fresh",
+    "is_library",
+    "is_made_anew",
+    "is_of_attributes",
+    "set_class",
+]
+
+#: classes of torch whose objects can be rebuilt
+_MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
+#: data sets of torch whose attributes are all of their state
+TORCH_DATA: tuple[type[Any], ...] = (Subset, ConcatDataset, ChainDataset, StackDataset, TensorDataset)
+#: classes of libraries whose attributes and items are all of their state
+_NAMESPACES = frozenset(
+    {
+        *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
+        *("collections:UserString", "collections:ChainMap"),
+        *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
+        *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
+        "midstride.engine:Hyperparameters",
+        *map(kind_name, TORCH_DATA),
+    }
+)
+#: of these, classes of which another attempt has the objects
+_IN_EACH_ATTEMPT = frozenset(
+    f"midstride.engine:Lightning{part}" for part in ("Logger", "Optimizer", "Strategy", "Trainer")
+)
+#: packages in which attributes are all of an object's state
+_OF_TORCH = ("torch.optim", "torch.distributions")
+#: immutable built-in types that users derive classes from
+BASES: tuple[type[Any], ...] = (int, float, complex, str, bytes, frozenset)
+#: base classes whose attributes and items are all of their state
+CONTAINERS = (object, list, dict, set, deque, types.SimpleNamespace)
+_NEW = tuple(kind.__new__ for kind in CONTAINERS)
+
+
+def is_library(kind: type) -> bool:
+    """Return whether `kind` is a class of a library, whose attributes may not be all of its state."""
+    if kind_name(kind) in _NAMESPACES | _IN_EACH_ATTEMPT or issubclass(kind, nn.Module):
+        return False
+    if kind.__module__.startswith(_OF_TORCH) and kind.__module__ in sys.modules:
+        return False
+    return not is_user_class(kind)
+
+
+def is_of_attributes(kind: type) -> bool:
+    """Return whether all state of data sets of the class `kind` is in their attributes.
+
+    >>> is_of_attributes(Subset), is_of_attributes(list), is_of_attributes(type("Rows", (list,), {}))
+    (True, False, False)
+    """
+    return (kind in TORCH_DATA or is_user_class(kind)) and made_by(kind) is object
+
+
+def class_called(kind: str, live: Any, base: type) -> Any:
+    """Return the class called `kind`: that of the live object, or a loaded one of the user's; None if there is none."""
+    if live is not MISSING and kind_name(type(live)) == kind:
+        return type(live)
+    module, _, name = kind.partition(":")
+    found: Any = sys.modules.get(module)
+    for inner in name.split("."):
+        found = getattr(found, inner, None)
+    if not isinstance(found, type) or not issubclass(found, base):
+        return None
+    is_known = issubclass(found, _MADE_ANEW) or (issubclass(found, tuple) and hasattr(found, "_fields"))
+    return found if is_known or is_user_class(found) or kind in _NAMESPACES else None
+
+
+def set_class(owner: object, kind: str) -> bool:
+    """Set the class of a live object to the class called `kind`; return whether it has that class now."""
+    if kind_name(type(owner)) == kind:
+        return True
+    try:
+        object.__setattr__(owner, "__class__", class_called(kind, MISSING, object))
+    except TypeError:  # there is none, or objects of it are laid out otherwise
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)  # asked for each object at every snapshot
+def is_made_anew(kind: type) -> bool:
+    """Return whether another attempt can rebuild an object of `kind` without running the code that made it."""
+    return class_called(kind_name(kind), MISSING, object) is kind and kind.__new__ in _NEW
+
+
+def fresh(kind: Any) -> Any:
+    """Return an object of `kind` without a call of `__init__`; None if there is no such class."""
+    if kind is None or kind.__new__ not in _NEW:
+        return None
+    made = kind.__new__(kind)
+    if isinstance(made, nn.Module):
+        nn.Module.__init__(made)
+    if is_kind_of_metric(kind):
+        set_anew(made)
+    for name, lock in new_locks(kind).items():
+        object.__setattr__(made, name, lock)
+    return made

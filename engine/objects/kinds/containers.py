@@ -1,0 +1,391 @@
+"""Containers, and the items of objects whose classes are derived from them."""
+
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from midstride.engine.objects.classes import class_called
+from midstride.engine.objects.kinds.kind import MISSING, Kind
+from midstride.engine.objects.kinds.opaque import OPAQUE
+from midstride.engine.objects.kinds.plain import CLASSES, PLAIN
+from midstride.engine.state.codec import FACTORIES
+from midstride.engine.state.hash_table import described_table, fill_set, is_as_described
+from midstride.engine.state.object_nodes import Instance, Same, key_path, kind_name, step, value_path
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.restore import GraphRestore
+    from midstride.engine.objects.walk import GraphWalk
+
+__all__ = [
+    "WITH_ITEMS",
+    "ByteArrays",
+    "Deques",
+    "Dicts",
+    "Lists",
+    "NamedTuples",
+    "Sets",
+    "Tuples",
+    "describe_items",
+    "is_plain_key",
+    "restore_items",
+]
+
+
+class Lists(Kind):
+    """Lists."""
+
+    types = node_types = (list,)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of the items."""
+        walk.meet(value, path)
+        return list(walk.items(value, path))
+
+    def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
+        """Fill a list in place."""
+        before = list(live) if type(live) is list else []
+        target = live if restore.use(live, path, fits=type(live) is list) else restore.set([], path)
+        target[:] = restore.items(node, before, path)
+        return target
+
+
+class Tuples(Kind):
+    """Tuples; one whose items are the live ones stays."""
+
+    types = node_types = (tuple,)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of the items."""
+        return tuple(walk.items(value, path))
+
+    def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
+        """Return a tuple of the restored items."""
+        before = live if type(live) is tuple else ()
+        items = restore.items(node, before, path)
+        unchanged = len(before) == len(items) and all(map(lambda a, b: a is b, before, items))
+        return before if unchanged else tuple(items)
+
+
+class NamedTuples(Kind):
+    """Named tuples."""
+
+    form = "named tuple"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is derived from tuple and has fields."""
+        return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of the items."""
+        return self.instance(value, items=list(walk.items(value, path)))
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return a tuple of that class with the restored items."""
+        kind = class_called(node.kind, live, tuple)
+        if kind is None:
+            return restore.mark_stale(path, node.kind, live)
+        items = restore.items(node.state["items"], live if type(live) is kind else (), path)
+        if len(items) != len(kind._fields):
+            return restore.mark_stale(path, f"{node.kind} of {len(items)} fields", live)
+        return tuple.__new__(kind, items)
+
+
+class Deques(Kind):
+    """Deques."""
+
+    types = node_types = (deque,)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of the items."""
+        walk.meet(value, path)
+        return deque(walk.items(value, path), value.maxlen)
+
+    def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
+        """Fill a deque in place."""
+        before = list(live) if type(live) is deque else []
+        fits = type(live) is deque and live.maxlen == node.maxlen
+        target = live if restore.use(live, path, fits=fits) else restore.set(deque(maxlen=node.maxlen), path)
+        items = restore.items(node, before, path)
+        target.clear()
+        target.extend(items)
+        return target
+
+
+class ByteArrays(Kind):
+    """Arrays of bytes."""
+
+    types = node_types = (bytearray,)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return a copy."""
+        walk.meet(value, path)
+        return bytearray(value)
+
+    def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
+        """Fill a bytearray in place."""
+        target = live if restore.use(live, path, fits=type(live) is bytearray) else restore.set(bytearray(), path)
+        target[:] = node
+        return target
+
+
+class Dicts(Kind):
+    """Dicts.
+
+    A node is a dict if all keys are plain and a factory is known by name, else an instance: `empty` is the dict without
+    items, `factory` the node of its factory. Its items are in `items`, or in `keys` and `values` if keys are objects.
+    """
+
+    form = "dict"
+    types = node_types = (dict, OrderedDict, Counter, defaultdict)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of the items."""
+        walk.meet(value, path)
+        state = {}
+        if isinstance(value, defaultdict) and not any(value.default_factory is known for known in FACTORIES.values()):
+            state["factory"] = _factory_node(walk, value.default_factory, path)
+        empty = type(value)() if state else _empty_like(value)
+        keys = [_key_node(walk, key, path, index) for index, key in enumerate(value)]
+        if not all(map(is_plain_key, keys)):
+            nodes = [walk.node(item, value_path(path, index)) for index, item in enumerate(value.values())]
+            return self.instance(value, empty=empty, keys=keys, values=nodes, **state)
+        items = {node: walk.node(item, step(path, key)) for node, (key, item) in zip(keys, value.items(), strict=True)}
+        if state:
+            return self.instance(value, empty=empty, items=items, **state)
+        empty.update(items)
+        return empty
+
+    def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
+        """Fill a dict in place; its factory is that of the live dict, or found by name."""
+        empty = node.state["empty"] if isinstance(node, Instance) else _empty_like(node)
+        fits = type(live) is type(empty)
+        factory = empty.default_factory if isinstance(empty, defaultdict) else None
+        if isinstance(node, Instance) and "factory" in node.state:
+            factory = _restored_factory(restore, node, live, path)
+            if factory is MISSING:
+                return restore.mark_stale(path, node.kind, live)
+        elif fits and isinstance(live, defaultdict):
+            fits = live.default_factory is factory
+        before = list(live.items()) if isinstance(live, dict) else []
+        target: Any = live if restore.use(live, path, fits=fits) else restore.set(copy.copy(empty), path)
+        if isinstance(target, defaultdict):
+            target.default_factory = factory
+        pairs = _restored_pairs(restore, node, before, path)
+        target.clear()
+        for key, value in pairs:  # a Counter would count in `update`
+            target[key] = value
+        return target
+
+
+def _empty_like(value: Any) -> Any:
+    return defaultdict(value.default_factory) if isinstance(value, defaultdict) else type(value)()
+
+
+def _factory_node(walk: "GraphWalk", factory: Any, path: str) -> Any:
+    """Return the node of the factory of a defaultdict."""
+    where = step(path, "default_factory")
+    return CLASSES.describe(walk, factory, where) if isinstance(factory, type) else walk.node(factory, where)
+
+
+def _restored_factory(restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+    own = live.default_factory if isinstance(live, defaultdict) else MISSING
+    return restore.put(node.state["factory"], own, step(path, "default_factory"))
+
+
+def _key_node(walk: "GraphWalk", key: Any, path: str, index: int) -> Any:
+    if type(key) in PLAIN and not walk.is_address(key):
+        return key
+    node = walk.node(key, where := key_path(path, index))
+    if where in walk.opaque:  # named once, however many keys there come to be
+        walk.opaque[f"{path} (a key)"] = walk.opaque.pop(where)
+    return node
+
+
+def is_plain_key(node: Any) -> bool:
+    """Return whether a key with this node has the same value and text in each attempt."""
+    if isinstance(node, Instance):
+        is_tuple = node.form == NamedTuples.form
+        return node.form in ("enum", "value") or (is_tuple and all(map(is_plain_key, node.state["items"])))
+    if type(node) is tuple:
+        return all(map(is_plain_key, node))
+    return isinstance(node, np.generic) or (type(node) in PLAIN and node == node)
+
+
+def _restored_pairs(
+    restore: "GraphRestore", node: Any, before: list[tuple[Any, Any]], path: str
+) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a dict; a key that cannot be rebuilt is left out with a warning."""
+    state = node.state if isinstance(node, Instance) else {"items": node}
+    if "keys" in state:
+        found = enumerate(zip(state["keys"], state["values"], strict=True))
+        named = [(key, value, key_path(path, index)) for index, (key, value) in found]
+    else:
+        named = [(key, value, "") for key, value in state["items"].items()]
+    by_key, pairs = dict(before), []
+    for index, (key_node, value_node, where) in enumerate(named):
+        live_key, live_value = before[index] if index < len(before) else (MISSING, MISSING)
+        key = restore.put(key_node, _fillable(key_node, live_key) if where else live_key, where or f"{path} (a key)")
+        live = live_value if key is live_key else by_key.get(key, MISSING)
+        value = restore.put(value_node, live, value_path(path, index) if where else step(path, key))
+        if where not in restore.stale and key is not MISSING and value is not MISSING:
+            pairs.append((key, value))
+    return pairs
+
+
+class Sets(Kind):
+    """Sets: `items` in the order of iteration, with `table` where insertions alone do not give that order.
+
+    Of a set of objects, `members` are the nodes.
+    """
+
+    form = "set"
+    types = (set, frozenset)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of the items."""
+        walk.meet(value, path)
+        if all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
+            items = list(walk.items(value, path))
+            return self.instance(value, items=items, **described_table(value, items))
+        nodes = [walk.node(item, f"{path}/{index}") for index, item in enumerate(value)]
+        if not all(map(_is_rebuilt, nodes)):
+            return OPAQUE.describe(walk, value, path)
+        kept = sorted((node for node in nodes if isinstance(node, Same)), key=lambda node: node.path)
+        return self.instance(value, members=kept + [node for node in nodes if not isinstance(node, Same)])
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Fill a set in place, such that it iterates in the recorded order."""
+        fits = isinstance(live, (set, frozenset)) and kind_name(type(live)) == node.kind
+        return (_restore_members if "members" in node.state else _restore_plain)(restore, node, live, path, fits=fits)
+
+
+def _restore_plain(restore: "GraphRestore", node: Instance, live: Any, path: str, *, fits: bool) -> Any:
+    items, table = restore.items(node.state["items"], (), path), node.state.get("table")
+    has_addresses = items != node.state["items"]  # which have no order that two attempts share
+    if fits and (is_as_described(live, items, table) or (has_addresses and live == set(items))):
+        return live
+    is_set = node.kind == "builtins:set"
+    found: Any = live if is_set and restore.use(live, path, fits=type(live) is set) else set()
+    is_same = fill_set(found, items, table)
+    if not is_set:
+        found = next((one for one in (frozenset(items), frozenset(found)) if list(one) == items), frozenset(found))
+        is_same = list(found) == items
+    if not is_same:
+        restore.reordered.append(path)
+    return restore.set(found, path)
+
+
+def _restore_members(restore: "GraphRestore", node: Instance, live: Any, path: str, *, fits: bool) -> Any:
+    before = list(live) if fits else []
+    items = list(_members(restore, node.state["members"], before, path))
+    is_ordered = not any(map(_is_by_address, items))
+    if fits and (_ids(items) == _ids(before) if is_ordered else set(_ids(items)) == set(_ids(before))):
+        return restore.set(live, path)
+    is_set = node.kind == "builtins:set"
+    target: Any = live if is_set and restore.use(live, path, fits=fits) else set()
+    if is_ordered:
+        is_same = fill_set(target, items)
+    else:
+        target.clear()
+        target.update(items)
+        is_same = _ids(list(target)) == _ids(items)
+    if not is_same:
+        restore.reordered.append(path)
+    return restore.set(target if is_set else frozenset(target), path)
+
+
+def _members(restore: "GraphRestore", nodes: list[Any], before: list[Any], path: str) -> Iterator[Any]:
+    """Yield the restored items: first those in other parts of the state, then the others in the order of live ones."""
+    kept: set[int] = set()
+    others: Iterator[Any] | None = None
+    for index, node in enumerate(nodes):
+        if not isinstance(node, Same) and others is None:
+            others = iter([item for item in before if id(item) not in kept])
+        live = MISSING if others is None else next(others, MISSING)
+        item = restore.put(node, _fillable(node, live), f"{path}/{index}")
+        kept.add(id(item))
+        if f"{path}/{index}" not in restore.stale:
+            yield item
+
+
+#: forms of nodes whose objects can be rebuilt as items of a set
+_REBUILT = frozenset({"address", "derived", "enum", NamedTuples.form, "object", Sets.form, "value"})
+
+
+def _is_rebuilt(node: Any) -> bool:
+    """Return whether an item of a set can be rebuilt from this node."""
+    if isinstance(node, Instance):
+        return node.form in _REBUILT
+    if type(node) is tuple:
+        return all(map(_is_rebuilt, node))
+    return type(node) in PLAIN or isinstance(node, (Same, Tensor, np.generic))
+
+
+def _is_plain_tuple(value: Any) -> bool:
+    return type(value) is tuple and all(type(item) in PLAIN or _is_plain_tuple(item) for item in value)
+
+
+def _fillable(node: Any, live: Any) -> Any:
+    """Return `live` if it may be filled in place, which items that are hashed by their value must not be."""
+    is_opaque = isinstance(node, Instance) and node.form == OPAQUE.form
+    return live if is_opaque or _is_by_address(live) else MISSING
+
+
+def _is_by_address(item: Any) -> bool:
+    by_address: Any = object.__hash__
+    return isinstance(item, Tensor) or type(item).__hash__ is by_address
+
+
+def _ids(items: list[Any]) -> list[int]:
+    return [id(item) for item in items]
+
+
+#: containers of which the user's classes are derived
+WITH_ITEMS = (dict, list, set, deque)
+
+
+def describe_items(walk: "GraphWalk", value: Any, path: str) -> Any:
+    """Return the node of the items of an object whose class is derived from a container."""
+    if isinstance(value, dict):
+        base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+        items = dict(base.items(value))
+        own = defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
+        return _DICTS.describe(walk, own, path)
+    if isinstance(value, deque):
+        return _DEQUES.describe(walk, deque(value, value.maxlen), path)
+    return _LISTS.describe(walk, list(value), path)
+
+
+def restore_items(restore: "GraphRestore", node: Any, live: Any, path: str) -> None:
+    """Restore the items of an object whose class is derived from a container."""
+    if isinstance(live, dict):
+        if isinstance(live, defaultdict):
+            _restore_own_factory(restore, node, live, path)
+        pairs = _restored_pairs(restore, node, list(dict(live).items()), path)
+        kind: Any = OrderedDict if isinstance(live, OrderedDict) else dict
+        kind.clear(live)
+        for key, value in pairs:
+            kind.__setitem__(live, key, value)
+    elif isinstance(live, set):
+        fill_set(live, restore.items(node, (), path))
+    elif isinstance(live, list):
+        list.__setitem__(live, slice(None), restore.items(node, list(live), path))
+    elif isinstance(live, deque):
+        maxlen = node.maxlen if isinstance(node, deque) else live.maxlen  # a list, if its class was another then
+        deque.__init__(live, restore.items(node, list(live), path), maxlen)
+
+
+def _restore_own_factory(restore: "GraphRestore", node: Any, live: Any, path: str) -> None:
+    if isinstance(node, Instance) and "factory" in node.state:
+        factory = _restored_factory(restore, node, live, path)
+    else:
+        empty = node.state["empty"] if isinstance(node, Instance) else node
+        factory = empty.default_factory if isinstance(empty, defaultdict) else MISSING
+    live.default_factory = live.default_factory if factory is MISSING else factory
+
+
+_LISTS, _DEQUES, _DICTS = Lists(), Deques(), Dicts()

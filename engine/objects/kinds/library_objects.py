@@ -1,0 +1,157 @@
+"""Objects of libraries: by their `state_dict`, or by their class, with a report of changes."""
+
+import copy
+import enum
+import inspect
+import logging
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from midstride.engine.code_origin import is_user_class
+from midstride.engine.objects.attributes import attributes_of, made_by
+from midstride.engine.objects.kinds.generators import Generator
+from midstride.engine.objects.kinds.kind import MISSING, Kind
+from midstride.engine.objects.kinds.opaque import OPAQUE, Opaque, compared_node
+from midstride.engine.objects.kinds.plain import PLAIN, VALUES
+from midstride.engine.state.codec import encode
+from midstride.engine.state.differences import differences
+from midstride.engine.state.object_nodes import Instance, kind_name
+from midstride.engine.state.stateful import Stateful
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.restore import GraphRestore
+    from midstride.engine.objects.walk import GraphWalk
+
+__all__ = ["DEPTH", "MANY", "Graphs", "LibraryObjects", "Pipelines", "Statefuls", "is_comparable"]
+
+#: levels, and items of a container, that a digest tells
+DEPTH, MANY = 5, 1000
+
+
+class Statefuls(Kind):
+    """Objects of a library with `state_dict` and `load_state_dict`, such as a gradient scaler."""
+
+    form = "stateful"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether objects of `kind` have both methods."""
+        return issubclass(kind, Stateful)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the object's own state."""
+        try:
+            state = value.state_dict()
+            encode(state)
+        except Exception:  # it has none yet, or none that can be written
+            return OPAQUE.describe(walk, value, path)
+        walk.meet(value, path)
+        return self.instance(value, state=state)
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Load the state into the live object, if it has another."""
+        if live is MISSING or kind_name(type(live)) != node.kind or not restore.use(live, path, fits=True):
+            return restore.mark_stale(path, node.kind, live)
+        if differences(live.state_dict(), node.state["state"]):
+            live.load_state_dict(copy.deepcopy(node.state["state"]))
+        return live
+
+
+class Pipelines(Opaque):
+    """Pipelines of torchdata; if asked for its state, one begins to read."""
+
+    is_described = True
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is one of torchdata's."""
+        return kind.__module__.startswith("torchdata.nodes")
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the class; in data, of which copies are read, the loader keeps the position."""
+        if not walk.is_small:
+            return super().describe(walk, value, path)
+        walk.meet(value, path)
+        return self.instance(value)
+
+
+class Graphs(Opaque):
+    """Graphs of torch.fx, which each attempt traces again."""
+
+    is_described = True
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is torch's class, whose module takes seconds to load."""
+        return kind_name(kind) == "torch.fx.graph:Graph"
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the class; the number of nodes is compared."""
+        walk.meet(value, path)
+        walk.constants[path] = f"{kind_name(type(value))} {len(value.nodes)} nodes"
+        return self.instance(value)
+
+
+class LibraryObjects(Opaque):
+    """All other objects: if the attributes of one are all that it holds, changes are reported."""
+
+    def matches(self, kind: type) -> bool:
+        """Return True."""
+        return True
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the class."""
+        is_compared = is_comparable(value, walk.anchors)
+        return compared_node(walk, value, path) if is_compared else super().describe(walk, value, path)
+
+
+#: classes of which a digest tells all that may change
+_LEAVES: Any = (
+    *(*PLAIN, Tensor, np.ndarray, np.generic, np.dtype, enum.Enum, Generator),
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, logging.Logger, inspect.Signature),
+    *(types.GenericAlias, types.UnionType),
+)
+_SETS = (set, frozenset)
+_CONTAINERS = (list, tuple, dict, deque, OrderedDict, defaultdict, *_SETS)
+
+
+def is_comparable(value: object, anchors: Container[int]) -> bool:
+    """Return whether a digest of `value`, an object of a library, shows every change of it.
+
+    It does not of an object that can be closed or is written in C, nor where one is held; and it would show changes of
+    objects in other parts of the state, such as weights, and of the user's objects.
+
+    Args:
+        value: the object.
+        anchors: ids of objects in other parts of the state.
+    """
+    return _is_told(value, DEPTH, anchors, set())
+
+
+def _is_told(value: Any, depth: int, anchors: Container[int], seen: set[int]) -> bool:
+    kind: type = type(value)  # a weak proxy says another's class, or fails
+    if id(value) in anchors or issubclass(kind, (nn.Module, nn.Parameter)) or is_user_class(kind):
+        return False
+    is_constant = issubclass(kind, _LEAVES) or kind in VALUES or kind.__module__ == "typing"
+    if is_constant or id(value) in seen:
+        return True
+    seen.add(id(value))
+    members = _members(value, kind)
+    return depth > 0 and members is not None and all(_is_told(item, depth - 1, anchors, seen) for item in members)
+
+
+def _members(value: Any, kind: type) -> Iterable[Any] | None:
+    """Return the items or attributes of `value`; None if these are not all, or more than a digest tells."""
+    if kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        is_told = PLAIN.issuperset(map(type, value)) if kind in _SETS else len(value) <= MANY
+        return (value.values() if issubclass(kind, dict) else value) if is_told else None
+    # Of what can be closed, such as a database, attributes do not show the content.
+    is_of_attributes = made_by(kind) in (object, types.SimpleNamespace) and not hasattr(kind, "close")
+    return attributes_of(value).values() if is_of_attributes and _has_attributes(kind) else None
+
+
+def _has_attributes(kind: type) -> bool:
+    """Return whether objects of `kind` may have attributes: of those of C, such as locks, memory is all there is."""
+    return any("__dict__" in vars(base) or "__slots__" in vars(base) for base in kind.__mro__)

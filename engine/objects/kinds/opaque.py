@@ -1,0 +1,108 @@
+"""Objects of which a snapshot holds the class only: no file can hold them, or they are data."""
+
+import inspect
+import logging
+import sys
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.hooks import RemovableHandle
+
+from midstride.engine.objects.attributes import made_by
+from midstride.engine.objects.classes import BASES, CONTAINERS, is_library
+from midstride.engine.objects.kinds.kind import Kind
+from midstride.engine.state.object_nodes import Instance, kind_name, kind_text
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.restore import GraphRestore
+    from midstride.engine.objects.walk import GraphWalk
+
+__all__ = ["DATA", "LEFT_OUT", "OPAQUE", "WATCHED", "LeftOut", "Opaque", "compared_node"]
+
+#: types of constants in code, which every attempt has
+_CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature, RemovableHandle)
+#: classes of libraries whose objects do not change by themselves; data sets among them are watched
+DATA = (Dataset, DataLoader, Sampler, np.memmap)
+#: of these, classes whose changes are reported
+WATCHED = (Dataset, np.memmap)
+#: class of the trainer that a previously trained module, such as a teacher, may hold
+_TRAINER = "midstride.engine:Trainer"
+#: package whose objects each attempt makes anew as it compiles
+_COMPILED = "torch._dynamo."
+
+
+class Opaque(Kind):
+    """Objects that no file can hold. A warning names them, unless every attempt has them."""
+
+    form = "opaque"
+    is_described = False
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is a constant of code, data of a library, or written in C."""
+        if issubclass(kind, (tuple, *_CONSTANT, Tensor, IterableDataset)):
+            return True
+        if not is_library(kind):
+            return not issubclass(kind, BASES) and made_by(kind) not in CONTAINERS
+        return kind_name(kind).startswith("midstride.engine") or issubclass(kind, DATA)  # ours are kept elsewhere
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the class of a value, and record how the value is watched: as a constant, by comparison, or not."""
+        walk.meet(value, path)
+        kind = kind_name(type(value))
+        # A weak proxy gives another's class, or fails.
+        if issubclass(type(value), _CONSTANT) and not _is_own_module(value):
+            kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
+            walk.constants[path] = kind
+        elif kind == _TRAINER:
+            walk.constants[path] = kind
+        # Of what can be closed, such as a database, attributes do not show the content.
+        elif callable(value) and not (isinstance(value, weakref.ref) or hasattr(type(value), "close")):
+            return compared_node(walk, value, path)
+        else:
+            walk.opaque[path] = value
+        return Instance(self.form, kind)
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Keep the live object if it has the same class."""
+        found = restore.describe(live)
+        is_one = isinstance(found, Instance) and (found.form, found.kind) == (node.form, node.kind)
+        if not is_one or restore.is_anchor(live):
+            return restore.mark_stale(path, node.kind, live)
+        return restore.set(live, path)
+
+
+def compared_node(walk: "GraphWalk", value: Any, path: str) -> Instance:
+    """Return the class of a library's object; a change of the object is reported."""
+    walk.meet(value, path)
+    kind = kind_name(type(value))
+    walk.constants[path] = kind
+    if not kind.startswith(_COMPILED):
+        walk.compared[path] = value
+    return Instance(Opaque.form, kind)
+
+
+def _is_own_module(value: object) -> bool:
+    """Return whether `value` is a Python module that code created without an import, which may hold anything."""
+    return isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is not value
+
+
+class LeftOut(Kind):
+    """Values that are data rather than state: large, shared between processes, or nested too deep."""
+
+    form = "large"
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the class of the value."""
+        walk.meet(value, path)
+        return self.instance(value)
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Keep the live value if it would be left out, too."""
+        return restore.set(live, path) if restore.is_left_out(live) else restore.mark_stale(path, node.kind, live)
+
+
+OPAQUE, LEFT_OUT = Opaque(), LeftOut()

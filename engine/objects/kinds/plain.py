@@ -1,0 +1,144 @@
+"""Plain values: written as they are, or as the arguments that make them again."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PosixPath, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import torch
+
+from midstride.engine.objects.classes import class_called
+from midstride.engine.objects.kinds.kind import MISSING, Kind
+from midstride.engine.objects.kinds.opaque import OPAQUE
+from midstride.engine.state.object_nodes import Instance, Same, kind_name, kind_text
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.restore import GraphRestore
+    from midstride.engine.objects.walk import GraphWalk
+
+__all__ = ["ADDRESSES", "CLASSES", "PLAIN", "VALUES", "Addresses", "Classes", "Enums", "Values"]
+
+#: types of immutable values that are written as they are
+PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
+
+
+class _Arguments(NamedTuple):
+    """How a value is taken apart and made again."""
+
+    of: Callable[[Any], list[Any]]  #: value -> plain arguments
+    make: Callable[..., Any]  #: plain arguments -> value
+
+
+_CONSTANTS = {
+    str(value): value
+    for value in (
+        *(torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc),
+        *(torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d),
+        *(torch.per_tensor_affine, torch.per_tensor_symmetric),
+        *(torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams),
+    )
+}
+#: immutable class -> the arguments that make a value of it
+VALUES: dict[type, _Arguments] = {
+    type(...): _Arguments(lambda value: [], lambda: ...),
+    range: _Arguments(lambda value: [value.start, value.stop, value.step], range),
+    slice: _Arguments(lambda value: [value.start, value.stop, value.step], slice),
+    Decimal: _Arguments(lambda value: [str(value)], Decimal),
+    Fraction: _Arguments(lambda value: [value.numerator, value.denominator], Fraction),
+    PosixPath: _Arguments(lambda value: [str(value)], PosixPath),
+    PurePosixPath: _Arguments(lambda value: [str(value)], PurePosixPath),
+    re.Pattern: _Arguments(lambda value: [value.pattern, value.flags], re.compile),
+    timedelta: _Arguments(lambda value: [value.days, value.seconds, value.microseconds], timedelta),
+    date: _Arguments(lambda value: [value.year, value.month, value.day], date),
+    datetime: _Arguments(
+        lambda value: [value.isoformat(), value.fold],
+        lambda text, fold: datetime.fromisoformat(text).replace(fold=fold),
+    ),
+    UUID: _Arguments(lambda value: [str(value)], UUID),
+    **{type(value): _Arguments(lambda value: [str(value)], _CONSTANTS.__getitem__) for value in _CONSTANTS.values()},
+}
+_VALUES_BY_NAME = {kind_name(kind): arguments for kind, arguments in VALUES.items()}
+
+
+class Values(Kind):
+    """Immutable values of Python and torch, such as a range or a path."""
+
+    form = "value"
+    types = tuple(VALUES)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the arguments of a value; a time with a zone other than UTC is opaque."""
+        if isinstance(value, datetime) and value.tzinfo not in (None, UTC):
+            return OPAQUE.describe(walk, value, path)
+        return self.instance(value, items=VALUES[type(value)].of(value))
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Make the value again."""
+        if node.kind not in _VALUES_BY_NAME:
+            return restore.mark_stale(path, node.kind, live)
+        return _VALUES_BY_NAME[node.kind].make(*node.state["items"])
+
+
+class Enums(Kind):
+    """Members of enumerations."""
+
+    form = "enum"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is an enumeration."""
+        return issubclass(kind, Enum)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the name of a member; for several flags, or none, their number."""
+        if value.name in type(value).__members__:
+            return self.instance(value, name=value.name)
+        return self.instance(value, value=value.value)
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return the member of that name."""
+        kind = class_called(node.kind, live, Enum)
+        if kind is not None and "value" in node.state:
+            return kind(node.state["value"])
+        if kind is None or node.state["name"] not in kind.__members__:
+            return restore.mark_stale(path, f"{node.kind}.{node.state['name']}", live)
+        return kind[node.state["name"]]
+
+
+class Addresses(Kind):
+    """Numbers that are the `id` of an object in another part of the state; ids differ between attempts."""
+
+    form = "address"
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return a reference to the object."""
+        return self.instance(value, of=Same(walk.anchors[value]))
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return the address of the object in this attempt."""
+        found = restore.find(node.state["of"].path)
+        return restore.mark_stale(path, node.state["of"].path, live) if found is MISSING else id(found)
+
+
+class Classes(Kind):
+    """Classes that are factories of a defaultdict; elsewhere a class is a constant, which every attempt has."""
+
+    form = "class"
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the name of a class."""
+        return Instance(self.form, kind_text(value.__module__, value.__qualname__))
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return the class of that name."""
+        if isinstance(live, type) and kind_text(live.__module__, live.__qualname__) == node.kind:
+            return live
+        found = class_called(node.kind, MISSING, object)
+        return restore.mark_stale(path, node.kind, live) if found is None else found
+
+
+ADDRESSES, CLASSES = Addresses(), Classes()

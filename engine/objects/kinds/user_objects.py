@@ -1,0 +1,92 @@
+"""Objects whose attributes and items are all of their state: of the user's classes, modules, data sets of torch."""
+
+from typing import TYPE_CHECKING, Any
+
+from midstride.engine.objects.attributes import state_attributes
+from midstride.engine.objects.classes import BASES, TORCH_DATA, class_called, fresh, is_library, is_made_anew
+from midstride.engine.objects.kinds.containers import WITH_ITEMS, describe_items, restore_items
+from midstride.engine.objects.kinds.kind import MISSING, Kind
+from midstride.engine.state.object_nodes import Instance, kind_name, step
+
+if TYPE_CHECKING:
+    from midstride.engine.objects.restore import GraphRestore
+    from midstride.engine.objects.walk import GraphWalk
+
+__all__ = ["DataSets", "DerivedValues", "UserObjects"]
+
+
+class UserObjects(Kind):
+    """Objects with attributes, and with items if their class is derived from a container."""
+
+    form = "object"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is the user's, or one of a library of which this is known."""
+        return not is_library(kind)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of attributes and items."""
+        walk.meet(value, path)
+        kind: type = type(value)
+        if not is_made_anew(kind):
+            walk.constants[path] = kind_name(kind)
+        node = self.instance(value, attributes=walk.attributes(state_attributes(value), path))
+        if isinstance(value, WITH_ITEMS):
+            node.state["items"] = describe_items(walk, value, step(path, "items"))
+        return node
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Fill an object in place, or a new one of that class."""
+        if not restore.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
+            live = restore.set(fresh(class_called(node.kind, live, object)), path)
+            if live is None:
+                return restore.mark_stale(path, node.kind, MISSING)
+        restore.attributes(node.state["attributes"], live, path)
+        if "items" in node.state:
+            restore_items(restore, node.state["items"], live, step(path, "items"))
+        return live
+
+
+class DataSets(UserObjects):
+    """Data sets of torch; large values in them are left out."""
+
+    types = TORCH_DATA
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is one of these data sets."""
+        return kind in self.types
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of the attributes."""
+        with walk.without_large():
+            return super().describe(walk, value, path)
+
+
+class DerivedValues(Kind):
+    """Objects of a user's class that is derived from an immutable built-in type."""
+
+    form = "derived"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is the user's and derived from such a type."""
+        return issubclass(kind, BASES) and not is_library(kind)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the node of the value as of the built-in type, and those of the attributes."""
+        walk.meet(value, path)
+        base: Any = next(kind for kind in BASES if isinstance(value, kind))
+        arguments = [value] if base is frozenset else base.__getnewargs__(value)
+        plain = base(*arguments)
+        attributes = walk.attributes(state_attributes(value), path)
+        return self.instance(value, base=walk.node(plain, step(path, base.__name__)), attributes=attributes)
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return a new object."""
+        kind = class_called(node.kind, live, object)
+        plain = restore.put(node.state["base"], MISSING, step(path, "base"))
+        base: Any = type(plain)
+        if kind is None or not issubclass(kind, base):
+            return restore.mark_stale(path, node.kind, live)
+        made = restore.set(base.__new__(kind, plain), path)
+        restore.attributes(node.state["attributes"], made, path)
+        return made
