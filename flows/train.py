@@ -16,7 +16,7 @@ from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.report import Report
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import Manifest, is_unchanged
-from midstride.flows.detach import detach
+from midstride.tasks.detach import detach
 from midstride.flows.log_filters import hide_engine_tracebacks
 from midstride.flows.run_states import failed, is_automatic_retry, tag_run, train_name
 from midstride.tasks.credentials import credentials_of

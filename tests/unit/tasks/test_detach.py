@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import os, stat, sys, time
-from midstride.flows.detach import detach
+from midstride.tasks.detach import detach
 detach()
 print("up", flush=True)
 while any(stat.S_ISFIFO(os.fstat(number).st_mode) for number in (1, 2)):
