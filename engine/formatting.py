@@ -85,12 +85,14 @@ def format_bytes(value: int) -> str:
 
 
 def format_run_name(name: str) -> str:
-    """Write a run's name; of one that is named after a flow run's id the beginning is enough.
+    """Write a run's name; the id of a flow run at its beginning is shortened.
 
     >>> format_run_name("684f55e0-7a6c-4c5b-abd6-57172dac4886"), format_run_name("first")
     ('684f55e0', 'first')
+    >>> format_run_name("684f55e0-7a6c-4c5b-abd6-57172dac4886-digits-3fa9c1d2")
+    '684f55e0-digits-3fa9c1d2'
     """
-    return _UUID.sub(r"\1", name) if _UUID.fullmatch(name) else name
+    return _UUID.sub(r"\1", name, count=1) if _UUID.match(name) else name
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,18 +1,45 @@
 """Prefect flows, and the command line that runs them.
 
-train           the flow that trains: prepare, launch, evaluate, report
-nightly         the flow of a night: train on new data, promote the result if it is better
+Any flow can use two of them as subflows:
+
+    from midstride.flows import train, nightly
+
+train           `train`: prepare, launch, evaluate, report
+nightly         `nightly`: train on new data, promote the result if it is better
 run_states      names, tags and final states of flow runs
-log_filters     what the log of a flow run shows of our errors
 cli             the command line `midstride`
 terminal        a flow on a terminal: one bar while it runs, one panel when it ends
 deployment      a flow, a resolved job and a schedule, as Prefect's server keeps them
-serve           runs that are due, in processes of this one
-detach          a flow that another process started outlives it
-server          Prefect's server: the one that is configured, or one started for one command
-server_setup    what a self-hosted server lacks for unattended runs
-prefect_internals  privates of Prefect, named here alone
-rollback_event  tells the server of `midstride champion rollback`
+serve           scheduled runs, in processes of this one
+server          Prefect's server: the configured one, or one started for one command
+server_setup    what unattended runs need on a self-hosted server
 
 Tests: tests/unit/flows, tests/flows
 """
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from midstride.flows.nightly import nightly
+    from midstride.flows.train import train
+
+__all__ = ["nightly", "train"]
+
+
+class _Flows(ModuleType):
+    """This package. `train` and `nightly` name its flows, whether their modules are imported already or not."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):  # as importing a module of the package would set it
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{name}"), name)
+
+
+sys.modules[__name__].__class__ = _Flows

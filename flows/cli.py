@@ -19,8 +19,8 @@ from midstride.engine.formatting import url_name
 from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.processes.preload import collector_paused
 from midstride.engine.registry.nightly import date_errors, nightly_errors
+from midstride.engine.registry.registry import Champion, ModelRegistry
 from midstride.engine.runs.run import Run
-from midstride.flows.rollback_event import emit_rollback
 
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
 
@@ -31,6 +31,7 @@ Schedule = Annotated[
 ]
 TimeZone = Annotated[str | None, Parameter(name="--timezone", help="Time zone of --cron; UTC if empty.")]
 
+_EMIT_TIMEOUT_S = 10.0
 _SIGNALS_HEEDED = 2  # the first stops the world in peace, the second at once
 
 
@@ -186,8 +187,8 @@ def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any
             with suppress(EngineError):  # the flow will raise it, where Prefect's server hears of it
                 stack.enter_context(job_fork_server(job))  # torch is imported while Prefect is
             with view.busy("starting Prefect"), collector_paused():
-                from midstride.flows.prefect_internals import heartbeats_not_awaited
                 from midstride.flows.server import api
+                from midstride.tasks.prefect_internals import heartbeats_not_awaited
 
                 flow = getattr(import_module(f"midstride.flows.{name}"), name)
                 from midstride.tasks.monitor import view_for
@@ -205,7 +206,30 @@ def _code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, EngineError) else EngineError.exit_code
 
 
+def _emit_rollback(registry: ModelRegistry, left: Champion, back: Champion) -> None:
+    """Emit an event about `midstride champion rollback`, if a server is configured. An error changes no champion."""
+    from midstride.flows.terminal import quiet_prefect
+
+    quiet_prefect()
+    from prefect.events.worker import EventsWorker
+    from prefect.settings import get_current_settings
+
+    from midstride.flows.server import ServerError, need_server
+    from midstride.tasks.events import ModelRolledBack, emit
+    from midstride.tasks.resources import model
+
+    if get_current_settings().api.url is None:
+        return
+    try:
+        need_server()
+    except ServerError as error:
+        print(f"Prefect's server gets no event of it: {error}")
+        return
+    emit(ModelRolledBack(run=back.run, weights=registry.weights_url(back), after=left.run), model(registry.name))
+    EventsWorker.drain_all(timeout=_EMIT_TIMEOUT_S)
+
+
 def main() -> NoReturn:
     """Run the command line."""
-    listeners.append(emit_rollback)
+    listeners.append(_emit_rollback)
     run_command_line(app)

@@ -1,4 +1,4 @@
-"""The flow of a night: train on new data, and let the result take the champion's place if it is better."""
+"""The flow of a night: train on new data, and promote the result if it is better than the champion."""
 
 from typing import Annotated, cast
 
@@ -14,11 +14,12 @@ from midstride.engine.registry.nightly import DATE, NightlyRun
 from midstride.engine.registry.report import NightlyReport
 from midstride.engine.runs.curves import LIBRARY
 from midstride.flows.run_states import KEPT, PROMOTED, completed, failed, nightly_name
-from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_launch, run_prepare
+from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_launch
 from midstride.tasks.compare import compare_and_promote
 from midstride.tasks.credentials import credentials_of
-from midstride.tasks.nightly_report import publish_nightly_report
-from midstride.tasks.report import publish_report, stops_recorded
+from midstride.tasks.job_argument import JobLike, as_job
+from midstride.tasks.prepare import prepare_data
+from midstride.tasks.report import publish_nightly_report, publish_report, stops_recorded
 
 __all__ = ["nightly"]
 
@@ -27,19 +28,20 @@ IfNewData = Annotated[bool, Field(title="If new data", description="Train only o
 
 
 @flow(name="nightly", flow_run_name=nightly_name)
-def nightly(job: TrainingJob, date: Date | None = None, if_new_data: IfNewData = False) -> NightlyReport:
+def nightly(job: JobLike, date: Date | None = None, if_new_data: IfNewData = False) -> NightlyReport:
     """Train `job` on the data of a date in a fresh run, and promote the result if it is better than the champion.
 
-    The run is named after the job and the date, so the same night again resumes it, or finds it decided. A night
-    that fails leaves the champion where it is.
+    The run is named after the job and the date. Started again for the same date, the flow resumes it, or returns the
+    decision. A night that fails changes no champion.
 
     Args:
-        job: what is trained, on what, how and where; "{date}" in its arguments is the date.
+        job: what to train, on which data, how and where: a job, or the path of its file. "{date}" in its arguments is
+            the date.
         date: of the data; that of the scheduled start if empty, in this machine's time zone.
         if_new_data: train only if the data differ from those of the last night.
     """
     try:
-        report = _night(job, date, if_new_data)
+        report = _night(as_job(job), date, if_new_data)
     except EngineError as error:
         return cast(NightlyReport, failed(error))
     promoted = report.decision is not None and report.decision.promoted
@@ -53,11 +55,11 @@ def _night(job: TrainingJob, date: str | None, if_new_data: bool) -> NightlyRepo
         if decision := night.decision():
             return publish_nightly_report(night, decision)
         forgiven = attempts_so_far(night.run)
-        data = run_prepare(night.job)
+        data = prepare_data(night.job)
         if if_new_data and not night.is_new(data):
             return publish_nightly_report(night)
         with stops_recorded(night.run):
             run_launch(night.run, forgiven)
-            decision = compare_and_promote(night, data)
-        publish_report(night.run, decision.challenger)
+            decision = compare_and_promote(night.job, night.run.name, data, night.date)
+        publish_report(night.job, night.run.name, decision.challenger)
         return publish_nightly_report(night, decision)

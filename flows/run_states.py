@@ -12,6 +12,8 @@ from prefect.states import Cancelled, Completed, Failed
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
 from midstride.engine.runs.cause import cause_of
+from midstride.tasks.job_argument import as_job
+from midstride.tasks.stop_requests import is_paused
 
 __all__ = [
     "AUTOMATIC_RETRY",
@@ -49,13 +51,13 @@ class RunCancelled(EngineError):
 def train_name() -> str:
     """Return what a run of the flow `train` is called: job and run, or job and start."""
     parameters = flow_run.parameters
-    return _name(parameters["job"], parameters.get("run") or _start("%Y-%m-%d %H:%M"))
+    return _name(as_job(parameters["job"]), parameters.get("run") or _start("%Y-%m-%d %H:%M"))
 
 
 def nightly_name() -> str:
     """Return what a run of the flow `nightly` is called: job and date."""
     parameters = flow_run.parameters
-    return _name(parameters["job"], f"nightly {parameters.get('date') or _start('%Y-%m-%d')}")
+    return _name(as_job(parameters["job"]), f"nightly {parameters.get('date') or _start('%Y-%m-%d')}")
 
 
 def _name(job: TrainingJob, rest: str) -> str:
@@ -108,6 +110,9 @@ def failed(error: EngineError) -> Any:
     """
     if isinstance(error, RunCancelled):
         return Cancelled(message=str(error))
+    if is_paused() and flow_run.parent_flow_run_id:  # Prefect would leave a subflow Running; Resume starts another
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(UUID(str(flow_run.id)), Cancelled(message=str(error)), force=True)
     context = FlowRunContext.get()
     if context is not None and context.flow is not None and context.flow.retries:
         raise error

@@ -1,5 +1,6 @@
-"""The flow that trains: prepare, launch, evaluate, report. It survives whatever stops it."""
+"""The flow that trains: prepare, launch, evaluate, report. A retry continues from the last snapshot."""
 
+import logging
 from typing import cast
 
 from prefect import flow
@@ -15,48 +16,55 @@ from midstride.engine.registry.nightly import date_errors
 from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.report import Report
 from midstride.engine.runs.run import Run
-from midstride.engine.storage.listing import Manifest, is_unchanged
-from midstride.tasks.detach import detach
-from midstride.flows.log_filters import hide_engine_tracebacks
 from midstride.flows.run_states import failed, is_automatic_retry, tag_run, train_name
 from midstride.tasks.credentials import credentials_of
+from midstride.tasks.detach import detach
 from midstride.tasks.evaluate import evaluate_best
+from midstride.tasks.job_argument import JobLike, as_job, default_run_name
 from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
 from midstride.tasks.report import publish_report, stops_recorded
 
-__all__ = ["attempts_so_far", "prepare_deployed_run", "run_launch", "run_prepare", "train"]
+__all__ = ["HideEngineTracebacks", "attempts_so_far", "prepare_deployed_run", "run_launch", "train"]
+
+
+_RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 @flow(name="train", flow_run_name=train_name)
-def train(job: TrainingJob, run: str | None = None) -> Report:
-    """Train `job` to its end and report what came of it.
+def train(job: JobLike, run: str | None = None) -> Report:
+    """Train `job` to its end and return the report.
 
-    Started again with the same run (a retry of this flow run, or the same name), it picks up where it stopped.
+    Started again with the same run (a retry of this flow run or of its parent, or the same name), it resumes.
 
     Args:
-        job: what is trained, on what, how and where.
-        run: name of the run; the flow run's id if empty.
+        job: what to train, on which data, how and where: a job, or the path of its file.
+        run: name of the run; if empty, the id of the flow run, or in a subflow a name that a retry finds again.
     """
-    name = run or str(flow_run.id)
+    job = as_job(job)
     try:
         prepare_deployed_run(job)
         if faults := date_errors(job):
             raise JobError.of(f"job {job.name}", faults)
         with credentials_of(job), job_fork_server(job), importing(LIBRARY):  # for the report
-            this = Run(job, name)
+            this = Run(job, run or _default_name(job))
             forgiven = attempts_so_far(this)
-            run_prepare(job)
+            prepare_data(job)
             with stops_recorded(this):
                 run_launch(this, forgiven)
-                tested = evaluate_best(this)
-            return publish_report(this, tested)
+                tested = evaluate_best(job, this.name)
+            return publish_report(job, this.name, tested)
     except EngineError as error:
         return cast(Report, failed(error))
 
 
+def _default_name(job: TrainingJob) -> str:
+    here = str(flow_run.id)
+    return here if flow_run.root_flow_run_id == here else default_run_name(job)
+
+
 def prepare_deployed_run(job: TrainingJob) -> None:
-    """Tag this run; if a deployment asked for it, refuse what holds in one folder only, let it outlive its worker.
+    """Tag this run; if it has a deployment, refuse relative paths, and detach it from its worker.
 
     Raises:
         JobError: with every relative path.
@@ -67,17 +75,16 @@ def prepare_deployed_run(job: TrainingJob) -> None:
     if faults := relative_paths(job):
         raise JobError.of(f"job {job.name}", faults)
     detach()
-    hide_engine_tracebacks()
+    for name in _RUN_LOGGERS:  # an error of ours is logged once, without the stack of Prefect
+        logging.getLogger(name).addFilter(_hide_engine_tracebacks)
 
 
 def attempts_so_far(run: Run) -> int:
-    """Return how many attempts of `run` are forgiven: all, since to start a flow is to ask for another try.
-
-    What the server's automation started again no person has asked for: there none are.
+    """Return how many attempts of `run` are forgiven: all if a person or a schedule started the flow, else none.
 
     Raises:
         RunCancelled: it was cancelled.
-        WorldError: the automation would go on for ever with attempts that bring no newer snapshot.
+        WorldError: the server's automation started it again after attempts that brought no newer snapshot.
     """
     automatic = is_automatic_retry()
     with run.store.errors_explained("read"):
@@ -92,18 +99,21 @@ def attempts_so_far(run: Run) -> int:
     return 0
 
 
-def run_prepare(job: TrainingJob) -> Manifest:
-    """Have the job's data prepared; return the manifest of data that are there."""
-    manifest = prepare_data(job)
-    if is_unchanged(manifest):
-        return manifest
-    return prepare_data.with_options(refresh_cache=True)(job)  # it came from a cache, the data are gone
-
-
 def run_launch(run: Run, forgiven: int) -> None:
-    """Train `run` to its end; where that fails, report what came of it."""
+    """Train `run` to its end; if that fails, publish its report."""
     try:
-        launch_world(run, after=forgiven)
+        launch_world(run.job, run.name, after=forgiven)
     except Exception:
-        publish_report(run)
+        publish_report(run.job, run.name)
         raise
+
+
+class HideEngineTracebacks(logging.Filter):
+    """Drops records with an error of ours and its stack: the record about the final state has the same message."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether `record` is logged."""
+        return not (record.exc_info and isinstance(record.exc_info[1], EngineError))
+
+
+_hide_engine_tracebacks = HideEngineTracebacks()

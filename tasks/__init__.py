@@ -1,20 +1,58 @@
-"""Prefect tasks: one verb of the engine each, with retries, events and artifacts.
+"""Prefect tasks, each an operation of the engine with retries, events and artifacts.
 
-prepare         make the data, once for a run however often its flow is retried
-launch          run one training world to its end
-monitor         a world as the orchestrator sees it while it runs
+Any flow can use five of them:
+
+    from midstride.tasks import prepare_data, launch_world, evaluate_best, compare_and_promote, publish_report
+
+Each takes a job (an object, the path of its file, or its document) and the name of a run. Without a name, tasks of a
+flow agree on one that a retry of the flow finds again. See docs/your-own-flow.md.
+
+prepare         `prepare_data`: prepare the data, once for a flow run however often it is retried
+launch          `launch_world`: run one training world to its end
+evaluate        `evaluate_best`: test the best weights of a run
+compare         `compare_and_promote`: make the run champion if it is better
+report          `publish_report`: the report of a run or of a night, as an artifact
+job_argument    a job in any of its forms, and the default name of its run
+stop_requests   requests to stop that reach every thread: signals, Cancel, Pause
+slots           `resources` of a job: slots of Prefect's concurrency limits
+monitor         reports a running world to Prefect
 progress        how far a world is: a bar, and a line of text under it
-validations     what a validation found, in a line
+validations     the result of a validation, in a line
 snapshot        snapshots as the orchestrator sees them, checked from outside
 curves          the curves of a run while it trains
-evaluate        what the best weights of a run are worth
-compare         whether a challenger becomes champion
-report          what a run came to, as text and as a picture
-nightly_report  what a night came to
-events          what automations may listen to
-credentials     from a Prefect block: in the environment while a flow needs them
+events          events for automations
+credentials     from a Prefect block into the environment, while a flow needs them
+detach          a flow that another process started outlives it
+resources       names under which Prefect keeps artifacts and events of a run
 without_retries  Prefect's client asks once, where a world would wait for it
-resources       names under which Prefect keeps what belongs to a run
+prefect_internals  private names of Prefect, used here only
 
 Tests: tests/unit/tasks, tests/flows
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from midstride.tasks.compare import compare_and_promote
+    from midstride.tasks.evaluate import evaluate_best
+    from midstride.tasks.launch import launch_world
+    from midstride.tasks.prepare import prepare_data
+    from midstride.tasks.report import publish_report
+
+__all__ = ["compare_and_promote", "evaluate_best", "launch_world", "prepare_data", "publish_report"]
+
+#: public name -> its module, imported on use: each imports Prefect, which takes a second
+_PUBLIC = {
+    "compare_and_promote": "compare",
+    "evaluate_best": "evaluate",
+    "launch_world": "launch",
+    "prepare_data": "prepare",
+    "publish_report": "report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

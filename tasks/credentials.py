@@ -1,6 +1,7 @@
 """Credentials from a Prefect block: in the environment while a flow needs them, and nowhere else."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,30 +27,57 @@ _VARIABLES = {
 }
 
 
+#: variables that are set now: value, the value before, how many blocks hold it. Threads share one environment
+_held: dict[str, tuple[str, str | None, int]] = {}
+_lock = threading.Lock()
+
+
 @contextmanager
 def credentials_of(job: TrainingJob) -> Iterator[None]:
     """Set the variables of the Prefect block that `job` names in the environment, until the context ends.
 
-    Processes that are started meanwhile inherit them. No parameter, log, artifact or file of a run contains them.
+    Processes started meanwhile inherit them. No parameter, log, artifact or file of a run contains them. Trainings
+    in several threads can name the same credentials.
 
     Raises:
-        JobError: there is no such block, or it holds something else; the message contains nothing of its content.
+        JobError: there is no such block, or it holds something else, or another training of this process holds other
+            values; the message contains nothing of its content.
     """
     name = job.snapshots.credentials if job.snapshots else None
     if name is None:
         yield
         return
     variables = _variables(name)
-    before = {variable: os.environ.get(variable) for variable in variables}
-    os.environ.update(variables)
-    _forget_connections()
+    _set(name, variables)
     try:
         yield
     finally:
-        for variable, value in before.items():
+        _unset(variables)
+
+
+def _set(name: str, variables: Mapping[str, str]) -> None:
+    with _lock:
+        for variable, value in variables.items():
+            if variable in _held and _held[variable][0] != value:
+                fault = f"snapshots.credentials: another training of this process has another {variable} than {name!r}"
+                raise JobError.of("the job", [f"{fault}; deploy both, and run them by run_deployment"])
+        for variable, value in variables.items():
+            _, before, blocks = _held.get(variable, (value, os.environ.get(variable), 0))
+            _held[variable] = (value, before, blocks + 1)
+        os.environ.update(variables)
+        _forget_connections()
+
+
+def _unset(variables: Mapping[str, str]) -> None:
+    with _lock:
+        for variable in variables:
+            value, before, blocks = _held.pop(variable)
+            if blocks > 1:
+                _held[variable] = (value, before, blocks - 1)
+                continue
             os.environ.pop(variable)
-            if value is not None:
-                os.environ[variable] = value
+            if before is not None:
+                os.environ[variable] = before
         _forget_connections()
 
 

@@ -1,19 +1,27 @@
 """Prefect task: run one training world to its end."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
+from prefect.runtime import deployment
 
-from midstride.engine.errors import StopRequested, Superseded, UserError, WorldError
+from midstride.engine.errors import JobError, StopRequested, Superseded, UserError, WorldError
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.cause import cause_of
-from midstride.engine.runs.run import Run
+from midstride.engine.runs.run import Run, job_of
 from midstride.engine.session.attempts import Verdict
 from midstride.engine.session.outcome import raise_for_outcome
+from midstride.tasks.detach import detach
+from midstride.tasks.job_argument import JobLike, run_of
 from midstride.tasks.monitor import RunMonitor, warn
+from midstride.tasks.slots import slots_claimed
+from midstride.tasks.stop_requests import is_paused, stop_if_asked
 
 __all__ = ["launch_world"]
 
@@ -21,22 +29,34 @@ __all__ = ["launch_world"]
 _RETRIES = 10_000
 _DELAYS_S: list[float] = [1, 2, 5, 10, 20, 30]  # the last one repeats
 
+_training: set[str] = set()
+_training_lock = threading.Lock()
+
 
 def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Whether another attempt makes sense; a plain function, since Prefect takes any other callable for a no."""
     context, error = TaskRunContext.get(), state.data
     # Who takes a run back that another flow has taken over loses it again: neither would get on.
-    if context is None or isinstance(error, (UserError, Superseded)):
+    if context is None or isinstance(error, (UserError, Superseded)) or is_paused():
         return False
-    run: Run = context.parameters["run"]
+    given = context.parameters
+    run = run_of(given["job"], given["run"])
     patience = run.job.retries_without_progress
     if isinstance(error, (WorldError, StopRequested)):
-        verdict = run.attempts.verdict(patience, after=context.parameters["after"])
+        verdict = run.attempts.verdict(patience, after=_forgiven(run, given["after"], task_run.run_count))
     else:  # no world came to be: the store or this machine has a problem
         count, most = task_run.run_count, patience + 1
         verdict = Verdict(count < most, f"attempt {count} of {most} to launch a world")
     warn(f"{cause_of(str(error))}\n{'trying again' if verdict.retry else 'giving up'}: {verdict.reason}")
     return verdict.retry
+
+
+def _forgiven(run: Run, after: int | None, tries: int) -> int:
+    """Return the number of the last attempt that is forgiven: by default, that before the `tries` of this task run."""
+    if after is not None:
+        return after
+    tried = run.attempts.attempts()
+    return max(0, tried[-1].number - tries) if tried else 0
 
 
 @task(
@@ -47,17 +67,53 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
     retry_delay_seconds=_DELAYS_S,
     retry_condition_fn=_may_resume,
 )
-def launch_world(run: Run, after: int = 0) -> int | None:
-    """Train until the run is done; return its last step.
+def launch_world(job: JobLike, run: str | None = None, after: int | None = None) -> int | None:
+    """Train until the run is done and return its last step.
 
-    A retry resumes: the world looks for the newest committed snapshot itself, so running this twice is the same as
-    once. Call it directly, never by `submit`: signals reach the main thread only.
+    A retry resumes from the newest committed snapshot. A run that is done with this very job is not started again.
+    Call the task directly or by `submit` or `map`: a request to stop reaches the training in any thread.
 
     Args:
-        run: what is trained, under its name.
-        after: attempts up to this number are forgiven: another try was asked for, with them known.
+        job: a job, the path of its file, or its document.
+        run: name of the run; by default one that a retry of the flow finds again.
+        after: attempts up to this number do not count as failed; by default, those before this task run.
+
+    Raises:
+        UserError: the job or the user's code is wrong, or this process trains that run already.
+        WorldError: attempts end without a newer snapshot.
+        SnapshotError: the store does not answer.
     """
-    with RunMonitor(run) as monitor:
-        outcome = launch(run, on_line=monitor.line, on_event=monitor.event)
+    stop_if_asked()
+    this = run_of(job, run)
+    if deployment.id:
+        detach()
+    with _trained_once(this):
+        if (step := _last_step_if_done(this)) is not None:
+            return step
+        with slots_claimed(this.job), RunMonitor(this) as monitor:
+            outcome = launch(this, on_line=monitor.line, on_event=monitor.event, stop_if_asked=stop_if_asked)
     raise_for_outcome(outcome)
     return outcome.step
+
+
+def _last_step_if_done(run: Run) -> int | None:
+    """Return the last step of a run that is done, and was trained with this job; None of any other."""
+    with run.store.errors_explained("read"):
+        tried = run.attempts.attempts()
+        if not tried or tried[-1].outcome != "done" or (before := job_of(run.store)) is None:
+            return None
+    return tried[-1].step if before.model_dump(mode="json") == run.job.model_dump(mode="json") else None
+
+
+@contextmanager
+def _trained_once(run: Run) -> Iterator[None]:
+    """Refuse to train a run in two threads of this process: each would take it from the other."""
+    with _training_lock:
+        if run.url in _training:
+            raise JobError(f"this process trains run {run.name} already: give the other training a name, run=...")
+        _training.add(run.url)
+    try:
+        yield
+    finally:
+        with _training_lock:
+            _training.remove(run.url)

@@ -1,23 +1,22 @@
 """Reports a running world to Prefect: progress, snapshots, logs. Calls are rare, and no error of them stops it."""
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Protocol
 
 from prefect import get_client, get_run_logger
 from prefect.transactions import CommitMode, transaction
 
-from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
 from midstride.tasks.curves import show_curves
 from midstride.tasks.events import RoundBegun, RunResumed, StoreAwaited, emit
 from midstride.tasks.progress import Progress
 from midstride.tasks.snapshot import record_snapshot
+from midstride.tasks.stop_requests import stop_delayed
 from midstride.tasks.validations import Validations
 from midstride.tasks.without_retries import without_retries
 
@@ -167,7 +166,7 @@ class RunMonitor:
         """Call `act`; if Prefect does not answer, warn once and make no calls for a while: training goes on."""
         if time.monotonic() < self._silent_until:
             return
-        with _uninterrupted():
+        with stop_delayed():
             try:
                 act()
                 self._silent_until = _NEVER
@@ -175,27 +174,3 @@ class RunMonitor:
                 if self._silent_until == _NEVER:  # once for each time it goes away
                     self._log.warning("Prefect takes no note of the run's progress for now: %s", error)
                 self._silent_until = time.monotonic() + SILENCE_S
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delay a request to stop until the block ends; obey a second one at once.
-
-    Prefect's client would turn the exception that the handler of a signal raises in it into another one, and the
-    request would be lost.
-    """
-    pending: list[int] = []
-    before: dict[int, Callable[[int, FrameType | None], Any]] = {}
-    for asked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if callable(handler := signal.getsignal(asked)):
-            before[asked] = handler
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        if pending:
-            before[number](number, frame)
-        pending.append(number)
-
-    with signal_handlers(dict.fromkeys(before, hold)):
-        yield
-    if pending:
-        before[pending[0]](pending[0], None)

@@ -1,4 +1,4 @@
-"""Prefect task: what a run came to, as text and as a picture."""
+"""Prefect tasks: the report of a run, as text and as a picture, and that of a night."""
 
 import logging
 from collections.abc import Iterator
@@ -10,6 +10,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events.worker import EventsWorker
 
 from midstride.engine.formatting import format_run_name
+from midstride.engine.registry.comparison import PromotionDecision
+from midstride.engine.registry.nightly import NightlyRun
+from midstride.engine.registry.report import NightlyReport, nightly_markdown, nightly_report
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.markdown import headline, markdown_of
 from midstride.engine.runs.publication import write_report
@@ -17,9 +20,10 @@ from midstride.engine.runs.report import Report, report_of
 from midstride.engine.runs.run import Run
 from midstride.tasks.curves import inline
 from midstride.tasks.events import Event, RunFailed, RunFinished, RunStopped, emit
+from midstride.tasks.job_argument import JobLike, run_of
 from midstride.tasks.resources import artifact_key
 
-__all__ = ["publish_report", "stops_recorded"]
+__all__ = ["publish_nightly_report", "publish_report", "stops_recorded"]
 
 log = logging.getLogger(__name__)
 
@@ -35,20 +39,39 @@ _STOPPED_AFTER = {
 
 
 @task(name="publish report", task_run_name="publish report", cache_policy=NO_CACHE)
-def publish_report(run: Run, test: dict[str, float] | None = None) -> Report:
-    """Write report.md and curves.png into the run's folder, show both as an artifact, and return the report."""
-    report, picture = write_report(run, test)
+def publish_report(job: JobLike, run: str | None = None, test: dict[str, float] | None = None) -> Report:
+    """Write report.md and curves.png into the run's folder, show both as an artifact, and return the report.
+
+    Args:
+        job: a job, the path of its file, or its document.
+        run: name of the run; by default that of `launch_world` in this flow.
+        test: what `evaluate_best` returned.
+
+    Raises:
+        SnapshotError: the store does not answer.
+    """
+    this = run_of(job, run)
+    report, picture = write_report(this, test)
     title = f"{report.job}, run {format_run_name(report.run)}: {headline(report)}"
     text = markdown_of(report, inline(picture) if picture else None)
-    create_markdown_artifact(text, key=artifact_key(run.url, "report"), description=title)
+    create_markdown_artifact(text, key=artifact_key(this.url, "report"), description=title)
     if report.outcome != "running":  # else another world advances it, and tells of its end
         emit(_emit_end(report))
     return report
 
 
+@task(name="publish night", task_run_name="publish night", cache_policy=NO_CACHE)
+def publish_nightly_report(night: NightlyRun, decision: PromotionDecision | None = None) -> NightlyReport:
+    """Show challenger and champion side by side, and the champion now; return the same."""
+    report = nightly_report(night, decision)
+    title = f"{report.job}, night of {report.date}: {report.verdict}"
+    create_markdown_artifact(nightly_markdown(report), key=artifact_key(night.url, "night"), description=title)
+    return report
+
+
 @contextmanager
 def stops_recorded(run: Run) -> Iterator[None]:
-    """Record in the run, and tell automations, that a flow was stopped in the block: no task begins any more then."""
+    """Record in the run, and tell automations, that a flow was stopped in the block: no task starts after that."""
     try:
         yield
     except Exception:
@@ -59,7 +82,7 @@ def stops_recorded(run: Run) -> Iterator[None]:
 
 
 def _record_stop(run: Run) -> None:
-    """Record a stop on request. An attempt that failed, or was done, was not the end: something was to follow it."""
+    """Record a stop on request, also after an attempt that failed or was done: the flow had not ended with it."""
     try:
         report = report_of(run)
         run.attempts.record_stop()

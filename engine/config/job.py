@@ -119,6 +119,11 @@ class TrainingJob(Options):
         description="How often in a row to try again after an attempt that brought no newer snapshot.",
         validation_alias=AliasChoices("retries_without_progress", "retries"),  # its name until 0.1
     )
+    resources: dict[str, Annotated[int, Field(gt=0, strict=True)]] = Field(
+        {},
+        title="Resources",
+        description="Slots of Prefect's global concurrency limits that each attempt holds, such as gpus: 2.",
+    )
     accept_change: tuple[IdentityKey, ...] = Field(
         (),
         title="Accepted changes",

@@ -39,15 +39,27 @@ OPERATIONS: dict[str, str] = {
 }
 
 
-def run_operation(operation: str, run: Run, *, on_line: Callable[[str], object], without: Collection[str] = ()) -> Any:
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def run_operation(
+    operation: str,
+    run: Run,
+    *,
+    on_line: Callable[[str], object],
+    stop_if_asked: Callable[[], object] = _nothing,
+    without: Collection[str] = (),
+) -> Any:
     """Run `operation` in a process of its own and return its result.
 
-    Call it in the main thread: it may be interrupted by any exception, and leaves no process behind.
+    Any exception can interrupt it, and it leaves no process behind.
 
     Args:
         operation: one of `OPERATIONS`.
         run: what it is about.
         on_line: gets what the process prints.
+        stop_if_asked: called ten times a second; an exception that it raises ends the process.
         without: environment variables of ours that the process does not get.
 
     Raises:
@@ -61,6 +73,7 @@ def run_operation(operation: str, run: Run, *, on_line: Callable[[str], object],
     try:
         with SupervisedProcess(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
             while (code := group.wait(_POLL_S)) is None:
+                stop_if_asked()
                 _pass_on(group, on_line)
         _pass_on(group, on_line)
         raise_for_outcome(decide(session.outcomes(), code, 1))

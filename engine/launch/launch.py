@@ -45,22 +45,29 @@ def _ignore(_: object) -> None:
     """Take no notice."""
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 def launch(
     run: Run,
     *,
     on_line: Callable[[str], object] = _ignore,
     on_event: Callable[[Event], object] = _ignore,
+    stop_if_asked: Callable[[], object] = _nothing,
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Run one world of `run` to its end, resuming it if it has been started before.
 
-    Call it in the main thread. Any exception may interrupt it at any time, such as a timeout or one that the handler
-    of a signal raises. It then stops the world within `grace_s` plus 2 s, records the attempt and re-raises.
+    Any exception can interrupt it at any time, such as a timeout or one that the handler of a signal raises. It then
+    stops the world within `grace_s` plus 2 s, records the attempt and re-raises. Python runs handlers of signals in
+    the main thread only: in other threads, `stop_if_asked` raises that exception.
 
     Args:
         run: what is trained; a run that is done already ends again at once.
         on_line: called with what the world prints, several lines joined, at most every half second.
         on_event: called with each event once.
+        stop_if_asked: called ten times a second; an exception that it raises stops the world.
         grace_s: seconds that a world has to take a snapshot and end when it is asked to stop.
 
     Returns:
@@ -93,7 +100,7 @@ def launch(
             PreemptionWatch(job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
             SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
         ):
-            monitor.until_end(group)
+            monitor.until_end(group, stop_if_asked)
     finally:
         # Also on the way out of an exception: what the world did until then is worth knowing.
         outcome = monitor.outcome(session.ranks or job.world.processes, grace_s)
@@ -159,11 +166,12 @@ class _WorldMonitor:
         """Hand on a line of this process's own with the next ones of the world; called by any thread."""
         self._announced.append(line)
 
-    def until_end(self, group: SupervisedProcess) -> None:
-        """Watch `group` until it ends."""
+    def until_end(self, group: SupervisedProcess, stop_if_asked: Callable[[], object]) -> None:
+        """Watch `group` until it ends, or until `stop_if_asked` raises."""
         self._process = group
         # Never a long wait: exceptions raised into this thread must get through.
         while (code := group.wait(_POLL_S)) is None:
+            stop_if_asked()
             self._events()
             if time.monotonic() - self._lines_at >= _LINES_EVERY_S:
                 self._lines()

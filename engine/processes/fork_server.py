@@ -38,27 +38,37 @@ _READ_EARLY = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", 
 _READ_LATE = {"OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
 
 _servers: list["ForkServer"] = []
+_servers_lock = threading.Lock()
 
 
 @contextmanager
 def forking(environment: Mapping[str, str], *modules: str) -> Iterator[None]:
     """Start a fork server: supervised processes are forked from it until the block ends.
 
+    Blocks in several threads share a server, which ends with the last of them.
+
     Args:
         environment: of the server.
         modules: our modules that it imports at once. A command `python -m MODULE` runs in a fork if it is one of them.
     """
-    has_one = any(server.suits(environment) and server.modules >= {*modules} for server in _servers)
-    if has_one or sys.platform != "linux":  # only there is a fork found and ended as a process of its own
+    if sys.platform != "linux":  # only there is a fork found and ended as a process of its own
         yield
         return
-    server = ForkServer(environment, modules)
-    _servers.append(server)
+    with _servers_lock:
+        fits = (one for one in _servers if one.suits(environment) and one.modules >= {*modules})
+        if (server := next(fits, None)) is None:
+            _servers.append(server := ForkServer(environment, modules))
+        server.blocks += 1
     try:
         yield
     finally:
-        _servers.remove(server)
-        server.close()
+        with _servers_lock:
+            server.blocks -= 1
+            is_last = not server.blocks
+            if is_last:
+                _servers.remove(server)
+        if is_last:
+            server.close()
 
 
 def running_server(environment: Mapping[str, str]) -> "ForkServer | None":
@@ -76,6 +86,8 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
         self.modules = frozenset(modules)
+        #: how many blocks of `forking` use it
+        self.blocks = 0
         self._early = _early(environment)
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,11 +18,10 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from support.flow_runs import Command, results, wait_for, wait_for_effect
-from support.limit import LIMIT_S
+from support.prefect_worker import Worker, ended, run_of
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
-from midstride.engine.processes.lifetime import descendants
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
 from midstride.flows.deployment import deploy, serve
@@ -32,71 +30,17 @@ from midstride.flows.server_setup import create_pool
 from midstride.flows.train import train
 
 Make = Callable[..., TrainingJob]
+POOL = "tests"
 FILE = Path(__file__).parents[2] / "deploy" / "prefect.yaml"
-
-
-class Worker:
-    """A process worker as an operator starts it; it knows no folder of ours."""
-
-    pool = "tests"
-
-    def __init__(self, folder: Path, server: str) -> None:
-        environment = {
-            **os.environ,
-            "PREFECT_API_URL": server,
-            "PREFECT_HOME": str(folder / "home"),
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-        }
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", self.pool, "--type", "process"]
-        with (folder / "log.txt").open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            )
-
-    def wait_until_idle(self) -> None:
-        """A flow's process outlives its last state a little."""
-        wait_for(lambda: not descendants(self._process.pid), "the worker's runs to end")
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(100)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
 
 
 @pytest.fixture(scope="module")
 def worker(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Return a worker and its process pool."""
-    create_pool(Worker.pool)
-    worker = Worker(tmp_path_factory.mktemp("worker"), server)
+    create_pool(POOL)
+    worker = Worker(tmp_path_factory.mktemp("worker"), server, POOL)
     yield worker
     worker.stop()
-
-
-def run_of(deployment: str, **parameters: Any) -> FlowRun:
-    """Ask for a run, as the UI does."""
-    with get_client(sync_client=True) as client:
-        there = client.read_deployment_by_name(deployment)
-        return client.create_flow_run_from_deployment(there.id, parameters=parameters)
-
-
-def ended(run: FlowRun, timeout_s: float = LIMIT_S) -> FlowRun:
-    """Wait for its end."""
-    until = time.monotonic() + timeout_s
-    with get_client(sync_client=True) as client:
-        while (now := client.read_flow_run(run.id)).state is None or not now.state.is_final():
-            assert time.monotonic() < until, f"after {timeout_s:.0f} s it is {now.state_name}"
-            time.sleep(0.5)
-    return now
 
 
 def asked_for_by_events(deployment: UUID) -> list[FlowRun]:

@@ -1,5 +1,6 @@
 """`midstride setup-server`: it may be given again and again, and what it makes does what it is for."""
 
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import product
@@ -207,7 +208,7 @@ def test_a_cancel_of_which_a_worker_told_as_of_a_crash_is_not_undone(
 def test_the_automation_gives_up_where_attempts_get_nowhere(
     make_job: Make, automatic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstride.flows.train.is_automatic_retry", lambda: automatic)
+    monkeypatch.setattr(sys.modules["midstride.flows.train"], "is_automatic_retry", lambda: automatic)
     job = make_job(processes=1).model_copy(update={"retries_without_progress": 2})
     run = Run(job, "a")
     attempts = run.attempts

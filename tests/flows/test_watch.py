@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from midstride.tasks.monitor import _uninterrupted
+from midstride.tasks.stop_requests import stop_delayed
 
 
 def asked(times: int, called: list[str]) -> None:
-    with _uninterrupted():
+    with stop_delayed():
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
         called.append("to its end")

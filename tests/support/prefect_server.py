@@ -37,6 +37,9 @@ def _server(folder: Path) -> Iterator[str]:
     with temporary_settings(settings), ExitStack() as running:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL", "0.5")  # tests wait for events
+            for service in ("REPOSSESSOR", "CANCELLATION_CLEANUP"):
+                patch.setenv(f"PREFECT_SERVER_SERVICES_{service}_LOOP_SECONDS", "1")
+            patch.setenv("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "support.prefect_app")
             patch.setattr(server, "_APPLICATION", "support.prefect_app:create_app")
             patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
             patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder}/prefect.db")

@@ -28,7 +28,7 @@ from midstride.engine.metrics import torchmetrics_internals as metrics
 from midstride.engine.modules import torch_internals as modules
 from midstride.engine.state import torch_internals as state
 from midstride.engine.strategies import torch_internals as strategies
-from midstride.flows import prefect_internals as prefect
+from midstride.tasks import prefect_internals as prefect
 
 pytestmark = pytest.mark.fast
 
@@ -340,6 +340,15 @@ def test_the_end_of_a_flow_waits_for_no_heartbeat(monkeypatch: pytest.MonkeyPatc
     assert engine.thread.daemon
     engine.over.set()
     engine.thread.join()
+
+
+def test_the_flow_around_a_flow_is_found() -> None:
+    from prefect.context import FlowRunContext
+
+    contexts = [FlowRunContext.model_construct(flow_run=None) for _ in range(2)]
+    with contexts[0], contexts[1]:
+        assert prefect.outer_flow(contexts[1]) is contexts[0]
+        assert prefect.outer_flow(contexts[0]) is None
 
 
 def test_a_schedule_takes_fewer_micro_batches() -> None:

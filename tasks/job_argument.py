@@ -1,0 +1,91 @@
+"""The arguments that tasks and flows share: a job in any of its forms, and the name of its run."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from prefect.runtime import flow_run
+from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from midstride.engine.config.arguments import map_texts
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.validation import validation_errors
+from midstride.engine.errors import JobError
+from midstride.engine.runs.run import Run
+
+__all__ = ["JobLike", "as_job", "default_run_name", "run_of"]
+
+#: options of a job that say where and how its run is kept, and change nothing of the training
+_OPERATION = {
+    "accept_change",
+    "folder",
+    "loggers",
+    "nightly",
+    "resources",
+    "retries_without_progress",
+    "snapshots",
+}
+
+
+class _AsJob:
+    """Validates a parameter of a flow: a path is loaded, all else is validated as a job. The form is that of a job."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_loaded, handler.generate_schema(TrainingJob))
+
+
+#: a job, the path of its YAML file, or its document
+JobLike: TypeAlias = Annotated[TrainingJob | Path | str | Mapping[str, Any], _AsJob()]
+
+
+def as_job(job: JobLike) -> TrainingJob:
+    """Return `job` as a `TrainingJob`.
+
+    Args:
+        job: a job; the path of its YAML file; or a dict as that file has it, with paths relative to this process.
+
+    Raises:
+        JobError: with every fault of the file or the dict.
+    """
+    job = _loaded(job)
+    if isinstance(job, TrainingJob):
+        return job
+    try:
+        return TrainingJob.model_validate(job)
+    except ValidationError as error:
+        raise JobError.of("the job", validation_errors(error, TrainingJob)) from error
+
+
+def run_of(job: JobLike, run: str | None) -> Run:
+    """Return the run of `job` called `run`, or by `default_run_name` if that is empty."""
+    job = as_job(job)
+    return Run(job, run or default_run_name(job))
+
+
+def default_run_name(job: TrainingJob) -> str:
+    """Return the name of the run of `job` in this flow: the same in each retry, whichever task asks.
+
+    It consists of the id of the outermost flow run, the name of the job, and a digest of what is trained. So each fold
+    or setting has a run of its own, and a retry finds it. A subflow has another id in each retry of its parent.
+
+    Raises:
+        JobError: no flow runs here.
+    """
+    root = flow_run.root_flow_run_id
+    if not root:
+        raise JobError("a run outside of a flow has no default name: pass run=...")
+    return f"{root}-{job.name}-{_digest(job)}"
+
+
+def _digest(job: TrainingJob) -> str:
+    trained = job.model_dump(mode="json", exclude=_OPERATION)
+    if job.folder:  # a worker may have another copy of the code
+        trained = map_texts(trained, lambda text: text.replace(job.folder, "."))
+    return hashlib.sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _loaded(job: Any) -> Any:
+    return TrainingJob.load(job) if isinstance(job, (str, Path)) else job
