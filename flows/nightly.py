@@ -13,7 +13,7 @@ from midstride.engine.processes.preload import importing
 from midstride.engine.registry.nightly import DATE, NightlyRun
 from midstride.engine.registry.report import NightlyReport
 from midstride.engine.runs.curves import LIBRARY
-from midstride.flows.run_states import KEPT, PROMOTED, completed, failed, nightly_name
+from midstride.flows.run_states import KEPT, PROMOTED, cancelled_if_paused, completed, failed, nightly_name
 from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_launch
 from midstride.tasks.compare import compare_and_promote
 from midstride.tasks.credentials import credentials_of
@@ -41,7 +41,8 @@ def nightly(job: JobLike, date: Date | None = None, if_new_data: IfNewData = Fal
         if_new_data: train only if the data differ from those of the last night.
     """
     try:
-        report = _night(as_job(job), date, if_new_data)
+        with cancelled_if_paused():
+            report = _night(as_job(job), date, if_new_data)
     except EngineError as error:
         return cast(NightlyReport, failed(error))
     promoted = report.decision is not None and report.decision.promoted

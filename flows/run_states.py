@@ -1,10 +1,13 @@
 """What a person sees of a flow run in Prefect's lists: its name, its tag, and the state it ends in."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from prefect import get_client
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
@@ -21,6 +24,7 @@ __all__ = [
     "PROMOTED",
     "TAG",
     "RunCancelled",
+    "cancelled_if_paused",
     "completed",
     "failed",
     "is_automatic_retry",
@@ -101,6 +105,23 @@ def completed(result: Result, name: str, message: str) -> Result:
     return cast(Result, Completed(name=name, message=message, data=result))
 
 
+@contextmanager
+def cancelled_if_paused() -> Iterator[None]:
+    """End a subflow as Cancelled if the flow around it is paused in the block. Resume starts another subflow.
+
+    Prefect would leave it Running.
+    """
+    try:
+        yield
+    finally:
+        if is_paused() and flow_run.parent_flow_run_id:
+            paused: State[Any] = Cancelled(
+                message="The flow around it was paused. Resume continues from the last snapshot."
+            )
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(UUID(str(flow_run.id)), paused, force=True)
+
+
 def failed(error: EngineError) -> Any:
     """Return what a flow has to return to end Failed, the cause in the first line; its caller has `error` raised.
 
@@ -110,9 +131,6 @@ def failed(error: EngineError) -> Any:
     """
     if isinstance(error, RunCancelled):
         return Cancelled(message=str(error))
-    if is_paused() and flow_run.parent_flow_run_id:  # Prefect would leave a subflow Running; Resume starts another
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_state(UUID(str(flow_run.id)), Cancelled(message=str(error)), force=True)
     context = FlowRunContext.get()
     if context is not None and context.flow is not None and context.flow.retries:
         raise error

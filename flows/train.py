@@ -16,7 +16,7 @@ from midstride.engine.registry.nightly import date_errors
 from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.report import Report
 from midstride.engine.runs.run import Run
-from midstride.flows.run_states import failed, is_automatic_retry, tag_run, train_name
+from midstride.flows.run_states import cancelled_if_paused, failed, is_automatic_retry, tag_run, train_name
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.detach import detach
 from midstride.tasks.evaluate import evaluate_best
@@ -42,6 +42,11 @@ def train(job: JobLike, run: str | None = None) -> Report:
         run: name of the run; if empty, the id of the flow run, or in a subflow a name that a retry finds again.
     """
     job = as_job(job)
+    with cancelled_if_paused():
+        return _train(job, run)
+
+
+def _train(job: TrainingJob, run: str | None) -> Report:
     try:
         prepare_deployed_run(job)
         if faults := date_errors(job):

@@ -17,7 +17,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.tasks.stop_requests import stop_delayed, stop_if_asked
 
-__all__ = ["slots_claimed"]
+__all__ = ["claimed", "slots_claimed"]
 
 #: seconds until the server takes slots back from a holder that is dead: the least that it allows
 LEASE_S = 60.0
@@ -38,12 +38,13 @@ def slots_claimed(job: TrainingJob) -> Iterator[None]:
     """
     with ExitStack() as held:
         for name in sorted(job.resources):  # in one order everywhere: no two jobs wait for each other
-            held.enter_context(_claimed(name, job.resources[name]))
+            held.enter_context(claimed(name, job.resources[name]))
         yield
 
 
 @contextmanager
-def _claimed(name: str, slots: int) -> Iterator[None]:
+def claimed(name: str, slots: int) -> Iterator[None]:
+    """Hold `slots` of the limit `name` in the block; wait for them first."""
     _check_limit(name, slots)
     lease = _acquire(name, slots)
     ended = threading.Event()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,25 @@ def server(environment: dict[str, str]) -> Iterator[ForkServer]:
         assert found is not None
         yield found
     assert running_server(environment) is None
+
+
+def test_blocks_in_several_threads_share_a_server(server: ForkServer, environment: dict[str, str]) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def block() -> None:
+        with forking(environment, "program"):
+            entered.set()
+            leave.wait()
+
+    with forking(environment, "program"):
+        other = threading.Thread(target=block)
+        other.start()
+        entered.wait()
+        assert running_server(environment) is server
+    assert not server.has_gone(), "another block uses it"
+    leave.set()
+    other.join()
+    assert not server.has_gone()
 
 
 def supervised(environment: dict[str, str], folder: Path, *arguments: str, **more: str) -> SupervisedProcess:
