@@ -1,6 +1,7 @@
 """Trainings in a flow of one's own: several in one process, stopped, retried, cancelled, within limits."""
 
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling, Scheduled, Suspended
 from support.flow_runs import results, tiny_job, wait_for
 from support.limit import LIMIT_S
+from support.pages import ROOT, blocks
 from support.prefect_worker import Worker, ended, run_of
 
 from midstride.engine.config.job import TrainingJob
@@ -27,6 +29,7 @@ from midstride.engine.errors import JobError
 from midstride.engine.processes.lifetime import processes_with_env
 from midstride.engine.runs.run import Run
 from midstride.flows import train
+from midstride.flows.deployment import deploy
 from midstride.flows.server_setup import create_pool
 from midstride.tasks import launch_world, prepare_data, publish_report, slots
 
@@ -42,17 +45,23 @@ def worker(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
     worker.stop()
 
 
-class House:
-    """A folder with the flows of `own_flow.py` and several equal jobs for them, which wait at step 8 for a stop."""
+#: the page whose flows run here
+PAGE = ROOT / "docs/your-own-flow.md"
 
-    def __init__(self, folder: Path, names: str, **choices: Any) -> None:
+
+class House:
+    """A folder with the flows of `own_flow.py` and of the page, and several equal jobs, which wait at step 8."""
+
+    def __init__(self, folder: Path, names: str) -> None:
         self.folder = folder
         shutil.copy(Path(__file__).with_name("own_flow.py"), folder)
-        self.jobs = [tiny_job(folder / name, processes=1, wait_at=8, **choices) for name in names]
+        for file, text in blocks(PAGE, "python"):
+            (folder / file).write_text(text)
+        self.jobs = [tiny_job(folder / name, processes=1, wait_at=8) for name in names]
 
-    def deploy(self, name: str, pool: str) -> str:
+    def deploy(self, name: str, pool: str, file: str = "own_flow.py") -> str:
         """Deploy the flow called `name`; return the name of the deployment."""
-        own: Any = Flow.from_source(str(self.folder), f"own_flow.py:{name}")
+        own: Any = Flow.from_source(str(self.folder), f"{file}:{name}")
         own.deploy(deployment := str(uuid4()), work_pool_name=pool, print_next_steps=False)
         return f"{name}/{deployment}"
 
@@ -151,6 +160,44 @@ def state_name(run: FlowRun, name: str) -> FlowRun:
             return now if now.state_name == name else None
 
         return wait_for(there, name)  # type: ignore[no-any-return]
+
+
+def test_children_of_a_cancelled_parent_are_cancelled_and_found_by_its_retry(
+    worker: Worker, undisturbed_alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    house, names = House(tmp_path, "ab"), [str(uuid4()) for _ in range(2)]
+    for job, name in zip(house.jobs, names, strict=True):
+        deploy(job, name, pool=worker.pool)
+    parent = house.deploy("elsewhere", worker.pool, "elsewhere.py")
+    run = run_of(parent, deployments=[f"train/{name}" for name in names])
+    house.wait_until_trained()
+    cancel(run)
+    state_name(run, "Cancelled")
+    wait_for(lambda: [child.state_name for child in children(run)] == ["Cancelled"] * 2, "the ends of its children")
+    worker.wait_until_idle()
+    for own in house.runs():
+        assert own.catalog.snapshots()[-1].position.step >= 8
+    retry(run)
+    assert ended(run).state_name == "Completed"
+    for own in house.runs():
+        assert [attempt.outcome for attempt in own.attempts.attempts()] == ["stopped", "done"]
+        assert results(own.job, own.name) == undisturbed_alone
+
+
+#: file of the page -> its flow, how many runs it makes
+ON_PAGE = {"pipeline.py": ("pipeline", 1), "subflow.py": ("pipeline", 1), "seeds.py": ("seeds", 3)}
+
+
+@pytest.mark.parametrize("file", ON_PAGE)
+def test_flows_of_the_page_run(file: str, make_job: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(processes=1)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / file).write_text(dict(blocks(PAGE, "python"))[file])
+    name, count = ON_PAGE[file]
+    runpy.run_path(file)[name]()
+    runs = [Run(job, path.name) for path in Path(job.store_url).iterdir() if path.name != "_champions"]
+    assert [run.attempts.attempts()[-1].outcome for run in runs] == ["done"] * count
+    assert all((Path(run.url) / "report.md").exists() for run in runs)
 
 
 def test_a_worker_is_killed_with_three_trainings_under_it(
