@@ -127,7 +127,7 @@ STOPS: dict[str, tuple[str, Any, str, set[str], Any]] = {
 
 
 @pytest.mark.parametrize("way", STOPS)
-def test_a_stop_reaches_every_training_and_a_retry_resumes_each(
+def test_a_stop_reaches_each_training_and_a_retry_resumes_it(
     way: str, worker: Worker, undisturbed_alone: dict[str, bytes], tmp_path: Path
 ) -> None:
     name, stop, state, of_children, resume_by = STOPS[way]
@@ -162,7 +162,7 @@ def state_name(run: FlowRun, name: str) -> FlowRun:
         return wait_for(there, name)  # type: ignore[no-any-return]
 
 
-def test_children_of_a_cancelled_parent_are_cancelled_and_found_by_its_retry(
+def test_children_end_with_their_parent_and_resume_with_it(
     worker: Worker, undisturbed_alone: dict[str, bytes], tmp_path: Path
 ) -> None:
     house, names = House(tmp_path, "ab"), [str(uuid4()) for _ in range(2)]
@@ -242,7 +242,7 @@ def test_a_later_task_that_fails_trains_nothing_again(make_job: Make, tmp_path: 
     assert (tmp_path / "data.prepared").read_text() == "xx", "by its task, and by the training"
 
 
-def test_a_subflow_has_the_same_run_in_each_try_of_its_parent(make_job: Make) -> None:
+def test_a_subflow_has_one_run_in_all_tries_of_its_parent(make_job: Make) -> None:
     names: list[str] = []
 
     @flow(retries=1)
