@@ -1,6 +1,6 @@
 """Signals that ask this process to stop, as threads other than the main one learn of them.
 
-Python runs handlers of signals in the main thread only. But whatever the handler, the interpreter first writes the
+Python runs handlers of signals in the main thread only. Whatever the handler, the interpreter first writes the
 number of each signal into a descriptor, `signal.set_wakeup_fd`. A thread here reads it, so no handler has to be
 replaced: an orchestrator that looks for its own finds it.
 """
@@ -42,7 +42,7 @@ def stop_signal_since(start: float) -> signal.Signals | None:
 
 
 class _SignalListener:
-    """Reads the numbers of signals, and passes them on to whoever listened before, such as an event loop."""
+    """Reads the numbers of signals, and passes them on to the listener before it, such as an event loop."""
 
     def __init__(self) -> None:
         self.newest: tuple[signal.Signals, float] | None = None

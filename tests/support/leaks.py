@@ -11,8 +11,8 @@ from pathlib import Path
 GRACE_S = 30.0
 #: set by pytest for each test, and by torch (its compiler) and scikit-learn when they are first imported
 ALLOWED_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
-#: threads of libraries that live as long as the process and belong to no test
-LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_", "AnyIO worker thread", "seaweed")
+#: threads that live as long as the process and belong to no test, of libraries and of ours
+LASTING_THREADS = ("fsspecIO", "pin_memory", "asyncio_", "AnyIO worker thread", "seaweed", "midstride signals")
 #: signals whose handlers the next test, and what it forks, would have
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: processes that live as long as the tests and belong to none
