@@ -11,14 +11,16 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 from midstride.engine.errors import EngineError
 from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import die_with_parent
 from midstride.engine.processes.loopback import free_port
+from midstride.engine.session.private_file import own_secret
 
-__all__ = ["ServerError", "api", "name_faults", "need_server"]
+__all__ = ["PASSWORD_FILE", "ServerError", "api", "name_faults", "need_server"]
 
 _PORTS_TRIED = 3
 _LAST_LINES = 20
@@ -29,6 +31,8 @@ _APPLICATION = "prefect.server.api.server:create_app"
 
 #: what Prefect's server takes in no name
 _NOT_IN_NAMES = "/%&><"
+#: in PREFECT_HOME: the password of embedded servers, which only this user can read
+PASSWORD_FILE = "midstride-password"
 
 
 class ServerError(EngineError):
@@ -58,11 +62,11 @@ def name_faults(option: str, name: str) -> list[str]:
 
 @contextmanager
 def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
-    """Have an address of Prefect's API: the configured one, else that of a server of our own.
+    """Yield an address of Prefect's API: the configured one, else that of an embedded server.
 
-    Prefect would start such a server by itself, but as a child in our process group: Ctrl-C would end it before
-    the flow could tell it how it ended, and after a SIGKILL of the flow it would live on. Ours has a session of its
-    own and the death of its parent ends it.
+    Prefect can start such a server, but as a child in our process group: Ctrl-C would end it before the flow reports
+    its end, and it would survive a SIGKILL of the flow. Ours has its own session and ends with its parent. It has a
+    password, because other users of the machine reach its port.
 
     Args:
         busy: shows a text while something takes long.
@@ -70,7 +74,7 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
     Raises:
         ServerError: the configured one does not answer, or ours does not start.
     """
-    from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
 
     settings = get_current_settings()
     if settings.api.url is not None:
@@ -79,11 +83,31 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
         )
         yield str(settings.api.url)
         return
+    login = _login()
     with ExitStack() as server:
         with busy("starting Prefect's embedded server"):
-            address = server.enter_context(_embedded(float(settings.server.ephemeral.startup_timeout_seconds)))
-        server.enter_context(temporary_settings({PREFECT_API_URL: address}))
+            address = server.enter_context(_embedded(float(settings.server.ephemeral.startup_timeout_seconds), login))
+        server.enter_context(temporary_settings({PREFECT_API_URL: address, PREFECT_API_AUTH_STRING: login or None}))
         yield address
+
+
+def _login() -> str:
+    """Return name and password of the embedded server: those that are configured, else those in PREFECT_HOME.
+
+    Raises:
+        ServerError: the password cannot be kept there.
+    """
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if settings.server.api.auth_string is not None:
+        return settings.server.api.auth_string.get_secret_value()
+    file = Path(settings.home) / PASSWORD_FILE
+    try:
+        return f"midstride:{own_secret(file)}"
+    except OSError as error:
+        why = f"the password of Prefect's embedded server cannot be kept in {file}: {error.strerror}"
+        raise ServerError(f"{why}\n  {_home_remedy()}") from error
 
 
 def _check_health(remedy: str) -> None:
@@ -101,11 +125,11 @@ def _check_health(remedy: str) -> None:
 
 
 @contextmanager
-def _embedded(timeout_s: float) -> Iterator[str]:
+def _embedded(timeout_s: float, login: str) -> Iterator[str]:
     with tempfile.TemporaryFile() as log:  # without a name: nothing to sweep up after a SIGKILL
         for _ in range(_PORTS_TRIED):
             port = free_port()
-            process = _start(port, log)
+            process = _start(port, log, login)
             try:
                 if _ready(process, f"http://127.0.0.1:{port}/api", timeout_s):
                     try:
@@ -146,13 +170,14 @@ def _drain() -> None:
         worker.drain_all(timeout=5)
 
 
-def _start(port: int, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _start(port: int, log: IO[bytes], login: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "uvicorn", "--factory", _APPLICATION]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
     environment = os.environ | {
         "PREFECT_UI_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT__SERVER_FINAL": "1",
+        **({"PREFECT_SERVER_API_AUTH_STRING": login, "PREFECT_API_AUTH_STRING": login} if login else {}),
         # Its log is shown only if it does not start, and needs only errors.
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
     }

@@ -4,13 +4,14 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
 
-from midstride.engine.config.arguments import Arguments
+from midstride.engine.config.arguments import Arguments, texts_in
 from midstride.engine.config.import_paths import IMPORT_PATH, import_path
 from midstride.engine.config.json_schema import plugin_schema
 from midstride.engine.config.options import Options
 from midstride.engine.config.validation import validation_errors
+from midstride.engine.storage.urls import holds_password
 
 __all__ = ["LOGGERS", "LoggerOptions", "LoggerSpec", "Loggers", "checked_loggers", "run_name_faults"]
 
@@ -55,6 +56,17 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
     wait_s: Annotated[float, Field(strict=True, ge=0)] = Field(
         60.0, title="Wait", description="Seconds to wait at the end of the training for a tracker that is slow or away."
     )
+
+    @field_validator("args")
+    @classmethod
+    def _without_passwords(cls, args: dict[str, Any]) -> dict[str, Any]:
+        for name, text in texts_in(args, "args"):
+            if holds_password(text):
+                raise ValueError(
+                    f"{name} holds a password, which would be stored in the run's folder and shown in reports: give it "
+                    "in the environment, such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+                )
+        return args
 
     def in_project(self, name: str) -> Self:
         """Return a logger whose tracker collects runs under `name`, if it says no other: those of a job."""

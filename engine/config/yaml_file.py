@@ -1,6 +1,8 @@
 """Job files: YAML 1.2, and choices set from outside."""
 
+import os
 import reprlib
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,10 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 __all__ = ["apply_overrides", "parse_yaml", "read_mapping"]
+
+
+#: values and levels of a document, each alias counted as a copy
+_MOST_VALUES, _MOST_LEVELS = 100_000, 100
 
 
 class _Constructor(SafeConstructor):
@@ -35,13 +41,42 @@ def parse_yaml(text: str) -> Any:
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
-    return yaml.load(text)
+    document = yaml.load(text)
+    if _size(document) > _MOST_VALUES:
+        limits = f"{_MOST_VALUES} values or {_MOST_LEVELS} levels"
+        raise MarkedYAMLError(problem=f"has more than {limits}, each alias counted as a copy")
+    return document
+
+
+def _text_of(path: Path) -> str:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
+    with os.fdopen(handle, encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError("it is no regular file")
+        return file.read()
+
+
+def _size(value: Any, *around: Any) -> int:
+    """Return the number of values in a document, each alias counted as a copy of its anchor, as far as the limits.
+
+    A short document whose aliases name aliases has billions of values, once it is copied.
+    """
+    if not isinstance(value, dict | list) or any(value is outer for outer in around):
+        return 1
+    if len(around) >= _MOST_LEVELS:
+        return _MOST_VALUES + 1
+    count = 1
+    for item in value.values() if isinstance(value, dict) else value:
+        count += _size(item, *around, value)
+        if count > _MOST_VALUES:
+            break
+    return count
 
 
 def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the mapping in the YAML file `path`, and what is wrong with the file."""
+    """Return the mapping in the YAML file `path`, and messages about the file."""
     try:
-        document = parse_yaml(path.read_text(encoding="utf-8"))
+        document = parse_yaml(_text_of(path))
     except FileNotFoundError:
         return {}, ["there is no such file"]
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,9 @@
 """From a job to what it names: its module, its data and its Trainer."""
 
+import functools
+import inspect
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from midstride.engine.config.import_paths import call_with, load_attribute
 from midstride.engine.config.job import TrainingJob
@@ -88,8 +90,11 @@ def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kin
     where = f"job {job.name}"
     try:
         make = load_attribute(spec, job.folder or Path.cwd(), key)
-        if isinstance(make, type) and not issubclass(make, kind) and not is_lightning(make):
-            raise JobError(f"{key}: {spec} is no {kind.__name__}")
+        if callable(make) and not _makes(make, kind, Path(job.folder or ".")):
+            raise JobError(
+                f"{key}: {spec} is no {kind.__name__}. Name a class that inherits it, or a function: one in the job's "
+                f"folder, or one with the return annotation {kind.__name__}"
+            )
         built = adapt(call_with(make, arguments, spec, f"{key}{'.' if '.' in key else '_'}args"))
     except JobError as error:
         raise JobError.of(where, str(error).splitlines()) from None
@@ -97,6 +102,24 @@ def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kin
         fault = f"{key}: {spec} gives a {type(built).__name__}; a {kind.__name__} is needed"
         raise JobError.of(where, [fault])
     return built
+
+
+def _makes(make: Any, kind: type, folder: Path) -> bool:
+    """Return whether calling `make` is likely to give a `kind`: a job must not call just any function by its name."""
+    if isinstance(make, functools.partial):
+        return _makes(make.func, kind, folder)
+    if isinstance(make, type):
+        return issubclass(make, kind) or is_lightning(make)
+    function = inspect.unwrap(make)
+    if not inspect.isfunction(function):
+        return False
+    if Path(function.__code__.co_filename).resolve().is_relative_to(folder.resolve()):
+        return True
+    try:
+        returned = get_type_hints(function).get("return")
+    except Exception:  # the annotation names something that is not there
+        return False
+    return isinstance(returned, type) and _makes(returned, kind, folder)
 
 
 def _load_weights(job: TrainingJob, module: TrainingModule, url: str) -> None:

@@ -2,11 +2,13 @@
 
 import errno
 import os
+import secrets
 import stat
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["is_own_folder", "open_own", "read_own"]
+__all__ = ["is_own_folder", "open_own", "own_secret", "read_own", "read_secret_file"]
 
 
 def is_own_folder(path: Path) -> bool:
@@ -42,3 +44,38 @@ def read_own(path: Path) -> bytes:
     """Return what is in a file that `open_own` opens."""
     with open_own(path) as file:
         return file.read()
+
+
+def own_secret(path: Path) -> str:
+    """Return the secret in the file `path`; if there is none, 256 random bits are written into a new one.
+
+    Raises:
+        OSError: the file cannot be written, or others can read it.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, draft = tempfile.mkstemp(dir=path.parent)  # with mode 0600
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(32))
+        try:
+            os.link(draft, path)  # whole, and only if no other process was faster
+        except FileExistsError:
+            pass
+        finally:
+            Path(draft).unlink()
+    return read_secret_file(path)
+
+
+def read_secret_file(path: Path) -> str:
+    """Return the text in a file that only this user can read.
+
+    Raises:
+        OSError: it is missing, no regular file of this user, others can read it, or it holds no text.
+    """
+    with open_own(path) as file:
+        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
+            raise PermissionError(errno.EACCES, f"others can read it: chmod 600 {path}", str(path))
+        try:
+            return file.read().decode().strip()
+        except UnicodeDecodeError:
+            raise PermissionError(errno.EINVAL, "is no text", str(path)) from None

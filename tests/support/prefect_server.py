@@ -41,6 +41,7 @@ def _server(folder: Path) -> Iterator[str]:
                 patch.setenv(f"PREFECT_SERVER_SERVICES_{service}_LOOP_SECONDS", "1")
             patch.setenv("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "support.prefect_app")
             patch.setattr(server, "_APPLICATION", "support.prefect_app:create_app")
+            patch.setattr(server, "_login", lambda: "")  # as a server of a person who sets no password
             patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
             patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder}/prefect.db")
             address = running.enter_context(server.api(nullcontext))

@@ -90,7 +90,7 @@ def _node_folder() -> Iterator[str]:
 
 def lock_folder(folder: Path | str, kind: int = fcntl.LOCK_SH) -> int:
     """Lock the folder of a node, for as long as this process lives; return the file descriptor of the lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # nothing else of another user
     fcntl.flock(descriptor, kind)
     return descriptor
 

@@ -8,14 +8,13 @@ import hashlib
 import os
 import secrets
 import shlex
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from midstride.engine.errors import JobError
 from midstride.engine.runs.run import Run
-from midstride.engine.session.private_file import read_own
+from midstride.engine.session.private_file import own_secret, read_secret_file
 
 __all__ = ["VARIABLE", "RunSecret", "read_secret"]
 
@@ -73,19 +72,12 @@ class RunSecret:
 def _kept(file: Path) -> str:
     """Return the secret in `file`; a new one is written if there is none."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        return read_secret(file)
+        return own_secret(file)
     except OSError as error:
         raise JobError(
             f"the secret of this run cannot be kept in {file}: {error.strerror}. Name another folder in "
             f"XDG_STATE_HOME, or set {VARIABLE} here and on every machine"
         ) from error
-    secret = secrets.token_hex(_BYTES)
-    with os.fdopen(handle, "w") as written:
-        written.write(secret)
-    return secret
 
 
 def read_secret(file: Path | None) -> str:
@@ -108,10 +100,6 @@ def read_secret(file: Path | None) -> str:
 
 def _content(file: Path) -> str:
     try:
-        text = read_own(file).decode()
-        mode = file.stat().st_mode
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"--secret-file {file}: {getattr(error, 'strerror', None) or 'is no text'}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise JobError(f"--secret-file {file}: others can read it: chmod 600 {shlex.quote(str(file))}")
-    return text.strip()
+        return read_secret_file(file)
+    except OSError as error:
+        raise JobError(f"--secret-file {file}: {error.strerror}") from error

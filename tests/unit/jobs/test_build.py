@@ -91,3 +91,62 @@ def test_a_fault_names_the_callback(job: TrainingJob, callback: dict[str, object
     broken = TrainingJob.model_validate({**job.model_dump(), "callbacks": [callback]})
     with pytest.raises(JobError, match=fault):
         build_callbacks(broken)
+
+
+MAKERS = """
+import functools
+import subprocess
+
+from midstride.engine import TrainingModule
+from midstride.engine.testing.laws.small_training import SmallModule
+
+
+def own():
+    return SmallModule()
+
+
+partial_of_a_class = functools.partial(SmallModule)
+"""
+LIBRARY = """
+from midstride.engine import TrainingModule
+from midstride.engine.testing.laws.small_training import SmallModule
+
+def annotated() -> TrainingModule:
+    return SmallModule()
+
+def silent():
+    return SmallModule()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "is_called"),
+    [
+        ("os:system", False),
+        ("subprocess:call", False),
+        ("counted_code:Counter", False),
+        ("library_of_makers:silent", False),
+        ("library_of_makers:annotated", True),
+        ("makers:own", True),
+        ("makers:partial_of_a_class", True),
+    ],
+)
+def test_only_what_makes_a_module_is_called(
+    module: str, is_called: bool, job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "makers.py").write_text(MAKERS)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "library_of_makers.py").write_text(LIBRARY)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name in ("makers.py", "counted_code.py"):
+        (tmp_path / name).rename(folder / name)
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    arguments = {"command": f"touch {tmp_path}/called"} if module == "os:system" else {}
+    named = job.model_copy(update={"module": module, "module_args": arguments, "folder": str(folder)})
+    if is_called:
+        assert type(build_module(named)).__name__ == "SmallModule"
+    else:
+        with pytest.raises(JobError, match=f"module: {module} is no TrainingModule. Name a class that inherits it"):
+            build_module(named)
+    assert not (tmp_path / "called").exists()
