@@ -25,4 +25,4 @@ class Spawn(Launcher):
 
     def environment(self, session: Session, job: TrainingJob, base: Mapping[str, str]) -> dict[str, str]:
         """Return the world's environment."""
-        return {**super().environment(session, job, base), MEETING: str(session.folder / "ranks")}
+        return {**super().environment(session, job, base), MEETING: str(session.folder / "ranks-meet")}

@@ -37,5 +37,5 @@ class Torchrun(Launcher):
         """Return the world's environment."""
         # Agent and ranks sharing one store makes a second meeting fail on stale addresses.
         inherited = super().environment(session, job, base)
-        meeting = {MEETING: str(session.folder / "ranks")}
+        meeting = {MEETING: str(session.folder / "ranks-meet")}
         return {**inherited, **interfaces(base), **meeting, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
