@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from midstride.engine.errors import WorldError
 from midstride.engine.processes.loopback import MEETING
-from midstride.engine.strategies.torch_internals import FileStore, Store
+from midstride.engine.strategies.torch_internals import Store
 
 __all__ = ["check_peers", "private_store"]
 
@@ -27,7 +27,7 @@ def private_store() -> Store | None:
     The name is used once: programs that a rank starts do not get it.
     """
     file = os.environ.pop(MEETING, "")
-    return FileStore(str(Path(file)), -1) if file else None
+    return dist.FileStore(str(Path(file)), -1) if file else None
 
 
 def check_peers(store: Store, name: str, group: dist.ProcessGroup | None = None) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = [
     "NORMALISATION",
-    "FileStore",
     "HashStore",
     "PrefixStore",
     "Store",

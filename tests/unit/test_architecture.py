@@ -211,6 +211,7 @@ def calls(tree: ast.Module) -> Iterator[ast.Call]:
 #: functions that walk dicts and lists in each other -> what they walk that `trees` and `arguments` do not
 WALKS = {
     "engine/state/object_nodes.py: instances_in": "nodes of objects: instances and deques too",
+    "engine/config/yaml_file.py: _size": "JSON, where no torch is loaded: each alias counts as a copy",
     "engine/config/arguments.py: map_texts": "JSON, where no torch is loaded",
     "engine/config/arguments.py: texts_in": "the same",
     "engine/config/arguments.py: _as_json": "the same",
