@@ -1,15 +1,15 @@
-"""torchrun's agent for this machine alone: `... .torchrun_agent TORCHRUN-ARGUMENTS SESSION`. Its ranks end with it."""
+"""torchrun's agent for this machine alone, whose ranks end with it: `... .torchrun_agent TORCHRUN-ARGUMENTS`."""
 
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from uuid import uuid4
 
 from midstride.engine.processes.lifetime import PARENT, children, signal_all
 from midstride.engine.processes.loopback import ADDRESS
 from midstride.engine.processes.preload import preload
+from midstride.engine.strategies.rendezvous import serve_store
 
 __all__ = ["main"]
 
@@ -20,13 +20,10 @@ def _pass_on(number: int, frame: FrameType | None) -> None:
     signal_all(children(os.getpid()), signal.Signals(number))
 
 
-def _rendezvous(session: Path) -> list[str]:
-    """Return arguments for a rendezvous in a file of the session, which only this user can write.
-
-    The agent unpickles the state of its rendezvous. At a port, any local user could give it another one.
-    """
-    file = ["--rdzv-backend=c10d", f"--rdzv-endpoint={session / 'agent-rendezvous'}", "--rdzv-conf=store_type=file"]
-    return [*file, f"--rdzv-id={uuid4().hex}", f"--local-addr={ADDRESS}"]
+def _meeting_at(port: int) -> list[str]:
+    """Return what has torchrun's agent meet in a store at `port` of this machine, and its ranks on the loopback."""
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESS}:{port}", "--rdzv-conf=is_host=0"]
+    return [*rendezvous, f"--rdzv-id={uuid4().hex}", f"--local-addr={ADDRESS}"]
 
 
 def main() -> None:
@@ -41,9 +38,10 @@ def main() -> None:
 
     from midstride.engine.launch.elastic_ranks import ranks_forked
 
+    store = serve_store()  # torchrun's own listens on every interface
     try:
         with ranks_forked(_RANK):
-            torchrun([*_rendezvous(Path(sys.argv[-1])), *sys.argv[1:]])
+            torchrun([*_meeting_at(store.port), *sys.argv[1:]])
     except (ChildFailedError, SignalException):
         sys.exit(1)  # why is in the ranks' outcomes; a traceback of the agent would only hide it
 

@@ -11,20 +11,9 @@ from collections.abc import Mapping
 
 from midstride.engine.world import World
 
-__all__ = [
-    "ADDRESS",
-    "MEETING",
-    "free_port",
-    "interface_towards",
-    "interfaces",
-    "is_loopback",
-    "own_address",
-    "rank_environments",
-]
+__all__ = ["ADDRESS", "free_port", "interface_towards", "interfaces", "is_loopback", "own_address", "rank_environments"]
 
 ADDRESS = "127.0.0.1"
-#: variable with the file, in a private folder, in which the ranks of this machine meet
-MEETING = "MIDSTRIDE_MEETING"
 _SIOCGIFADDR = 0x8915  # asks for an interface's address
 #: what tells gloo, NCCL, tensorpipe and Horovod by which interface ranks talk
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")

@@ -5,8 +5,6 @@
     outcome-rank-00000.json   how each rank ended, written by that rank
     heartbeat-rank-00000      what each rank is doing
     ranks                     how many there are, where that is not the job's to say: nodes come and go
-    agent-rendezvous          where torchrun's agent meets its ranks
-    ranks-meet                where the ranks of this machine meet
     log.txt                   every line the world printed
     launcher.lock             held by the process that launches the world
 

@@ -16,8 +16,6 @@ mixins             optional abilities of strategies: one class each, which the e
 object_gather      gathers Python values from every rank, in one exchange if they are short
 ordered_ddp        DDP in lanes: sums in an order that does not depend on the number of processes
 ordered_reducer    sums gradients in an order that does not depend on the number of ranks
-peers              the ranks of a job on one machine meet in a private file, and prove to each other that they have
-                   read it
 rendezvous         the `torch.distributed.Store` over which the ranks of a world connect
 replicas           replicas of a module, one for each chunk of a batch, within one process: a repeatable
                    `nn.DataParallel`

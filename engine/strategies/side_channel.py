@@ -27,16 +27,16 @@ class SideChannel:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc=CHANNEL) if size > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc=CHANNEL) if size > 1 else None
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
-        if self.group is None:
+        if self._group is None:
             return [value]
-        return gather_objects(value, self._size, self.group)
+        return gather_objects(value, self._size, self._group)
 
     def close(self) -> None:
         """Destroy the group; no rank may be waiting in it."""
-        if self.group is not None:
-            dist.destroy_process_group(self.group)
-            self.group = None
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None

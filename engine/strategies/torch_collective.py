@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from midstride.engine.errors import WorldError
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.object_gather import gather_objects
-from midstride.engine.strategies.peers import check_peers, private_store
 from midstride.engine.strategies.rendezvous import rendezvous_store
 from midstride.engine.strategies.side_channel import CHANNEL, TIMEOUT, SideChannel
-from midstride.engine.strategies.torch_internals import PrefixStore, Store, default_store, groups, set_timeout
+from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
 from midstride.engine.world import World
 
 __all__ = [
@@ -40,9 +39,7 @@ class TorchCollective(Collective):
     """The default process group of `torch.distributed`."""
 
     def __init__(self) -> None:
-        self._stores = self._channels = 0
-        self._private: Store | None = None
-        self._values: Store | None = None
+        self._stores = 0
 
     def init_process_group(self, world: World, device: torch.device) -> None:
         """Connect to the other ranks over NCCL on GPUs and gloo elsewhere."""
@@ -50,16 +47,11 @@ class TorchCollective(Collective):
             return
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         rank, size = world.rank, world.size
-        met, private = rendezvous_store(world), private_store()
         try:
-            dist.init_process_group(backend, store=private or met, rank=rank, world_size=size, timeout=TIMEOUT)
+            dist.init_process_group(backend, store=rendezvous_store(world), rank=rank, world_size=size, timeout=TIMEOUT)
         except (RuntimeError, ValueError, OSError) as error:
             raise WorldError(f"rank {rank} of {size} could not meet the others over {backend}: {error}") from error
         atexit.register(leave_process_group)
-        if private is not None:
-            # A file keeps all values that were ever written: it is not for those that change all the time.
-            self._private, self._values = private, met
-            check_peers(private, "")
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
@@ -91,15 +83,11 @@ class TorchCollective(Collective):
     def key_value_store(self) -> Any:
         """Return the store of the default group under a new prefix; every rank calls this equally often."""
         self._stores += 1
-        return PrefixStore(f"midstride/{self._stores}", self._values or default_store())
+        return PrefixStore(f"midstride/{self._stores}", default_store())
 
     def side_channel(self) -> SideChannel:
         """Return a channel with a process group of its own; every rank calls this at the same point."""
-        channel = SideChannel(dist.get_world_size())
-        if self._private is not None and channel.group is not None:
-            self._channels += 1
-            check_peers(self._private, f"channel {self._channels}", channel.group)
-        return channel
+        return SideChannel(dist.get_world_size())
 
 
 def leave_process_group() -> None:

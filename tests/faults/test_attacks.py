@@ -1,21 +1,16 @@
 """Other users of the machine or the network: what they try has no effect, and a control shows that they can."""
 
 import json
-import pickle
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.attacker import attack, listening_ports, start_attack
-from support.flow_runs import results, tiny_job, train_forked, wait_for
+from support.flow_runs import results, tiny_job, wait_for
 from support.machines import Machines, undisturbed
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
-from midstride.engine.processes.lifetime import descendants, signal_all
 from midstride.engine.runs.audit import audit
 from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
@@ -114,42 +109,3 @@ def test_a_node_with_a_wrong_secret_is_refused(machines: Machines, tmp_path: Pat
     said = wait_for(lambda: words in machines.said("node-1.txt") and machines.said(), "the words of the node")
     assert "a" * 64 not in said
     assert Path(right).read_text() not in said
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_on_one_machine_no_pickle_can_be_given_to_a_process_that_listens(
-    launcher: str, marker: Path, tmp_path: Path
-) -> None:
-    slow = tmp_path / "slow"
-    job = tiny_job(tmp_path, launcher=launcher, lingers=str(slow))
-    slow.touch()
-    command = [sys.executable, "-m", "midstride.engine", "fit", f"{tmp_path}/job.yaml", "--run", "a"]
-    with (tmp_path / "fit.txt").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        wait_for((tmp_path / "mark").exists, "a step behind a snapshot")
-        ports = listening_ports(process.pid)
-        assert {*ports.values()} == {LOOPBACK}
-        assert attack("poison_rendezvous", marker, *ports) != ""
-        slow.unlink()
-        assert process.wait(300) == 0, (tmp_path / "fit.txt").read_text()
-    finally:
-        signal_all([*descendants(process.pid), process.pid])
-        process.wait()
-    assert not marker.exists()
-    alone = tiny_job(tmp_path / "alone")
-    train_forked(alone, "a")
-    assert results(job, "a") == results(alone, "a")
-
-
-def test_the_agent_of_torchrun_reads_a_pickle_at_a_port(marker: Path) -> None:
-    """The control: what is given to a rendezvous at a port is executed."""
-    store = serve_store()
-    run_id = "control"
-    assert attack("poison_rendezvous", marker, store.port) == str(store.port)
-    parameters = RendezvousParameters("c10d", f"127.0.0.1:{store.port}", run_id, 1, 1, is_host=False)
-    backend, _ = create_backend(parameters)
-    backend_state = backend.get_state()
-    assert backend_state is not None
-    pickle.loads(backend_state[0])  # as the agent does
-    assert marker.exists()

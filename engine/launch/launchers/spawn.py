@@ -1,12 +1,10 @@
 """Ranks on this machine, without an agent in between: the quickest way to a first step."""
 
 import sys
-from collections.abc import Mapping
 from typing import ClassVar
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.launchers.base import RANK_MODULES, Launcher
-from midstride.engine.processes.loopback import MEETING
 from midstride.engine.session.session import Session
 
 __all__ = ["Spawn"]
@@ -22,7 +20,3 @@ class Spawn(Launcher):
         """Return the command of the agent."""
         module = "midstride.engine.launch.spawn_agent"
         return [sys.executable, "-m", module, str(session.folder), str(job.world.processes), str(grace_s)]
-
-    def environment(self, session: Session, job: TrainingJob, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the world's environment."""
-        return {**super().environment(session, job, base), MEETING: str(session.folder / "ranks-meet")}

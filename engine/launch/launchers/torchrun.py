@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.launchers.base import RANK_MODULES, Launcher
-from midstride.engine.processes.loopback import MEETING, interfaces
+from midstride.engine.processes.loopback import interfaces
 from midstride.engine.session.session import Session
 
 __all__ = ["Torchrun"]
@@ -37,5 +37,4 @@ class Torchrun(Launcher):
         """Return the world's environment."""
         # Agent and ranks sharing one store makes a second meeting fail on stale addresses.
         inherited = super().environment(session, job, base)
-        meeting = {MEETING: str(session.folder / "ranks-meet")}
-        return {**inherited, **interfaces(base), **meeting, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        return {**inherited, **interfaces(base), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
