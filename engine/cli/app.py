@@ -58,6 +58,12 @@ Resumes = Annotated[
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
 for command in (snapshots, champion, runs, report, export, init):
     app.command(command)
+for stage, summary in {  # by name: their file imports this one
+    "prepare": "Prepare the data of a job, in a process of its own, and show their folder, number and size.",
+    "evaluate": "Test the best weights of a run on the job's test data, in a process of its own.",
+    "compare": "Compare a run with the champion of its job; with --promote, promote it if it is better.",
+}.items():
+    app.command(f"midstride.engine.cli.stages:{stage}", name=stage, help=summary)
 app.register_install_completion_command(help="Let the shell complete midstride's commands and options.")
 
 
