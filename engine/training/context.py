@@ -30,8 +30,8 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.mixins import LazyDevice, ModelParallel, device_generator, lanes_of
 from midstride.engine.strategies.step import StepScope
-from midstride.engine.training.batch_stream import BatchStream
-from midstride.engine.training.finite import FiniteLosses
+from midstride.engine.training.batch_transfer import BatchStream
+from midstride.engine.training.finite_losses import FiniteLosses
 from midstride.engine.training.reporter import Reporter
 from midstride.engine.training.sample_log import SampleLog
 from midstride.engine.trees import move

@@ -1,8 +1,10 @@
 """The loops over the batches of an evaluation or a prediction, in a fit or outside."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -12,16 +14,27 @@ from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.objects.side_effects import side_effects_reverted
+from midstride.engine.seeds import Generators
+from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.step import STEPS
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
+from midstride.engine.training.checkpointing.roots import evaluated_objects
 from midstride.engine.training.context import EvaluationContext
-from midstride.engine.training.extra_steps import extra_step
 from midstride.engine.training.lane_scope import LaneScope
-from midstride.engine.training.uneven_ranks import lockstep_batches
 from midstride.engine.trees import to_host
 
-__all__ = ["EvaluationLoop", "EvaluationStage", "PredictionLoop", "setup_evaluation"]
+__all__ = [
+    "EvaluationLoop",
+    "EvaluationStage",
+    "PredictionLoop",
+    "ensure_shared_order",
+    "extra_step",
+    "lockstep_batches",
+    "peek_batch",
+    "setup_evaluation",
+]
 
 EvaluationStage = Literal["validate", "test", "predict"]
 
@@ -203,3 +216,86 @@ def _ensure_written(module: TrainingModule, step: str) -> None:
     kind = type(module)
     if getattr(kind, step) is getattr(TrainingModule, step):
         raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Write it.")
+
+
+_NONE = object()  # a batch may be None
+
+
+def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start: int) -> Iterator[tuple[Any, bool]]:
+    """Yield pairs of a batch and whether it is this rank's own, from batch `start` on.
+
+    If not, the batch is one to repeat if calls of the module are collectives, and otherwise a placeholder.
+    """
+    collective, batches = context.collective, loader.batches(0, start)
+    spare: Any = None
+    for index in count(start):
+        context.inject_fault("validation")
+        batch = next(batches, _NONE)
+        own = batch is not _NONE
+        # Without a length, the ranks agree on the end.
+        if index >= loader.max_batches if loader.is_sized else collective.all_agree(not own):
+            return
+        if index == 0:
+            ensure_shared_order(collective, loader, "an evaluation", reads=own)
+        if not context.forward_is_collective:
+            yield batch, own
+            continue
+        if own:
+            spare = batch
+        if index == start:
+            spare = _batch_of_another(collective, spare, own)
+        yield spare, own
+
+
+def _batch_of_another(collective: Collective, batch: Any, own: bool) -> Any:
+    """Return `batch` if every rank has one of its own, else that of the first rank that has."""
+    if collective.all_agree(own):
+        return batch
+    theirs = [one for has, one in collective.gather((own, batch)) if has]
+    return batch if own else theirs[0]
+
+
+def ensure_shared_order(collective: Collective, loader: ResumableLoader, where: str, *, reads: bool = True) -> None:
+    """Compare the orders that the samplers of this epoch gave; every rank calls this at its first batch.
+
+    Args:
+        collective: collective of the ranks.
+        loader: loader of this rank.
+        where: the epoch or evaluation, for the message.
+        reads: whether this rank has a batch; without one it has run no sampler.
+
+    Raises:
+        UserError: the orders differ.
+    """
+    if (order := loader.shared_order()) is None:
+        return
+    orders = [theirs for has_read, theirs in collective.gather((reads, order)) if has_read]
+    if len({*orders}) > 1:
+        raise UserError(
+            f"the ranks share what their samplers give, and in {where} those differ (digests {', '.join(orders)}): "
+            "each of them was built, or changed in training, alone. Exchange what they are told, by "
+            "torch.distributed.all_gather_object or the like, or say use_distributed_sampler=False."
+        )
+
+
+@contextmanager
+def extra_step(context: EvaluationContext, loader: ResumableLoader) -> Iterator[None]:
+    """Discard values logged in the block, and revert its changes of the module, of generators and of user objects.
+
+    Args:
+        context: context of the step.
+        loader: loader of its batch.
+    """
+    generators = Generators(context.generator, devices=context.strategy.devices)
+    objects = evaluated_objects(context, loader)
+    with side_effects_reverted(context.module, generators, objects), context.metric_logger.muted():
+        yield
+
+
+def peek_batch(context: EvaluationContext, loader: ResumableLoader) -> Any:
+    """Return the first batch of `loader`, and restore the state of samplers and data."""
+    before = loader.state_dict()
+    with extra_step(context, loader):
+        batch = context.batch_transfer()(next(loader.batches(0)))
+    loader.load_state_dict(before)
+    return batch

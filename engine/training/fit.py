@@ -31,7 +31,7 @@ from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
-from midstride.engine.training.extra_steps import peek_batch
+from midstride.engine.training.evaluation import peek_batch
 from midstride.engine.training.fit_loop import FitLoop
 from midstride.engine.training.fit_warnings import idle_evaluation, layers_in_eval_mode, untrained_parameters
 from midstride.engine.training.sample_log import SampleLog

@@ -14,9 +14,8 @@ from midstride.engine.session.heartbeat import Phase
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import FitContext
-from midstride.engine.training.evaluation import EvaluationLoop
+from midstride.engine.training.evaluation import EvaluationLoop, ensure_shared_order
 from midstride.engine.training.optimizer_step import OptimizerStep
-from midstride.engine.training.shared_order import ensure_shared_order
 from midstride.engine.trees import samples_in
 
 __all__ = ["FitLoop"]

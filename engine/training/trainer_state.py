@@ -44,7 +44,7 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import ModelParallel, full_state_dict, gradient_buckets, lanes_of
 from midstride.engine.strategies.step import StepScope
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
-from midstride.engine.training.finite import FiniteLosses
+from midstride.engine.training.finite_losses import FiniteLosses
 from midstride.engine.training.fit import Fit
 from midstride.engine.training.reporter import Reporter
 from midstride.engine.user_code import call_user_code

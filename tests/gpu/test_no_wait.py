@@ -15,7 +15,7 @@ from midstride.engine.errors import LossNotFinite
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.progress import Progress
 from midstride.engine.snapshots.weights import weights_at
-from midstride.engine.training.finite import FiniteLosses
+from midstride.engine.training.finite_losses import FiniteLosses
 
 STEPS = 24
 

@@ -28,7 +28,7 @@ from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.strategies.pipeline import strategy as pipeline
 from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import average_gradients
-from midstride.engine.training.batch_stream import BatchStream, copy_stream
+from midstride.engine.training.batch_transfer import BatchStream, copy_stream
 from midstride.engine.training.checkpointing.identity import environment_changes, environment_of
 from midstride.engine.trees import move, to_host
 from midstride.engine.world import World
