@@ -33,14 +33,13 @@ from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.mixins import Measures, device_generator, lanes_of, load_full_state_dict, stop_watching
+from midstride.engine.training.calls import BoundCallback, ensure_not_running, running_call, seed_call, set_up
 from midstride.engine.training.checkpointing.run_store import Resume, run_url_of
 from midstride.engine.training.checkpointing.world_size import apply_initial_sharding
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
 from midstride.engine.training.evaluation import EvaluationLoop, EvaluationStage, PredictionLoop, setup_evaluation
 from midstride.engine.training.fit import Fit, earlier_facts
-from midstride.engine.training.running_call import ensure_not_running, running_call, seed_call
-from midstride.engine.training.setup import BoundCallback, set_up
 from midstride.engine.training.trainer_state import TrainerState
 from midstride.engine.world import World
 

@@ -42,7 +42,7 @@ CALLS = [
     ),
     Mutant(
         "another Trainer in a hook begins the fit's random numbers anew",
-        "engine/training/running_call.py",
+        "engine/training/calls.py",
         "    if not _CALLS.get():\n",
         "    if True:\n",
         "unit/training/test_evaluation.py::test_another_trainer_evaluates_a_copy_in_a_fit_which_goes_on_as_it_was",
