@@ -1,6 +1,5 @@
 """What a module, its hooks and its callbacks may use of the Trainer that runs them."""
 
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -168,45 +167,41 @@ class TrainerInterface(Protocol):
         """End the fit at the next boundary, as if it were complete; every rank calls this at the same point."""
 
     @property
+    @abstractmethod
     def callback_metrics(self) -> dict[str, float]:
         """The newest logged values by name, the same on every rank."""
-        return self.metric_logger.values
 
     @property
+    @abstractmethod
     def estimated_stepping_batches(self) -> float:
         """Optimizer steps of the whole fit, for schedules of the learning rate; infinite if the number is unknown."""
-        options, batches = self.options, self.num_training_batches
-        steps = math.inf if options.max_steps is None else options.max_steps
-        if batches is None or options.max_epochs is None:
-            return steps
-        return min(steps, math.ceil(batches / options.accumulate_grad_batches) * options.max_epochs)
 
     @property
+    @abstractmethod
     def current_epoch(self) -> int:
         """Epochs completed."""
-        return self.progress.epoch
 
     @property
+    @abstractmethod
     def global_step(self) -> int:
         """Optimizer steps taken."""
-        return self.progress.step
 
     @property
+    @abstractmethod
     def global_rank(self) -> int:
         """The rank of this process."""
-        return self.world.rank
 
     @property
+    @abstractmethod
     def local_rank(self) -> int:
         """The rank of this process on its machine."""
-        return self.world.local_rank
 
     @property
+    @abstractmethod
     def world_size(self) -> int:
         """The number of ranks."""
-        return self.world.size
 
     @property
+    @abstractmethod
     def is_global_zero(self) -> bool:
         """Whether this process is rank 0."""
-        return self.world.is_first
