@@ -71,10 +71,14 @@ def on_all_ranks(verb: Verb) -> Verb:
         trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
         adapt(module)
         adapt(data)
-        call = _CALLS[trainer.placement.start]
+        start = trainer.placement.start
         try:
             with exit_codes_of_errors():
-                return call(verb, trainer, module, data, arguments)
+                if start == "none":
+                    return verb(trainer, module, data, **arguments)
+                if start == "subprocess":
+                    return _in_subprocesses(verb, trainer, module, data, arguments)
+                return _in_children(verb, trainer, module, data, arguments)
         except UserCodeError as error:
             raise error.as_instance_of_cause() from error.__cause__
 
@@ -114,11 +118,3 @@ def _ensure_can_fork(trainer: StartsRanks) -> None:
     if fork_cannot_use_cuda():
         name = trainer.arguments.get("strategy") or "ddp_notebook"
         raise JobError(FORK_AFTER_CUDA.message.format(strategy=name))
-
-
-def _here(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
-    return verb(trainer, module, data, **arguments)
-
-
-#: how the ranks start -> the function that makes a call in them
-_CALLS = {"none": _here, "subprocess": _in_subprocesses, "spawn": _in_children, "fork": _in_children}

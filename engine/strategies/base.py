@@ -3,6 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -111,17 +112,18 @@ class Strategy(ABC):
                 the backward pass runs; otherwise `reduce_gradients` is called after each backward pass.
         """
 
-    def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Call the user's step and return its outputs; a training step is called inside the module from `wrap`.
+    def step_call(self, scope: StepScope, module: TrainingModule, name: StepName) -> Callable[..., Any]:
+        """Return a function that calls a step of the user's and returns its outputs.
+
+        Its arguments are this rank's batch and what else the step takes, such as `batch_idx`. A training step is
+        called inside the module from `wrap`.
 
         Args:
             scope: calls the step.
             module: the user's module.
-            name: which of its steps to call.
-            batch: this rank's batch.
-            arguments: further arguments of the step, such as `batch_idx`.
+            name: the step to call.
         """
-        return scope.call(module, name, batch, *arguments)
+        return partial(scope.call, module, name)
 
     @abstractmethod
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:

@@ -1,5 +1,6 @@
 """One process that splits every batch over several devices."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -34,13 +35,16 @@ class SplitsBatches(MergesOutputs, Strategy):
             "each part of a batch, and each would step the optimizers. Use ddp, or automatic optimization.",
         ]
 
-    def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Return the joined outputs of the user's step on the chunks of `batch`."""
+    def step_call(self, scope: StepScope, module: TrainingModule, name: StepName) -> Callable[..., Any]:
+        """Return a function that calls the user's step for each chunk of a batch and joins the outputs."""
 
-        def run(replica: TrainingModule, chunk: Any) -> Any:
-            return scope.call(replica, name, chunk, *arguments)
+        def on_replicas(batch: Any, *arguments: Any) -> Any:
+            def run(replica: TrainingModule, chunk: Any) -> Any:
+                return scope.call(replica, name, chunk, *arguments)
 
-        return run_on_replicas(module, batch, self.devices, run, scope.micro_batches)
+            return run_on_replicas(module, batch, self.devices, run, scope.micro_batches)
+
+        return on_replicas
 
     def merge_outputs(self, outputs: Any) -> Any:
         """Replace a loss with one element per chunk by its mean; return other outputs as they are."""

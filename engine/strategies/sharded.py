@@ -184,12 +184,18 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         self.fix_parameters(step.module)
         return step
 
-    def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Return the outputs of the user's step; every rank calls this."""
-        outputs = super().run_step(scope, module, name, batch, *arguments)
-        if name != "training_step":
-            _reshard(module)  # after a training step, the backward pass does this
-        return outputs
+    def step_call(self, scope: StepScope, module: TrainingModule, name: StepName) -> Callable[..., Any]:
+        """Return a function that calls the user's step; every rank calls it."""
+        call = super().step_call(scope, module, name)
+        if name == "training_step":  # the backward pass reshards the weights
+            return call
+
+        def resharded(*arguments: Any) -> Any:
+            outputs = call(*arguments)
+            _reshard(module)
+            return outputs
+
+        return resharded
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Do nothing: each backward pass has averaged and sharded the gradients."""

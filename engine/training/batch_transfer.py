@@ -1,14 +1,55 @@
-"""Copies batches to a GPU on a separate CUDA stream, while earlier steps are computed."""
+"""Moves batches to the device of a rank; to a GPU on a separate CUDA stream, while earlier steps are computed."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from midstride.engine.trees import convert
+from midstride.engine.modules.hooks import own_hook
+from midstride.engine.modules.module import TRANSFER_HOOKS
+from midstride.engine.training.context import EvaluationContext
+from midstride.engine.trees import convert, move
 
-__all__ = ["BatchStream", "copy_stream"]
+__all__ = ["BatchStream", "batch_transfer", "copy_stream"]
+
+
+def batch_transfer(context: EvaluationContext, loader: int = 0) -> Callable[[Any], Any]:
+    """Return a function that moves a batch of loader `loader` to this rank's device and converts its precision.
+
+    With lanes, it takes a dict of each lane's batch. The transfer hooks are looked up here, once, since a failed
+    lookup on a module takes microseconds.
+    """
+    transfer = _transfer(context, loader)
+    if context.lanes is None:
+        return transfer
+    return lambda batch: {lane: transfer(lane_batch) for lane, lane_batch in batch.items()}
+
+
+def _transfer(context: EvaluationContext, loader: int) -> Callable[[Any], Any]:
+    before, moved, after = (_hook(context, name) for name in TRANSFER_HOOKS)
+    device, converted = context.device, context.precision.batch
+    if before is moved is after is None and device.type == "cpu":
+        return converted
+
+    to_device = BatchStream(device).move if device.type == "cuda" else partial(move, device=device)
+
+    def transfer(batch: Any) -> Any:
+        batch = batch if before is None else before(batch, loader)
+        batch = to_device(batch) if moved is None else moved(batch, device, loader)
+        batch = batch if after is None else after(batch, loader)
+        return converted(batch)
+
+    return transfer
+
+
+def _hook(context: EvaluationContext, name: str) -> Callable[..., Any] | None:
+    """Return the hook `name` of the DataModule, or else of the module; None if neither has it."""
+    for owner in (context.trainer.datamodule, context.module):
+        if (hook := own_hook(owner, name)) is not None:
+            return hook
+    return None
 
 
 @cache

@@ -1,9 +1,11 @@
-"""The loops over the batches of an evaluation or a prediction, in a fit or outside."""
+"""Validates, tests and predicts: the loops over the batches, in a fit or outside.
+
+Ranks with different numbers of batches evaluate in lockstep: all take as many turns as the rank with the most.
+"""
 
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from midstride.engine.objects.side_effects import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.step import STEPS
+from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.checkpointing.roots import evaluated_objects
@@ -32,7 +35,6 @@ __all__ = [
     "ensure_shared_order",
     "extra_step",
     "lockstep_batches",
-    "peek_batch",
     "setup_evaluation",
 ]
 
@@ -65,7 +67,7 @@ class EvaluationLoop:
         name = STEPS[stage]
         _ensure_loader_numbers(context.module, stage, len(loaders))
         self.prefix = name.removesuffix("_step")  # in the names of hooks, such as on_validation_start
-        self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
+        self.forward = context.strategy.step_call(context.scope, context.module, name)
         self.step_end = bind_step_end(context.module, name)
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
 
@@ -108,7 +110,7 @@ class EvaluationLoop:
     def loader(self, number: int) -> None:
         """Evaluate one loader; a rank without a batch left waits for the others, or joins the collectives of steps."""
         context, progress = self.context, self.context.progress
-        to_device = context.batch_transfer(number)
+        to_device = batch_transfer(context, number)
         for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
             if own:
                 self.batch(to_device(batch), progress.val_batch, number)
@@ -290,12 +292,3 @@ def extra_step(context: EvaluationContext, loader: ResumableLoader) -> Iterator[
     objects = evaluated_objects(context, loader)
     with side_effects_reverted(context.module, generators, objects), context.metric_logger.muted():
         yield
-
-
-def peek_batch(context: EvaluationContext, loader: ResumableLoader) -> Any:
-    """Return the first batch of `loader`, and restore the state of samplers and data."""
-    before = loader.state_dict()
-    with extra_step(context, loader):
-        batch = context.batch_transfer()(next(loader.batches(0)))
-    loader.load_state_dict(before)
-    return batch

@@ -3,7 +3,8 @@
 import inspect
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from midstride.engine.config.loggers import run_name_faults
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.overrides import is_own
-from midstride.engine.data.loader import FitLoaders
+from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.errors import JobError, UserError, WorldError
 from midstride.engine.formatting import format_count, url_name
 from midstride.engine.modules.hooks import own_hook
@@ -26,12 +27,13 @@ from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.step import TrainingStep
+from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
-from midstride.engine.training.evaluation import peek_batch
+from midstride.engine.training.evaluation import extra_step
 from midstride.engine.training.fit_loop import FitLoop
 from midstride.engine.training.fit_warnings import idle_evaluation, layers_in_eval_mode, untrained_parameters
 from midstride.engine.training.sample_log import SampleLog
@@ -97,8 +99,31 @@ class Fit:
             resume: as in `Trainer.fit`.
             devices: description of the devices for the user.
         """
+        context, progress = self.context, self.context.progress
+        with self._errors_explained():
+            loop = self._begin(run, resume)
+            if (store := context.collective.key_value_store()) is not None:
+                self._last_seen = LastSeen(store, context.world, lambda: progress.step)
+            with context.requests.listening(store, context.world, self._last_seen):
+                # These lines and this event invite requests, so they come once signals are heard.
+                self._announce(loop, devices)
+                generation = self.checkpointer.generation if self.checkpointer is not None else None
+                context.reporter.begin(progress, loop.batches, context.options, generation)
+                if not (progress.finished and loop.is_done()):
+                    progress.begin_fit()
+                    with context.collective.timeout(context.options.collective_timeout_s):
+                        loop.run()
+                    progress.end_fit()
+                if self.checkpointer is not None:
+                    self.checkpointer.finish()
+            context.hooks.call("on_fit_end")
+            context.reporter.emit("finished", step=progress.step, epoch=progress.epoch)
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        """Raise an error of the block as its cause: a failed snapshot, or the loss of another rank; close snapshots."""
         try:
-            self._train(run, resume, devices)
+            yield
         except Exception as error:
             cause = error if self.checkpointer is None else self.checkpointer.cause_of(error)
             if self._last_seen is not None and self._is_loss_of_rank(cause):
@@ -109,26 +134,6 @@ class Fit:
         finally:
             if self.checkpointer is not None:
                 self.checkpointer.close()
-
-    def _train(self, run: str | None, resume: Resume, devices: str) -> None:
-        context, progress = self.context, self.context.progress
-        loop = self._begin(run, resume)
-        if (store := context.collective.key_value_store()) is not None:
-            self._last_seen = LastSeen(store, context.world, lambda: progress.step)
-        with context.requests.listening(store, context.world, self._last_seen):
-            # Requests may follow these lines and this event. They come here, as an earlier signal is not heard.
-            self._announce(loop, devices)
-            generation = self.checkpointer.generation if self.checkpointer is not None else None
-            context.reporter.begin(progress, loop.batches, context.options, generation)
-            if not (progress.finished and loop.is_done()):
-                progress.begin_fit()
-                with context.collective.timeout(context.options.collective_timeout_s):
-                    loop.run()
-                progress.end_fit()
-            if self.checkpointer is not None:
-                self.checkpointer.finish()
-        context.hooks.call("on_fit_end")
-        context.reporter.emit("finished", step=progress.step, epoch=progress.epoch)
 
     def _is_loss_of_rank(self, error: Exception) -> bool:
         """Return whether `error` says that another rank ended, in a step or while a snapshot was written."""
@@ -224,7 +229,7 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
     module, strategy, options = ready.module, ready.strategy, ready.options
     if lazy := lazy_tensors(module):
         raise JobError(lazy)
-    strategy.setup_module(module, ready.scope, lambda: peek_batch(ready, loaders.training))
+    strategy.setup_module(module, ready.scope, lambda: _peek_batch(ready, loaders.training))
     with collector_paused():  # the first optimizer of a process imports torch._dynamo
         configured = call_user_code("configure_optimizers", module.configure_optimizers)
     optimizers, schedulers = read_optimizers(configured, module)
@@ -235,6 +240,7 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
         for line in [*untrained_parameters(optimizers, module), *layers_in_eval_mode(module), *idle]:
             log.warning("%s", line)
     strategy.setup_optimizers(optimizers, [config.scheduler for config in schedulers])
+    step = TrainingStep(module, ready.scope, strategy.step_call(ready.scope, module, "training_step"))
     one = module.automatic_optimization and len(optimizers) == 1
     return FitContext(
         **vars(ready),
@@ -243,8 +249,17 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
         samples=SampleLog(strategy.data_world.rank, strategy.data_world.size),
         optimizers=optimizers,
         schedulers=schedulers,
-        step=_wrapped(strategy, TrainingStep(module, ready.scope, strategy.run_step), one_backward=one),
+        step=_wrapped(strategy, step, one_backward=one),
     )
+
+
+def _peek_batch(context: EvaluationContext, loader: ResumableLoader) -> Any:
+    """Return the first batch of `loader`, and restore the state of samplers and data."""
+    before = loader.state_dict()
+    with extra_step(context, loader):
+        batch = batch_transfer(context)(next(loader.batches(0)))
+    loader.load_state_dict(before)
+    return batch
 
 
 def _wrapped(strategy: Strategy, step: TrainingStep, *, one_backward: bool) -> nn.Module:

@@ -11,6 +11,7 @@ from typing import Any
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.modules.monitors import Monitor
 from midstride.engine.session.heartbeat import Phase
+from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import FitContext
@@ -39,7 +40,7 @@ class FitLoop:
         self.context, self.checkpointer = context, checkpointer
         self.progress, self.loader = context.progress, context.loaders.training
         self._options, self._lanes = context.options, context.lanes
-        self._to_device = context.batch_transfer()
+        self._to_device = batch_transfer(context)
         self._on_fetch = context.faults_at("fetch")
         self._on_batch_start = context.hooks.bound("on_train_batch_start")
         self._on_batch_end = context.hooks.bound("on_train_batch_end")
@@ -103,13 +104,13 @@ class FitLoop:
         self.validate_if_due()  # if resumed between a step and its validation
         self._end_epoch_if_over()  # if resumed between the last step of an epoch and its end
         while not self.is_done():
-            self.epoch()
+            self.train_epoch()
         self.context.finite_losses.verify()
         self.context.heartbeat.enter(Phase.EVALUATING)  # no step sends heartbeats from here on
         self.context.metric_logger.begin("train", closed="trained")
         self.context.hooks.call("on_train_end")
 
-    def epoch(self) -> None:
+    def train_epoch(self) -> None:
         """Train to the end of this epoch, or to the end of the fit if that comes first."""
         context, progress, heartbeat = self.context, self.progress, self.context.heartbeat
         if not progress.in_epoch:
@@ -125,7 +126,7 @@ class FitLoop:
             heartbeat.end_work(batches=1)
             if progress.batch == 0 or self.loader.begins_pass:
                 self._check_order()
-            self.batch(batch)
+            self.train_batch(batch)
         self._end_epoch_if_over()
 
     def _end_epoch_if_over(self) -> None:
@@ -141,7 +142,7 @@ class FitLoop:
             context.samples.plan(progress.epoch, planned)
         ensure_shared_order(context.collective, self.loader, f"epoch {progress.epoch}")
 
-    def batch(self, batch: Any) -> None:
+    def train_batch(self, batch: Any) -> None:
         """Train on one batch, and step at the end of an accumulation window."""
         progress, index = self.progress, self.progress.batch
         self.context.metric_logger.begin_batch(batch)

@@ -1,4 +1,4 @@
-"""Finds and checks the loss in the outputs of `training_step`, and counts batches without one."""
+"""Finds the loss in the outputs of `training_step`; skips batches whose loss is missing or not finite."""
 
 import logging
 from collections.abc import Callable
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 FIRST_BATCHES = 100
 #: after the first epoch, all batches of a shorter epoch may be skipped
 FEW_BATCHES = 10
+#: skipped batches in a row after which the fit fails, since the weights must be the cause
+_MAX_SKIPPED = 100
 
 
 class Losses:
@@ -101,12 +103,11 @@ class Losses:
             )
 
 
-#: skipped batches in a row after which the fit fails, since the weights must be the cause
-_MAX_SKIPPED = 100
-
-
 class NonFiniteGuard:
-    """Leaves out the batches of one fit whose loss is not finite.
+    """Leaves out the batches of one fit whose loss is not finite on some rank: `on_nan: skip`.
+
+    The ranks agree before the backward pass, so gradients stay finite. What the forward pass has changed (buffers,
+    metrics, logged values) is restored; random number generators are not.
 
     Args:
         context: context of the fit.

@@ -1,4 +1,8 @@
-"""Trains on one batch: forward and backward, then clipping and the optimizer step at the end of a window."""
+"""Trains on one batch: forward and backward, then clipping and the optimizer step at the end of a window.
+
+`OptimizerStep` trains, `ForwardBackward` computes gradients as the strategy does it, and `StepCalls` holds the hooks
+and other functions that a batch calls, looked up once in a fit.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -36,11 +40,14 @@ from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.losses import Losses, NonFiniteGuard
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["ForwardBackward", "OptimizerStep", "StepCalls"]
+__all__ = ["OptimizerStep"]
+
+#: entering it costs nothing worth measuring
+_NOTHING = nullcontext[None]()
 
 
 class OptimizerStep:
-    """Trains on batches. The constructor decides once what each step consists of, so that steps are cheap.
+    """Trains on batches. The constructor puts the parts of a step together once, so that steps are cheap.
 
     Args:
         context: context of the fit.
@@ -67,19 +74,33 @@ class OptimizerStep:
         return batches % self.window == 0 or self.loader.at_end
 
     def train(self, batch: Any, index: int) -> Any:
-        """Run the training step on `batch`, and the optimizers at the end of a window; return the step's outputs."""
+        """Run the training step on `batch`, and the optimizers at the end of a window; return the step's outputs.
+
+        With several optimizers the step runs once for each, with the optimizer's number as its last argument.
+        """
         context, forward_backward = self.context, self._forward_backward
         forward_backward.begin_batch(ends_window=self.closes_window(index + 1))
         if not self.module.automatic_optimization:
-            return forward_backward.forward(batch, index, ())
-        outputs: Any = None
+            return forward_backward.forward(batch, index)
+        outputs, are_several = None, len(context.optimizers) > 1
         for number, optimizer in enumerate(context.optimizers):
-            if len(context.optimizers) == 1:
-                outputs = self._train_one(optimizer, batch, index, ())
-                continue
-            self.zero_grad()  # an optimizer before may have the same parameters
-            with self._toggled(optimizer):
-                outputs = self._train_one(optimizer, batch, index, (number,))
+            extra = (number,) if are_several else ()
+            with self._alone(optimizer) if are_several else _NOTHING:
+                if self._check_parameters is not None:
+                    self._check_parameters(optimizer, self.module)
+                by_closure = self._needs_closure.get(type(optimizer))
+                if self._check_class(optimizer) if by_closure is None else by_closure:
+                    outputs = self._step_by_closure(optimizer, batch, index, extra)
+                    continue
+                outputs = forward_backward.run(batch, index, extra)
+                if forward_backward.ends_window:
+                    self._step(optimizer)
+        self._end_batch(index)
+        return outputs
+
+    def _end_batch(self, index: int) -> None:
+        """Count a batch without a loss, and adapt the scale of 16-bit gradients."""
+        context, forward_backward = self.context, self._forward_backward
         if index == 0:
             context.metric_logger.metrics.warn_of_graphs()
         if not forward_backward.had_loss:
@@ -87,26 +108,27 @@ class OptimizerStep:
             forward_backward.losses.record_missing(index, last=is_last)
         if context.precision.scales:
             context.precision.update()
-        return outputs
 
-    def _train_one(self, optimizer: Optimizer, batch: Any, index: int, number: tuple[int, ...]) -> Any:
-        """Train with one optimizer; with several, its `number` is the last argument of the step."""
-        if self._check_parameters is not None:
-            self._check_parameters(optimizer, self.module)
-        by_closure = self._needs_closure.get(type(optimizer))
-        if self._check_class(optimizer) if by_closure is None else by_closure:
-            return self._step_by_closure(optimizer, batch, index, number)
-        forward_backward = self._forward_backward
-        outputs = forward_backward.run(batch, index, number)
-        if forward_backward.ends_window:
-            self._step(optimizer)
-        return outputs
+    @contextmanager
+    def _alone(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let only the parameters of `optimizer` collect gradients in the block, from zero."""
+        self.zero_grad()  # earlier optimizers may share its parameters
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        others = [p for p in self.module.parameters() if id(p) not in mine and p.requires_grad]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     def _check_class(self, optimizer: Optimizer) -> bool:
-        """Return whether optimizers of this class need a closure.
+        """Return whether optimizers of this class need a closure; called once for each class.
 
         Raises:
-            UserError: they do, and the options or the strategy exclude it; the optimizer was replaced after the start.
+            UserError: they do, and the options or the strategy exclude it. `_fit_errors` has not seen an optimizer that
+                was replaced after the start.
         """
         needed = self._needs_closure[type(optimizer)] = needs_closure(optimizer)
         if faults := closure_faults([optimizer], self._options, self.context.strategy):
@@ -174,19 +196,6 @@ class OptimizerStep:
         self._with_gradients.append(optimizer)
         return first[0]
 
-    @contextmanager
-    def _toggled(self, optimizer: Optimizer) -> Iterator[None]:
-        """Let only the parameters of `optimizer` collect gradients in the block."""
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        others = [p for p in self.module.parameters() if id(p) not in mine and p.requires_grad]
-        for parameter in others:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in others:
-                parameter.requires_grad_(True)
-
     def step_schedulers(self, interval: Literal["epoch", "step"], count: int, *, watching: bool) -> None:
         """Step the schedulers of `interval` that are due after `count` epochs, or batches of an epoch.
 
@@ -204,7 +213,7 @@ class OptimizerStep:
 
 
 class ForwardBackward:
-    """Runs forward and backward of batches. The constructor decides once what they consist of, so that they are cheap.
+    """Runs forward and backward of batches, in the way of the strategy.
 
     Args:
         context: context of the fit.
@@ -215,10 +224,7 @@ class ForwardBackward:
         self._context, self._module, self._calls = context, context.module, calls
         self._window = context.options.accumulate_grad_batches
         self._end = _step_end(context)
-        # nn.Module.__call__ costs as much as ten function calls; it is not needed if no strategy has wrapped the step.
-        is_bare = type(context.step) is TrainingStep and not is_hooked(context.step)
-        self._forward = context.step.forward if is_bare else context.step
-        self._run_step, self._backward = context.scope.run, self._backward_pass()
+        self._forward, self._backward = self._forward_pass(), self._backward_pass()
         lanes = context.strategy if isinstance(context.strategy, RunsLanes) else None
         self._lanes = None if lanes is None else LaneScope(context, "train", lanes.restore_buffers)
         skips = context.options.on_nan == "skip" and context.finite_losses.needed
@@ -238,11 +244,11 @@ class ForwardBackward:
         """Begin a batch; `ends_window` if an optimizer step follows it."""
         self.ends_window, self.had_loss = ends_window, False
 
-    def forward(self, batch: Any, index: int, number: tuple[int, ...]) -> Any:
+    def forward(self, batch: Any, index: int) -> Any:
         """Return the outputs of the training step, without a backward pass."""
         for fault in self._calls.before_forward:
             fault()
-        return self._run_step(self._forward, batch, index, *number, end=self._end)
+        return self._forward(batch, index)
 
     @contextmanager
     def reevaluating(self) -> Iterator[None]:
@@ -264,6 +270,16 @@ class ForwardBackward:
         if isinstance(strategy, BackwardSync) and self._window > 1:
             return partial(self._accumulate, strategy)
         return self._forward_backward
+
+    def _forward_pass(self) -> Callable[..., Any]:
+        """Return a function that runs the training step, under autocast and with `training_step_end` if needed."""
+        context = self._context
+        # nn.Module.__call__ costs as much as ten function calls; it is not needed if no strategy has wrapped the step.
+        is_bare = type(context.step) is TrainingStep and not is_hooked(context.step)
+        forward = context.step.forward if is_bare else context.step
+        if context.precision.is_plain and self._end is None:
+            return forward
+        return partial(context.scope.run, forward, end=self._end)
 
     def _backward_pass(self) -> Callable[[Tensor], object]:
         """Return a function that runs the backward pass; at the end of a window, averaging of gradients overlaps it."""
@@ -287,7 +303,9 @@ class ForwardBackward:
     def _forward_backward(self, batch: Any, index: int, number: tuple[int, ...]) -> Any:
         calls, guard = self._calls, self._nonfinite_guard
         undo = None if guard is None else guard.rollback_point()
-        outputs = self.forward(batch, index, number)
+        for fault in calls.before_forward:
+            fault()
+        outputs = self._forward(batch, index, *number)
         loss = self.loss = self._loss(outputs)
         if loss is None:
             return outputs
@@ -330,7 +348,7 @@ class ForwardBackward:
         epoch = context.progress.epoch
 
         def step(lane_batch: Any) -> Any:
-            return context.scope.run(self._forward, lane_batch, index, end=self._end)
+            return self._forward(lane_batch, index)
 
         with strategy.batch():
             for lane, lane_batch in batch.items():

@@ -28,7 +28,7 @@ from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.strategies.pipeline import strategy as pipeline
 from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import average_gradients
-from midstride.engine.training.batch_transfer import BatchStream, copy_stream
+from midstride.engine.training.batch_transfer import BatchStream, batch_transfer, copy_stream
 from midstride.engine.training.checkpointing.identity import environment_changes, environment_of
 from midstride.engine.trees import move, to_host
 from midstride.engine.world import World
@@ -102,7 +102,7 @@ def test_a_step_and_its_logged_values_stay_on_the_device(
     batch = move({"x": torch.zeros(6, 4)}, strategy.device)
     around.metric_logger.begin_batch(batch)
     for _ in range(2):
-        outputs = strategy.run_step(around, module, "training_step", batch, 0)
+        outputs = strategy.step_call(around, module, "training_step")(batch, 0)
     assert outputs.device == strategy.device
     assert module.seen.device == strategy.device
     values = values_of(around.metric_logger)
@@ -158,7 +158,7 @@ def test_batches_of_all_loaders_come_on_one_stream(monkeypatch: pytest.MonkeyPat
     for device in GPUS:
         context = replace(Trainer(max_epochs=1).context, device=device)
         for loader in (0, 1, 0, 1):  # as in two validations
-            context.batch_transfer(loader)
+            batch_transfer(context, loader)
     assert made == GPUS
 
 
@@ -202,7 +202,8 @@ def test_ddp_takes_the_batch_as_it_is(fake: FakeTensorMode, monkeypatch: pytest.
     strategy = build_strategy("ddp", {"bucket_cap_mb": 50, "gradient_as_bucket_view": True})
     strategy.attach(World(size=2), GPUS[1:])
     module = Net()
-    step = TrainingStep(module, scope(module, monkeypatch), strategy.run_step)
+    around = scope(module, monkeypatch)
+    step = TrainingStep(module, around, strategy.step_call(around, module, "training_step"))
     strategy.wrap(step, one_backward=True)
     (options,) = made
     assert options["device_ids"] is None  # else it moves the batch again, and rebuilds its dicts
@@ -321,7 +322,7 @@ class Moving(TrainingModule):
 def test_a_module_moves_its_batches_on_the_stream_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)  # whatever uses it fails
     context = replace(Trainer(max_epochs=1).context, module=Moving(), device=GPUS[1])
-    assert context.batch_transfer(3)([]) == ["before", "to cuda:1 of loader 3", "after"]
+    assert batch_transfer(context, 3)([]) == ["before", "to cuda:1 of loader 3", "after"]
 
 
 def test_another_gpu_or_cuda_than_before_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

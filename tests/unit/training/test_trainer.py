@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,25 @@ class Points(DataModule):
         return DataLoader(self.points, 3)
 
     test_dataloader = predict_dataloader = val_dataloader
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+@pytest.mark.parametrize("run", [None, "run"])
+def test_few_frames_lie_between_fit_and_the_step(automatic: bool, run: str | None, tmp_path: Path) -> None:
+    """A newcomer who follows a batch, or reads a stack, passes few functions in few files."""
+
+    class Raises(Line):
+        automatic_optimization = automatic
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise LookupError([frame for frame in traceback.extract_stack() if "engine" in Path(frame.filename).parts])
+
+    with pytest.raises(LookupError) as raised:
+        Trainer(max_epochs=1).fit(Raises(), Points(), run=None if run is None else tmp_path / run)
+    (frames,) = raised.value.__cause__.args if raised.value.__cause__ else raised.value.args
+    assert frames[1].name == "fit"
+    assert len(frames) <= 10, frames
+    assert len({frame.filename for frame in frames}) <= 6, frames
 
 
 def test_hooks_come_in_order(tmp_path: Path) -> None:
