@@ -2,10 +2,11 @@
 
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
+from midstride.engine.errors import UserError
 from midstride.engine.metrics.values import number
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import TrainingModule
 
-__all__ = ["Callback", "LearningRateMonitor", "first_state", "keep_first_state"]
+__all__ = ["Callback", "FixedCallbacks", "LearningRateMonitor", "first_state", "keep_first_state"]
 
 
 class Callback:
@@ -201,3 +202,22 @@ class LearningRateMonitor(Callback):
         for index, rate in enumerate(rates):
             name = "lr" if len(rates) == 1 else f"lr/{index}"
             trainer.metric_logger.rows.set_next(name, number(name, rate) if isinstance(rate, Tensor) else float(rate))
+
+
+class FixedCallbacks(tuple[Callback, ...]):
+    """Callbacks in the order in which they are called; none can be added or removed."""
+
+    __slots__ = ()
+
+    def append(self, *_: object) -> NoReturn:
+        """Refuse the change: hooks are looked up once, so it would have no effect.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "trainer.callbacks cannot be changed, as every attempt has to find them alike: give them to "
+            "Trainer(callbacks=[...]), or return them in the module's configure_callbacks."
+        )
+
+    extend = insert = remove = pop = clear = append

@@ -17,8 +17,7 @@ from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
-    from midstride.engine.modules.callbacks import Callback
-    from midstride.engine.modules.fixed_callbacks import FixedCallbacks
+    from midstride.engine.modules.callbacks import Callback, FixedCallbacks
     from midstride.engine.modules.module import DataModule, TrainingModule
 
 __all__ = ["TrainerInterface"]

@@ -35,15 +35,13 @@ from midstride.engine.metrics.lane_logger import LaneLogger
 from midstride.engine.metrics.lane_metrics import LaneMetrics
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
-from midstride.engine.modules.callbacks import Callback, first_state, keep_first_state
-from midstride.engine.modules.fixed_callbacks import FixedCallbacks
+from midstride.engine.modules.callbacks import Callback, FixedCallbacks, first_state, keep_first_state
 from midstride.engine.modules.hooks import Hooks, hook_faults, own_hook
 from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module, set_device
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
-from midstride.engine.modules.returned_weights import structure_of, take_weights
-from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.modules.structure import ModuleStructure, structure_of, take_weights
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
 from midstride.engine.processes.lifetime import tie_to_parent
