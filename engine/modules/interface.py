@@ -1,4 +1,4 @@
-"""What a module, its hooks and its callbacks may use of the Trainer that runs them."""
+"""The part of the Trainer that modules, hooks and callbacks may use; it stands below the Trainer, for types."""
 
 import os
 from abc import abstractmethod
@@ -24,20 +24,20 @@ __all__ = ["TrainerInterface"]
 
 
 class TrainerInterface(Protocol):
-    """A Trainer, as `module.trainer` and the first argument of a callback's hooks; names follow Lightning's.
+    """The Trainer as `module.trainer` and as first argument of a callback's hooks; names follow Lightning's.
 
-    Everything is for reading; what may be changed has a method.
+    Attributes are for reading; changes are made by methods.
     """
 
-    #: whether a fit is under way; False in an evaluation on its own, which moves no monitor
+    #: whether a fit is running; False in an evaluation outside a fit, which changes no monitor
     is_fitting: bool
-    #: by which the launcher sees this rank
+    #: tells the launcher that this rank makes progress
     heartbeat: Heartbeat
-    #: folder or URL of the run that was fitted last; None if it is not kept
+    #: folder or URL of the run fitted last; None without a run
     run_url: str | None
-    #: what acts beside the module: those that the Trainer was given, and the module's own
+    #: the callbacks given to the Trainer, and those that the module configures
     callbacks: "FixedCallbacks"
-    #: pairs of a given callback and the one that is called: itself, or the counterpart of one of Lightning's, or None
+    #: pairs of a given callback and the one to call: itself, or the counterpart of one of Lightning's, or None
     callback_pairs: "list[tuple[Any, Callback | None]]"
 
     @abstractmethod
@@ -47,17 +47,17 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def world(self) -> World:
-        """Where this process stands among all ranks."""
+        """The rank of this process, and the number of all ranks."""
 
     @property
     @abstractmethod
     def options(self) -> TrainerOptions:
-        """How long and how the module trains: `max_epochs`, `precision` and so on, as the Trainer was given them."""
+        """How long and how the module trains: `max_epochs`, `precision` and so on, as given to the Trainer."""
 
     @property
     @abstractmethod
     def progress(self) -> Progress:
-        """The counts of the run; in an evaluation on its own, those of that evaluation."""
+        """The counts of the run; in an evaluation outside a fit, those of the evaluation."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def schedulers(self) -> list[SchedulerConfig]:
-        """The learning rate schedulers, each with when it steps."""
+        """The learning rate schedulers, each with its interval and frequency."""
 
     @property
     @abstractmethod
@@ -91,12 +91,12 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def datamodule(self) -> "DataModule | None":
-        """The DataModule that is read, if there is one."""
+        """The DataModule of the call; None without one."""
 
     @property
     @abstractmethod
     def train_dataloader(self) -> Any:
-        """The training loader as it was given: a DataLoader or a nest of them; None before a fit has begun to read."""
+        """The training loader as it was given: a DataLoader or a nest of them; None before the fit reads batches."""
 
     @property
     @abstractmethod
@@ -106,12 +106,12 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def num_training_batches(self) -> int | None:
-        """Training batches of an epoch on this rank; None where the loader has no length."""
+        """Training batches of an epoch on this rank; None if the loader has no length."""
 
     @property
     @abstractmethod
     def num_val_batches(self) -> list[int | None]:
-        """Batches of each validation loader on this rank; None where it has no length."""
+        """Batches of each validation loader on this rank; None for a loader without a length."""
 
     @property
     @abstractmethod
@@ -131,7 +131,7 @@ class TrainerInterface(Protocol):
         """Run the backward pass of `loss` and average the module's gradients over the ranks.
 
         Args:
-            loss: of one number.
+            loss: a tensor of one number.
             options: for `Tensor.backward`, such as `retain_graph`.
 
         Raises:
@@ -144,7 +144,7 @@ class TrainerInterface(Protocol):
 
         Args:
             optimizer: one of `optimizers`.
-            closure: computes gradients, if they were not computed before.
+            closure: computes the gradients; None if they are computed.
             options: for `optimizer.step`.
         """
 
@@ -154,16 +154,16 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = True) -> None:
-        """Write the weights to one file that `load_from_checkpoint` of a LightningModule takes; on every rank.
+        """Write the weights to a file for `load_from_checkpoint` of a LightningModule; every rank calls this.
 
         Args:
-            filepath: of the file.
-            weights_only: False is understood and changes nothing: a run resumes from its snapshots.
+            filepath: path of the file.
+            weights_only: has no effect: a run resumes from its snapshots.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """End the fit at the next boundary, as if it were complete; every rank calls this at the same point."""
+        """End the fit after the current batch, as if it were complete; every rank calls this at the same point."""
 
     @property
     @abstractmethod

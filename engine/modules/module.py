@@ -1,8 +1,7 @@
-"""What a user writes: a module that trains, and the data it trains on. Names follow Lightning's."""
+"""The base classes of users: a module that trains, and the data it trains on. Names follow Lightning's."""
 
 import logging
 import os
-from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
@@ -29,7 +28,6 @@ __all__ = [
     "STEP_HOOKS",
     "TRANSFER_HOOKS",
     "DataModule",
-    "ManualOptimization",
     "TrainingModule",
     "attach",
     "ensure_module",
@@ -38,17 +36,194 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+#: methods by which a module may do a part of the step itself; see docs/module.md
+STEP_HOOKS = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad")
+#: methods by which a DataModule, or else a module, may change a batch on its way to the device
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+#: methods that return loaders
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 
-class ManualOptimization:
-    """The methods of a module that need its Trainer's optimizers."""
 
+class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
+    """An `nn.Module` that knows how to train itself.
+
+    Write `training_step` and `configure_optimizers`; to validate, test or predict, also `validation_step`,
+    `test_step` or `predict_step`.
+    """
+
+    #: False: `training_step` calls `self.manual_backward(loss)` and steps `self.optimizers()` itself
+    automatic_optimization: bool = True
+    #: attributes that belong to the engine and are not part of snapshots
+    not_state: frozenset[str] = frozenset()
     #: parameters of other optimizers, which collect no gradients until `untoggle_optimizer`
     _toggled_off: tuple[nn.Parameter, ...] = ()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.hparams = Hyperparameters()
+        self.device = torch.device("cpu")
+        self._trainer: list[TrainerInterface] = []  # in a list, so that nn.Module leaves it alone
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to copy or pickle: all but the Trainer."""
+        return {**vars(self), "_trainer": []}
+
+    # What a user writes -------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return the loss (a tensor of one number), or a dict that holds it as "loss".
+
+        With several automatic optimizers it is called once for each, with `optimizer_idx` as third argument.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no training_step: write one that returns the loss")
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer, (optimizers, schedulers), or {"optimizer": ..., "lr_scheduler": ...}."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no configure_optimizers: write one that returns an optimizer"
+        )
+
+    def configure_callbacks(self) -> Any:
+        """Return a callback or a list of them: each replaces the Trainer's callbacks of its class."""
+        return []
+
+    def training_step_end(self, outputs: Any) -> Any:
+        """Turn the outputs of `training_step` into the loss; called with every strategy."""
+        return outputs
+
+    def validation_step_end(self, outputs: Any) -> Any:
+        """Change the outputs of `validation_step`."""
+        return outputs
+
+    def test_step_end(self, outputs: Any) -> Any:
+        """Change the outputs of `test_step`."""
+        return outputs
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log values of a validation batch; with several loaders, the third argument is `dataloader_idx`."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """Log values of a test batch; with several loaders, the third argument is `dataloader_idx`."""
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Return the prediction for `batch`, by default `self(batch)`; `dataloader_idx` is the number of the loader."""
+        return self(batch)
+
+    # What a user calls --------------------------------------------------------------------------
+
     @property
-    @abstractmethod
     def trainer(self) -> "TrainerInterface":
         """The Trainer that runs this module."""
+        if not self._trainer:
+            raise RuntimeError(f"{type(self).__name__} has no Trainer: call Trainer(...).fit(module) first")
+        return self._trainer[0]
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs completed."""
+        return self.trainer.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.trainer.global_step
+
+    @property
+    def global_rank(self) -> int:
+        """The rank of this process."""
+        return self.trainer.global_rank
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        sync_dist: bool = False,
+        reduce_fx: str = "mean",
+        batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
+    ) -> None:
+        """Log a number, a tensor of one number, or a torchmetrics metric; without a Trainer, do nothing.
+
+        Args:
+            name: such as "train/loss".
+            value: the value to log.
+            on_step: log the value of this batch; the default in training steps and their hooks. With on_epoch too,
+                the names get the endings "_step" and "_epoch". For a metric it is the value of the batch alone.
+            on_epoch: log one value for the epoch; the default in hooks of an epoch, and while validating and testing.
+            prog_bar: show the value in the progress bar of the training in place of the loss. The values of a
+                validation are always shown.
+            sync_dist: reduce the value over the ranks; metrics always are.
+            reduce_fx: how the values of batches are reduced: mean (weighted by samples), sum, min or max.
+            batch_size: samples in this batch; by default the length of the batch's first tensor.
+            add_dataloader_idx: with several loaders, log a value for each: "val/loss/dataloader_idx_1". False: one
+                value over all loaders.
+        """
+        trainers = self._trainer
+        if not trainers:
+            _warn_of_no_trainer(type(self).__name__)
+            return
+        logged = trainers[0].metric_logger
+        if logged.is_recording:
+            asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx)
+            logged.log(asked, value, batch_size)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *given: Any, **options: Any) -> None:
+        """Log several values with the same options."""
+        for name, value in dictionary.items():
+            self.log(name, value, *given, **options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0 only; without a Trainer, always. Arguments are those of Python's `print`."""
+        if not self._trainer or self.trainer.is_global_zero:
+            print(*args, **kwargs)
+
+    def all_gather(self, data: Any) -> Any:
+        """Return `data`, a tensor or a nest of them, with each stacked over the ranks; unchanged on one process.
+
+        Tensors have a first dimension of `world_size` more, and no gradients. Every rank calls this at the same point.
+        """
+        trainer = self.trainer
+        if trainer.world_size == 1:
+            return data
+        return convert(data, lambda tensor: torch.stack([*trainer.gather(tensor.detach())]))
+
+    def freeze(self) -> None:
+        """Stop collecting gradients for all parameters, and put all layers into eval mode."""
+        self.requires_grad_(False).eval()
+
+    def unfreeze(self) -> None:
+        """Undo `freeze`: all parameters collect gradients, and all layers are in training mode."""
+        self.requires_grad_(True).train()
+
+    @classmethod
+    def load_from_checkpoint(cls, path: str | os.PathLike[str], **arguments: Any) -> Self:
+        """Return a module with the weights at `path`.
+
+        Args:
+            path: a run's `best` or `last` folder, any fsspec URL, or a file that `save_checkpoint` wrote.
+            arguments: constructor arguments that override the saved ones.
+
+        Raises:
+            UserError: the class cannot be made with the arguments that were saved and given.
+            SnapshotError: there are no weights, or damaged ones.
+        """
+        from midstride.engine.snapshots.weights import weights_at
+
+        weights = weights_at(path)
+        left_out = accepted_arguments(cls, dict.fromkeys(weights.facts.get("hparams_left_out", [])))
+        if missing := [name for name in left_out if name not in arguments]:
+            raise UserError(f"{path} could not keep the arguments {missing} of {cls.__name__}: pass them here.")
+        given = {**accepted_arguments(cls, weights.facts.get("hparams", {})), **arguments}
+        ensure_accepted(cls, given, path)
+        module = cls(**given)
+        module.load_state_dict(weights.state_dict)
+        return module
+
+    # Optimization by hand, with `automatic_optimization = False` ------------------------------------
 
     def optimizers(self) -> Any:
         """Return the optimizer, or the list of them, for manual optimization."""
@@ -88,7 +263,7 @@ class ManualOptimization:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients of what `optimizer` trains, by "norm" or "value"; by default as the Trainer was told."""
+        """Clip the gradients of the parameters of `optimizer`, by "norm" or "value", as in the options unless given."""
         options = self.trainer.options
         largest = options.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
         algorithm: Any = gradient_clip_algorithm or options.gradient_clip_algorithm
@@ -96,196 +271,10 @@ class ManualOptimization:
             self.trainer.clip_gradients(optimizer, largest, getattr(algorithm, "value", algorithm))
 
 
-#: methods by which a module may do a part of the step itself; see docs/module.md
-STEP_HOOKS = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad")
-#: methods by which a DataModule, or else a module, may change a batch on its way to the device
-TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-#: methods that return loaders
-LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
-
-
-class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.Module):
-    """An `nn.Module` that knows how to train itself.
-
-    Write `training_step` and `configure_optimizers`; `validation_step`, `test_step` and `predict_step`
-    where there is something to validate, test or predict.
-    """
-
-    #: False: `training_step` calls `self.manual_backward(loss)` and steps `self.optimizers()` itself
-    automatic_optimization: bool = True
-    #: attributes that are the engine's, and in no snapshot
-    not_state: frozenset[str] = frozenset()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hparams = Hyperparameters()
-        self.device = torch.device("cpu")
-        self._trainer: list[TrainerInterface] = []  # in a list, so that nn.Module leaves it alone
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to copy or pickle: all but the Trainer."""
-        return {**vars(self), "_trainer": []}
-
-    # What a user writes -------------------------------------------------------------------------
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """Return the loss (a tensor of one number), or a dict that holds it as "loss".
-
-        With several automatic optimizers it is called once for each, with `optimizer_idx` as third argument.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no training_step: write one that returns the loss")
-
-    def configure_optimizers(self) -> Any:
-        """Return an optimizer, (optimizers, schedulers), or {"optimizer": ..., "lr_scheduler": ...}."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no configure_optimizers: write one that returns an optimizer"
-        )
-
-    def configure_callbacks(self) -> Any:
-        """Return a callback or a list of them: each replaces the Trainer's callbacks of its class."""
-        return []
-
-    def training_step_end(self, outputs: Any) -> Any:
-        """Turn what `training_step` returned into the loss; called on every strategy."""
-        return outputs
-
-    def validation_step_end(self, outputs: Any) -> Any:
-        """Finish what `validation_step` returned."""
-        return outputs
-
-    def test_step_end(self, outputs: Any) -> Any:
-        """Finish what `test_step` returned."""
-        return outputs
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Log values of a validation batch; with several loaders, the third argument is `dataloader_idx`."""
-
-    def test_step(self, batch: Any, batch_idx: int) -> Any:
-        """Log values of a test batch; with several loaders, the third argument is `dataloader_idx`."""
-
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Return the prediction for `batch`, by default `self(batch)`; `dataloader_idx` is the number of the loader."""
-        return self(batch)
-
-    # What a user calls --------------------------------------------------------------------------
-
-    @property
-    def trainer(self) -> "TrainerInterface":
-        """The Trainer that runs this module."""
-        if not self._trainer:
-            raise RuntimeError(f"{type(self).__name__} is not with a Trainer: call Trainer(...).fit(module) first")
-        return self._trainer[0]
-
-    @property
-    def current_epoch(self) -> int:
-        """Epochs completed."""
-        return self.trainer.current_epoch
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps taken."""
-        return self.trainer.global_step
-
-    @property
-    def global_rank(self) -> int:
-        """The rank of this process."""
-        return self.trainer.global_rank
-
-    def log(
-        self,
-        name: str,
-        value: Any,
-        *,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        prog_bar: bool = False,
-        sync_dist: bool = False,
-        reduce_fx: str = "mean",
-        batch_size: int | None = None,
-        add_dataloader_idx: bool = True,
-    ) -> None:
-        """Log a number, a tensor of one number, or a torchmetrics metric; without a Trainer, nothing.
-
-        Args:
-            name: such as "train/loss".
-            value: what to log.
-            on_step: a value for this batch; the default in a step of training and its hooks. With on_epoch too, the
-                step's is called "..._step" and the epoch's "..._epoch" as well. Of a metric it is the batch's alone.
-            on_epoch: one value for the epoch; the default in hooks of an epoch, and while validating and testing.
-            prog_bar: while training, show it in the progress bar in place of the loss; all values of a validation
-                are there.
-            sync_dist: reduce it over the ranks; a metric always is.
-            reduce_fx: how batches become an epoch: mean (weighted by samples), sum, min or max.
-            batch_size: samples in this batch; taken from the batch's first tensor if not given.
-            add_dataloader_idx: where several loaders are evaluated, each has a value of its own:
-                "val/loss/dataloader_idx_1". False: one value over all of them.
-        """
-        trainers = self._trainer
-        if not trainers:
-            _warn_of_no_trainer(type(self).__name__)
-            return
-        logged = trainers[0].metric_logger
-        if logged.is_recording:
-            asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx)
-            logged.log(asked, value, batch_size)
-
-    def log_dict(self, dictionary: Mapping[str, Any], *given: Any, **options: Any) -> None:
-        """Log several values with the same options."""
-        for name, value in dictionary.items():
-            self.log(name, value, *given, **options)
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on rank 0 only; without a Trainer, always. Arguments are those of Python's `print`."""
-        if not self._trainer or self.trainer.is_global_zero:
-            print(*args, **kwargs)
-
-    def all_gather(self, data: Any) -> Any:
-        """Return `data`, a tensor or a nest of them, with each stacked over the ranks; unchanged on one process.
-
-        Tensors have a first dimension of `world_size` more, and no gradients. Every rank calls this at the same point.
-        """
-        trainer = self.trainer
-        if trainer.world_size == 1:
-            return data
-        return convert(data, lambda tensor: torch.stack([*trainer.gather(tensor.detach())]))
-
-    def freeze(self) -> None:
-        """Have no parameter collect gradients, and every layer in eval mode."""
-        self.requires_grad_(False).eval()
-
-    def unfreeze(self) -> None:
-        """Undo `freeze`: every parameter collects gradients, and every layer is in training mode."""
-        self.requires_grad_(True).train()
-
-    @classmethod
-    def load_from_checkpoint(cls, path: str | os.PathLike[str], **arguments: Any) -> Self:
-        """Return a module with the weights at `path`.
-
-        Args:
-            path: a run's `best` or `last` folder, any fsspec URL, or a file that `save_checkpoint` wrote.
-            arguments: constructor arguments that override the saved ones.
-
-        Raises:
-            UserError: the class cannot be made with the arguments that were saved and given.
-            SnapshotError: there are no weights, or damaged ones.
-        """
-        from midstride.engine.snapshots.weights import weights_at
-
-        weights = weights_at(path)
-        left_out = accepted_arguments(cls, dict.fromkeys(weights.facts.get("hparams_left_out", [])))
-        if missing := [name for name in left_out if name not in arguments]:
-            raise UserError(f"{path} could not keep the arguments {missing} of {cls.__name__}: pass them here.")
-        given = {**accepted_arguments(cls, weights.facts.get("hparams", {})), **arguments}
-        ensure_accepted(cls, given, path)
-        module = cls(**given)
-        module.load_state_dict(weights.state_dict)
-        return module
-
-
 class DataModule(HyperparametersMixin):
-    """The data of a run: where they come from and how they are read.
+    """The data of a run: their source and their loaders.
 
-    Each stage calls `prepare_data` in one process of each machine, then `setup` in every rank.
+    Each stage calls `prepare_data` in one process of each machine, then `setup` in all ranks.
     """
 
     def prepare_data(self) -> None:
@@ -314,17 +303,17 @@ class DataModule(HyperparametersMixin):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides the next data, besides the attributes, which snapshots hold anyway."""
+        """Return state that affects the next batches, besides the attributes, which snapshots hold anyway."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore what `state_dict` returned; called after the loaders are made, which resume on their own."""
+        """Restore the result of `state_dict`; called after the loaders are made, which resume on their own."""
 
 
 @cache
 def _warn_of_no_trainer(name: str) -> None:
-    """Warn once for each class that logged values are dropped: a step may be called without a Trainer, to try it."""
-    log.warning("%s is not with a Trainer: what self.log is given goes nowhere", name)
+    """Warn once for each class that logged values are dropped. Users call a step without a Trainer to try it."""
+    log.warning("%s has no Trainer: values passed to self.log are dropped", name)
 
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:
@@ -341,10 +330,10 @@ def set_device(module: TrainingModule, device: torch.device) -> None:
 
 
 def ensure_module(module: object, verb: str) -> None:
-    """Check that `module` is something that the method `verb` of a Trainer can be called with.
+    """Check the `module` that the method `verb` of a Trainer was called with.
 
     Raises:
-        UserError: `module` is no TrainingModule, or the class of one.
+        UserError: `module` is not a TrainingModule, or it is a class.
     """
     if isinstance(module, type):
         raise UserError(f"{verb} was given the class {module.__name__}: give an instance, {module.__name__}(...)")

@@ -1,4 +1,7 @@
-"""What a module has come to consist of since it was built: layers, parameters and buffers that came up in training."""
+"""How training changed the structure of a module: layers, parameters and buffers added, removed, shared or reshaped.
+
+`ModuleStructure` is a part of the state of a run. Layers are described in `layers`, tensors here.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,18 +22,9 @@ from midstride.engine.state.object_nodes import instances_in
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
 from midstride.engine.state.tensors import is_expanded
 
-__all__ = [
-    "ModuleStructure",
-    "SharedTensors",
-    "TensorForms",
-    "is_buffer",
-    "named_tensors",
-    "owner_and_attribute",
-    "set_tensor",
-    "shared_names",
-    "structure_of",
-    "take_weights",
-]
+__all__ = ["ModuleStructure", "structure_of", "take_weights"]
+
+_BUFFERS, _PARAMETERS = "shared buffers", "shared parameters"
 
 
 class ModuleStructure:
@@ -83,6 +77,42 @@ class ModuleStructure:
         return states[0]
 
 
+def structure_of(built: ModuleStructure) -> dict[str, Any] | UserError:
+    """Return how a module differs from when it was built, or the error if this cannot be described."""
+    try:
+        return built.state_dict()
+    except UserError as error:
+        return error
+
+
+def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: dict[str, Any] | UserError) -> None:
+    """Load `weights` of another process into `module`; if they do not fit, change its layers first.
+
+    Args:
+        module: as this process built it.
+        weights: the state_dict of the module in the other process.
+        structure: what `structure_of` returned there.
+
+    Raises:
+        UserError: this process cannot build those layers.
+    """
+    if not _fits(module, weights):
+        if isinstance(structure, UserError):
+            raise structure
+        for _, made in instances_in(structure, "object"):  # this process may not have imported its class yet
+            with suppress(ImportError):
+                import_module(made.kind.partition(":")[0])
+        ModuleStructure(module, torch.device("cpu")).load_state_dict(structure)
+    module.load_state_dict(weights)
+
+
+def _fits(module: nn.Module, weights: Mapping[str, Any]) -> bool:
+    """Return whether names and shapes of `weights` are those of `module`; a lazy layer takes its shape from them."""
+    own: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    pairs = [(own[name], value) for name, value in weights.items() if isinstance(own.get(name), Tensor)]
+    return own.keys() == weights.keys() and all(is_lazy(mine) or mine.shape == value.shape for mine, value in pairs)
+
+
 class TensorForms:
     """The kind (parameter or buffer), shape, dtype and strides of each tensor of a module as it was built.
 
@@ -101,11 +131,11 @@ class TensorForms:
         return {name: self._described(tensor) for name, tensor in changed.items()}
 
     def removed(self, tensors: dict[str, Tensor], layers: dict[str, nn.Module]) -> dict[str, str]:
-        """Return what became of the persistent buffers that were built and are not in `tensors`.
+        """Return how persistent buffers disappeared that were built and are not in `tensors`.
 
         Args:
-            tensors: the parameters and buffers of today, by name.
-            layers: the layers of today, by path.
+            tensors: the parameters and buffers now, by name.
+            layers: the layers now, by path.
 
         Returns:
             for each buffer whose layer is still there: "transient" (not persistent now), "none", or "away" (deleted).
@@ -117,9 +147,9 @@ class TensorForms:
         if gone := [name for name in parameters if not isinstance(tensors.get(name), nn.Parameter)]:
             now = "a buffer now" if gone[0] in tensors else "gone"
             raise UserError(
-                f"the parameter {gone[0]} was there when training began and is {now}: no other attempt can take its "
-                "optimizer's state to where it went. Change the module's parameters (pruning, parametrizations, "
-                "replaced layers) in __init__, setup or on_fit_start, which every attempt calls."
+                f"the parameter {gone[0]} was there when training began and is {now}: no other attempt could match its "
+                "optimizer state to a parameter. Change the module's parameters (pruning, parametrizations, replaced "
+                "layers) in __init__, setup or on_fit_start, which every attempt calls."
             )
         buffers = [name for name, form in self._built.items() if form[0] == "buffer" and name not in tensors]
         return {name: self._removed_as(name) for name in buffers if name.rpartition(".")[0] in layers}
@@ -131,7 +161,7 @@ class TensorForms:
         return "transient" if attribute in transient_buffers(owner) else "none"
 
     def remove(self, name: str, removed_as: str) -> None:
-        """Remove the buffer `name`, in the way that `removed` told."""
+        """Remove the buffer `name`, in the way that `removed` returned."""
         owner, attribute = owner_and_attribute(self._module, name)
         if removed_as == "away":
             buffers_of(owner).pop(attribute, None)
@@ -142,7 +172,7 @@ class TensorForms:
             buffers_of(owner)[attribute] = None
 
     def change(self, name: str, form: dict[str, Any]) -> None:
-        """Replace the tensor `name` by zeros of the `form` that `changed` told, unless it has that form already."""
+        """Replace the tensor `name` by zeros of the `form` that `changed` returned, unless it has that form."""
         owner, attribute = owner_and_attribute(self._module, name)
         value = self._zeros(form)
         tensor = named_tensors(self._module).get(name)
@@ -191,9 +221,6 @@ def _strides(tensor: Tensor) -> tuple[int, ...] | None:
     if tensor.layout != torch.strided or tensor.is_contiguous() or 0 in tensor.stride():
         return None
     return tensor.stride()
-
-
-_BUFFERS, _PARAMETERS = "shared buffers", "shared parameters"
 
 
 class SharedTensors:
@@ -307,39 +334,3 @@ def set_tensor(module: nn.Module, name: str, value: Any) -> None:
     owner, attribute = owner_and_attribute(module, name)
     kind: Any = buffers_of if attribute in buffers_of(owner) else parameters_of
     kind(owner)[attribute] = value
-
-
-def structure_of(built: ModuleStructure) -> dict[str, Any] | UserError:
-    """Return how a module differs from when it was built, or the error that tells why this cannot be described."""
-    try:
-        return built.state_dict()
-    except UserError as error:
-        return error
-
-
-def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: dict[str, Any] | UserError) -> None:
-    """Load `weights` of another process into `module`; where they do not fit, change its layers first.
-
-    Args:
-        module: as this process built it.
-        weights: the state_dict of the module in the other process.
-        structure: what `structure_of` returned there.
-
-    Raises:
-        UserError: this process cannot build those layers.
-    """
-    if not _fits(module, weights):
-        if isinstance(structure, UserError):
-            raise structure
-        for _, made in instances_in(structure, "object"):  # this process may not have imported its class yet
-            with suppress(ImportError):
-                import_module(made.kind.partition(":")[0])
-        ModuleStructure(module, torch.device("cpu")).load_state_dict(structure)
-    module.load_state_dict(weights)
-
-
-def _fits(module: nn.Module, weights: Mapping[str, Any]) -> bool:
-    """Return whether names and shapes of `weights` are those of `module`; a lazy layer takes its shape from them."""
-    own: Mapping[str, Any] = module.state_dict(keep_vars=True)
-    pairs = [(own[name], value) for name, value in weights.items() if isinstance(own.get(name), Tensor)]
-    return own.keys() == weights.keys() and all(is_lazy(mine) or mine.shape == value.shape for mine, value in pairs)
