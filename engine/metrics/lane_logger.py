@@ -7,8 +7,7 @@ from typing import Any
 
 from midstride.engine.lanes import Lanes
 from midstride.engine.metrics.lane_metrics import LaneMetrics
-from midstride.engine.metrics.log_target import LoggingStage, LogRequest
-from midstride.engine.metrics.logger import MetricLogger
+from midstride.engine.metrics.logger import LoggingStage, LogRequest, MetricLogger
 from midstride.engine.metrics.metric_log import MetricLog
 
 __all__ = ["LaneLogger"]

@@ -4,26 +4,86 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.accumulator import (
+    REDUCTIONS,
     Accumulator,
     over_ranks,
     states_over_ranks,
     steps_over_ranks,
     weighted_over_ranks,
 )
-from midstride.engine.metrics.epoch_share import EpochShare, logged_once, newest_over_ranks, reduced_over_ranks, union
-from midstride.engine.metrics.log_target import LoggingStage, LogRequest, LogTarget, log_target
 from midstride.engine.metrics.metric_log import MetricLog, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
-from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, of_batch, warn_not_taken
+from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
 from midstride.engine.trees import samples_in
 
-__all__ = ["MetricLogger"]
+__all__ = [
+    "EpochShare",
+    "LogRequest",
+    "LogTarget",
+    "LoggingStage",
+    "MetricLogger",
+    "log_target",
+    "logged_once",
+    "newest_over_ranks",
+    "reduced_over_ranks",
+    "union",
+]
+
+#: what is going on
+LoggingStage = Literal["train", "validate", "test", "predict"]
+
+#: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx: as `TrainingModule.log` was given them
+LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
+
+
+class LogTarget(NamedTuple):
+    """What `self.log` was asked for, understood: under which names, if any, a value is kept."""
+
+    step: str
+    epoch: str
+    also: str
+    sync: bool
+    reduce_fx: str
+    #: a step's value of this rank alone, the common case
+    plain: bool
+
+
+def log_target(asked: LogRequest, stage: LoggingStage, loader: int | None, *, stepping: bool) -> LogTarget:
+    """Return what was asked for, understood.
+
+    Args:
+        asked: of `self.log`.
+        stage: what is going on.
+        loader: number of the loader being evaluated, where there are several.
+        stepping: whether a step of training is under way, not a hook of an epoch, or of the whole training.
+
+    Raises:
+        UserError: the name is taken, there is no such reduction, or the value would be kept nowhere.
+    """
+    name, on_step, on_epoch, _, sync, reduce_fx, add_dataloader_idx = asked
+    if name in ("epoch", "step"):
+        raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
+    if reduce_fx not in REDUCTIONS:
+        raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
+    on_step = stepping if on_step is None else on_step
+    on_epoch = not stepping if on_epoch is None else on_epoch
+    if not (on_step or on_epoch):
+        raise UserError(f"self.log({name!r}, on_step=False): it would be kept nowhere here; say on_epoch=True too.")
+    suffix = "" if loader is None or not add_dataloader_idx else f"/dataloader_idx_{loader}"
+    return LogTarget(
+        step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,
+        epoch=name + suffix if on_epoch else "",
+        also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
+        sync=sync,
+        reduce_fx=reduce_fx,
+        plain=on_step and stage == "train" and not (sync or on_epoch),
+    )
 
 
 _PLAIN = nullcontext[None]()
@@ -345,3 +405,49 @@ class MetricLogger:
         rows = self.rows.resharded([state["rows"] for state in states], rank)
         paths = {stage: union([state["paths"][stage] for state in states]) for stage in self._paths}
         return {**states[0], "rows": rows, **joined, "steps": steps, "paths": paths}
+
+
+class EpochShare(NamedTuple):
+    """What a rank has of an epoch (or evaluation) that ends.
+
+    Args:
+        running: what it logged, reduced over its batches.
+        paths: of the metrics that it logged, by name.
+        steps: of an evaluation, what it logged for each step, with its weight.
+        newest_step: what it logged for the newest step of the training, if there are other ranks.
+        common_names: of the logger.
+    """
+
+    running: dict[str, Accumulator]
+    paths: dict[str, str]
+    steps: dict[str, list[tuple[float, float]]]
+    newest_step: dict[str, Accumulator]
+    common_names: dict[str, str]
+
+
+def reduced_over_ranks(shares: Sequence[EpochShare], metrics: TorchmetricsState, *, reset: bool) -> dict[str, float]:
+    """Return the values of what all ranks have; `metrics` begin anew if `reset`."""
+    reduced = over_ranks([rank.running for rank in shares])
+    paths = union([rank.paths for rank in shares])
+    for name, value in zip(paths, metrics.compute(list(paths.values()), reset=reset), strict=True):
+        reduced.update(numbers_in(name, value))
+    return reduced
+
+
+def newest_over_ranks(shares: Sequence[EpochShare]) -> tuple[set[str], dict[str, float]]:
+    """Return the names of what the newest step logged on any rank, and its values under all of their names."""
+    found = over_ranks([rank.newest_step for rank in shares])
+    common = union([rank.common_names for rank in shares])
+    return {*found}, {**found, **{common[name]: value for name, value in found.items() if name in common}}
+
+
+def logged_once(reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> dict[str, float]:
+    """Return, of `reduced`, what was logged for the epoch alone, under names that another stage logs for steps, too."""
+    common = union([rank.common_names for rank in shares])
+    once = {*common.values()} - {common[name] for name in reduced if name in common}
+    return {name: value for name, value in reduced.items() if name in once}
+
+
+def union(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return what any rank has by name; of several, what the first of them has."""
+    return {name: value for rank in reversed(ranks) for name, value in rank.items()}

@@ -202,7 +202,7 @@ TRAINING = [
     ),
     Mutant(
         "an epoch's values are those of rank 0",
-        "engine/metrics/epoch_share.py",
+        "engine/metrics/logger.py",
         "reduced = over_ranks([rank.running for rank in shares])",
         "reduced = over_ranks([shares[0].running])",
         "distributed/test_evaluation.py::test_every_sample_counts_once[sizes1-2-run_ranks-None]",
