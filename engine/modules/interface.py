@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.progress import Progress
-from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
+from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.world import World
 

@@ -4,89 +4,27 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import fields
+from itertools import zip_longest
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from midstride.engine.errors import UnsupportedState, UserError
+from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
-from midstride.engine.optim.trained_parameters import TrainedParameters
-from midstride.engine.state.codec import encode_lazily
-from midstride.engine.state.stateful import AlikeOnRanks
-from midstride.engine.user_code import call_user_code
+from midstride.engine.optim.schedulers import SchedulerConfig
 
-__all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers", "scheduler_objects"]
+__all__ = [
+    "OptimizerList",
+    "TrainedParameters",
+    "lazy_tensors",
+    "read_optimizers",
+]
 
 log = logging.getLogger(__name__)
-
-_OF_A_STEP = (
-    "on several processes, what a step logs with sync_dist is reduced where the ranks next meet: watch a value of a "
-    "validation or of an epoch"
-)
-
-
-@dataclass
-class SchedulerConfig:
-    """One scheduler and when it steps.
-
-    Args:
-        scheduler: a torch scheduler.
-        interval: "epoch" or "step".
-        frequency: epochs between two of its steps; of interval "step", batches, counted anew in each epoch.
-        monitor: the logged value that it watches.
-        reduce_on_plateau: whether it steps with that value, as ReduceLROnPlateau does.
-        strict: whether the value has to be there; without it the scheduler does not step.
-        name: what the user calls it.
-    """
-
-    scheduler: Any
-    interval: Literal["epoch", "step"] = "epoch"
-    frequency: int = 1
-    monitor: str | None = None
-    reduce_on_plateau: bool = False
-    strict: bool = True
-    name: str | None = None
-    #: whether it was said that the value is missing; no field, which a user might choose
-    _has_warned = False
-
-    def due(self, count: int) -> bool:
-        """Return whether it steps after `count` epochs, or batches of an epoch."""
-        return count % self.frequency == 0
-
-    def step(self, values: dict[str, float], by: Callable[[Any, float | None], None] | None = None) -> None:
-        """Step the scheduler, with the value if it watches one; `by` a function of the user's if given."""
-        if self.reduce_on_plateau and self.monitor not in values:
-            self._miss(values)
-            return
-        value = float(values[self.monitor or ""]) if self.reduce_on_plateau else None
-        if by is not None:
-            by(self.scheduler, value)
-        else:
-            given = () if value is None else (value,)
-            call_user_code(f"{type(self.scheduler).__name__}.step", self.scheduler.step, *given)
-
-    def _miss(self, values: dict[str, float]) -> None:
-        """Say that the value is not there.
-
-        Raises:
-            UserError: it has to be.
-        """
-        kind, known = type(self.scheduler).__name__, ", ".join(sorted(values)) or "nothing"
-        if not self.strict:
-            if not self._has_warned:
-                self._has_warned = True
-                text = "%s watches %r, which is not logged so far: until it is, the learning rate stays"
-                log.warning(text, kind, self.monitor)
-            return
-        why = "; " + _OF_A_STEP if self.interval == "step" else ""
-        raise UserError(
-            f"{kind} watches {self.monitor!r}, not logged; logged so far: {known}{why}. "
-            'With "strict": False beside the scheduler it waits until the value is there.'
-        )
 
 
 class OptimizerList:
@@ -194,47 +132,6 @@ def _uncast(saved: Any, loaded: Any) -> Any:
     return copy.deepcopy(saved)
 
 
-def scheduler_objects(scheduler: Any) -> dict[str, Any]:
-    """Return the attributes of `scheduler` that its `state_dict`, which is torch's, holds and that cannot be written.
-
-    They are objects: another scheduler that comes after it, a random generator, a function.
-    """
-    if getattr(type(scheduler), "state_dict", None) is not LRScheduler.state_dict:
-        return {}
-    return {name: value for name, value in scheduler.state_dict().items() if not _is_writable(value)}
-
-
-def _is_writable(value: Any) -> bool:
-    try:
-        encode_lazily(value)
-    except UnsupportedState:
-        return False
-    return True
-
-
-def _state_of(scheduler: Any) -> dict[str, Any]:
-    objects = scheduler_objects(scheduler)
-    return {name: value for name, value in scheduler.state_dict().items() if name not in objects}
-
-
-class SchedulerList(AlikeOnRanks):
-    """All schedulers as one part of a run's state."""
-
-    description = "what a scheduler keeps"
-
-    def __init__(self, schedulers: list[SchedulerConfig]) -> None:
-        self._schedulers = schedulers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return every scheduler's state, by number."""
-        return {str(number): _state_of(config.scheduler) for number, config in enumerate(self._schedulers)}
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give every scheduler its state back."""
-        for number, config in enumerate(self._schedulers):
-            config.scheduler.load_state_dict(copy.deepcopy(state_dict[str(number)]))  # some take entries out of it
-
-
 def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], list[SchedulerConfig]]:
     """Return the optimizers and schedulers in what `configure_optimizers` returned.
 
@@ -338,3 +235,73 @@ def _scheduler(entry: Any, monitor: str | None = None) -> SchedulerConfig:
     watches = isinstance(scheduler, ReduceLROnPlateau)
     chosen: dict[str, Any] = {"monitor": monitor, "reduce_on_plateau": watches, **entry}
     return SchedulerConfig(**chosen)
+
+
+#: what parameters are called, by group; None: one that training took from its module
+Names = list[list[str | None]]
+
+
+class TrainedParameters:
+    """The parameters in the groups that an optimizer begins with: training may swap, replace or take them away.
+
+    Args:
+        optimizer: as every attempt makes it.
+        module: what it trains.
+        title: what errors call it.
+    """
+
+    def __init__(self, optimizer: Optimizer, module: nn.Module, title: str) -> None:
+        self._module, self._title = module, title
+        self._known = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.groups = len(optimizer.param_groups)  #: how many there were
+        self._built = self._names(optimizer)
+
+    def moved(self, optimizer: Optimizer) -> Names | None:
+        """Return what the parameters of these groups are called now; None if that is as it was.
+
+        Raises:
+            UserError: one of them is new, and no parameter of the module: no other attempt could find it.
+        """
+        if (now := self._names(optimizer)) == self._built:
+            return None
+        known = {id(parameter) for parameter in self._known}
+        for group in optimizer.param_groups[: self.groups]:
+            self.names([parameter for parameter in group["params"] if id(parameter) not in known])
+        return now
+
+    def move(self, optimizer: Optimizer, names: Names) -> None:
+        """Let an optimizer train the parameters of these names; its state is given back after it."""
+        parameters = dict(self._module.named_parameters())
+        if len(names) < self.groups:  # training took the others away, and added none
+            del optimizer.param_groups[len(names) :]
+        for group, before, after in zip(optimizer.param_groups, self._names(optimizer), names, strict=False):
+            members = group["params"]
+            group["params"] = [
+                parameters[name] if name else members[place] if was is None else self._apart(members[place])
+                for place, (was, name) in enumerate(zip_longest(before[: len(after)], after))
+            ]
+
+    def names(self, parameters: list[Tensor]) -> list[str]:
+        """Return what parameters of the module are called, those of a group that was added in training.
+
+        Raises:
+            UserError: one of them is no parameter of the module.
+        """
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        if strange := [tuple(parameter.shape) for parameter in parameters if id(parameter) not in names]:
+            raise UserError(
+                f"{self._title} was given a group of parameters in training, and those of shape {strange[0]} are not "
+                "the module's: a resumed run could not find them. Assign them to the module, or give them to the "
+                "optimizer in configure_optimizers."
+            )
+        return [names[id(parameter)] for parameter in parameters]
+
+    def _apart(self, parameter: Tensor) -> Tensor:
+        """Return a parameter that no module has, in place of one that training took from its module."""
+        copy = nn.Parameter(parameter.detach().clone())
+        self._known.append(copy)
+        return copy
+
+    def _names(self, optimizer: Optimizer) -> Names:
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups[: self.groups]]

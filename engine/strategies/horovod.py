@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.optim.learning_rates import scale_learning_rates
+from midstride.engine.optim.schedulers import scale_learning_rates
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.gradient_buckets import GradientBuckets
 from midstride.engine.strategies.layer_faults import sparse_layers

@@ -20,8 +20,8 @@ from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
-from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
+from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.signals import SignalRequests

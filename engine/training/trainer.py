@@ -42,8 +42,8 @@ from midstride.engine.modules.module import DataModule, TrainingModule, attach, 
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
 from midstride.engine.modules.structure import ModuleStructure, structure_of, take_weights
-from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
+from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_devices
 from midstride.engine.ranks.dispatch import on_all_ranks
