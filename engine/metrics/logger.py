@@ -90,8 +90,8 @@ class MetricLogger:
         self.rows, self.is_recording, self._micro_batches = MetricLog(), True, None  # steps look these up
         #: the newest values by name, the same on all ranks
         self.values: dict[str, float] = {}
-        #: newest values that `values` lacks: of steps of an evaluation, and of the epoch alone if another stage logs the
-        #: name for steps and epoch
+        #: newest values that `values` lacks: of steps of an evaluation, and of the epoch alone if another stage logs
+        #: the name for steps and epoch
         self.evaluation_values: dict[str, float] = {}
         #: values of each step of the last evaluation, reduced over the ranks
         self.step_values: dict[str, list[float]] = {}
