@@ -10,9 +10,8 @@ from typing import Any
 from torch import nn
 
 from midstride.engine.lightning.callbacks import LightningCallback
-from midstride.engine.lightning.data import LightningData
 from midstride.engine.lightning.hooks import wrap_hook
-from midstride.engine.lightning.module import LightningMethods
+from midstride.engine.lightning.module import LightningData, LightningMethods
 from midstride.engine.modules.module import LOADERS, STEP_HOOKS, TRANSFER_HOOKS, attach
 
 __all__ = ["adapt", "is_lightning"]

@@ -12,6 +12,7 @@ import math
 import operator
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -23,7 +24,6 @@ from typing import Any
 from midstride.engine.errors import SnapshotError, UserError
 from midstride.engine.formatting import url_name
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
-from midstride.engine.loggers.unsent_rows import UNSENT_EXIT_CODE, unsent
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
@@ -32,7 +32,7 @@ from midstride.engine.snapshots.weights_index import best_to_show
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store, StoreOptions
 
-__all__ = ["Delivery", "DeliveryProcess", "logged_run", "main", "read_run_json"]
+__all__ = ["UNSENT_EXIT_CODE", "Delivery", "DeliveryProcess", "logged_run", "main", "read_run_json", "unsent"]
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ def main() -> None:
     document = json.loads(_first_line())
     sys.path[:] = document["path"]
     from midstride.engine.config.loggers import LoggerOptions
-    from midstride.engine.loggers.build import build_logger
+    from midstride.engine.loggers.build_logger import build_logger
 
     options = LoggerOptions.model_validate(document["logger"])
     store = Store.open(document["url"], StoreOptions(lease=document["lease"]))
@@ -295,3 +295,14 @@ def _first_line() -> bytes:
 
 if __name__ == "__main__":
     main()
+
+
+#: exit code of a process of a logger that has printed what it has not sent
+UNSENT_EXIT_CODE = 3
+
+
+def unsent(name: str, url: str, why: str) -> str:
+    """Return a sentence on what the logger `name` has not sent of the run at `url`, with the command that does."""
+    return (
+        f"{name}: not everything of {url} was sent: {why}. midstride export {shlex.quote(url)} --to {name} sends them"
+    )

@@ -1,8 +1,9 @@
 """Runs a call of a Trainer in every rank of its world; starts the ranks if no launcher has started them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from typing import Any, Protocol, TypeVar, cast
 
 from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
@@ -14,11 +15,10 @@ from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.ranks.gpus import fork_cannot_use_cuda
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
-from midstride.engine.ranks.predictions import join_ranks
 from midstride.engine.ranks.subprocess_script import ended_early, ranks_watched, start_other_ranks
 from midstride.engine.session.script_exit import exit_codes_of_errors
 
-__all__ = ["on_all_ranks"]
+__all__ = ["join_ranks", "of_loaders", "on_all_ranks"]
 
 DEFAULT_TIMEOUT_S: float = TrainerOptions.model_fields["collective_timeout_s"].default
 
@@ -118,3 +118,25 @@ def _ensure_can_fork(trainer: StartsRanks) -> None:
     if fork_cannot_use_cuda():
         name = trainer.arguments.get("strategy") or "ddp_notebook"
         raise JobError(FORK_AFTER_CUDA.message.format(strategy=name))
+
+
+class LoaderPredictions(list[Any]):
+    """The predictions of one loader, where there are several."""
+
+
+def of_loaders(predictions: Sequence[list[Any]]) -> list[Any]:
+    """Return a list of predictions for each loader; of a single loader, its predictions themselves."""
+    return predictions[0] if len(predictions) == 1 else [LoaderPredictions(one) for one in predictions]
+
+
+def join_ranks(ranks: Sequence[list[Any]]) -> list[Any]:
+    """Return the predictions of all ranks, concatenated in the order of ranks for each loader.
+
+    >>> join_ranks([of_loaders([["a", "b"]]), of_loaders([["c"]])])
+    ['a', 'b', 'c']
+    >>> join_ranks([of_loaders([["a"], ["x"]]), of_loaders([["b"], ["y", "z"]])])
+    [['a', 'b'], ['x', 'y', 'z']]
+    """
+    if any(isinstance(one, LoaderPredictions) for one in ranks[0]):
+        return [LoaderPredictions(chain.from_iterable(loader)) for loader in zip(*ranks, strict=True)]
+    return list(chain.from_iterable(ranks))

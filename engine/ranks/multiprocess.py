@@ -17,21 +17,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from midstride.engine.errors import EngineError, StopRequested, UserError, WorldError
 from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.modules.torch_internals import children_of
+from midstride.engine.objects.attributes import members_of
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.environment import hash_seed
 from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.processes.signal_handlers import signal_handlers
-from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.strategies.torch_collective import leave_process_group, leave_process_group_of_one
 from midstride.engine.world import World
 
-__all__ = ["RankResult", "TrainerCall", "run_in_children"]
+__all__ = ["RankResult", "TrainerCall", "find_unpicklable", "run_in_children"]
 
 #: seconds that the other ranks have, after one failed, to write the errors that they raised
 _OTHERS_S = 10.0
@@ -197,3 +199,32 @@ def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
     if asked_to_stop:
         raise StopRequested(f"asked to stop, while not every rank listened: {outcome.error}")
     raise WorldError(outcome.error)
+
+
+def find_unpicklable(value: Any, path: str) -> str | None:
+    """Return path and error of the innermost part of `value` that cannot be pickled; None if all of it can.
+
+    >>> find_unpicklable({"rate": 0.1, "fn": lambda x: x}, "module.options").partition(":")[0]
+    "module.options['fn']"
+    """
+    return _innermost(value, path, set())
+
+
+def _innermost(value: Any, path: str, seen: set[int]) -> str | None:
+    if id(value) in seen:
+        return None
+    seen.add(id(value))
+    try:
+        pickle.dumps(value)
+    except Exception as error:
+        inner = (_innermost(item, f"{path}{key}", seen) for key, item in _members(value))
+        return next(filter(None, inner), f"{path}: {error}")
+    return None
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes or items of `value`, each with the code that reaches it; submodules as `.name`."""
+    if isinstance(value, nn.Module):
+        yield from ((f".{name}", child) for name, child in children_of(value).items())
+    if not isinstance(value, type):
+        yield from (member for member in members_of(value) if member[0] != "._modules")

@@ -28,9 +28,9 @@ from midstride.engine.lightning.adapt import adapt
 from midstride.engine.lightning.callbacks import with_counterparts
 from midstride.engine.lightning.checkpoint import exported_checkpoint
 from midstride.engine.lightning.counterparts import update_lightning_callbacks
-from midstride.engine.lightning.data import LightningData
+from midstride.engine.lightning.module import LightningData
 from midstride.engine.lightning.trainer import LightningTrainer
-from midstride.engine.loggers.build import logger_errors
+from midstride.engine.loggers.build_logger import logger_errors
 from midstride.engine.metrics.lane_logger import LaneLogger
 from midstride.engine.metrics.lane_metrics import LaneMetrics
 from midstride.engine.metrics.logger import MetricLogger
@@ -46,16 +46,15 @@ from midstride.engine.optim.precision import Precision
 from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_devices
-from midstride.engine.ranks.dispatch import on_all_ranks
+from midstride.engine.ranks.dispatch import of_loaders, on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
-from midstride.engine.ranks.predictions import of_loaders
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.script_exit import exit_codes_of_errors
 from midstride.engine.session.signals import SignalRequests
 from midstride.engine.snapshots.weights import weights_at
 from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.strategies.mixins import (
     Measures,
     ModelParallel,

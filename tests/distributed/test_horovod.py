@@ -23,7 +23,7 @@ from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import StrategyUnavailable, UserError, WorldError
 from midstride.engine.launch.launchers.build import build_launcher
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.world import World
 

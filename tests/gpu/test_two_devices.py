@@ -22,8 +22,8 @@ from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.strategies import ddp, replicas
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies import ddp, dp
+from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.strategies.pipeline import strategy as pipeline
 from midstride.engine.strategies.step import StepScope, TrainingStep
@@ -129,14 +129,14 @@ def test_dp_copies_all_tensors_of_a_net_together(fake: FakeTensorMode) -> None:
     layers = [nn.Linear(4, 4), nn.BatchNorm1d(4), *(nn.Linear(4, 4) for _ in range(9)), nn.Linear(4, 2)]
     net = on_gpu(nn.Sequential(*layers), GPUS[0])
     with Copies() as copies:
-        tensors = replicas._tensors(net, GPUS)
+        tensors = dp._tensors(net, GPUS)
     # parameters, and the buffers of each of their two types
     assert copies.to == {GPUS[1]: 3}
     assert [{tensor.device for tensor in there.values()} for there in tensors] == [{gpu} for gpu in GPUS]
     first, second = ([there[id(p)] for p in net.parameters()] for there in tensors)
     context: Any = SimpleNamespace(devices=GPUS, home=GPUS[0], needs_input_grad=(False, *(True for _ in first)))
     with Copies() as copies:
-        nothing, *sums = replicas._Broadcast.backward(context, *first, *second)
+        nothing, *sums = dp._Broadcast.backward(context, *first, *second)
     assert copies.to == {GPUS[0]: 1}
     assert nothing is None
     assert [total is not None and total.device for total in sums] == [GPUS[0]] * len(first)

@@ -239,7 +239,7 @@ def test_a_tracker_that_is_away_catches_up(tmp_path: Path, capfd: pytest.Capture
 def test_a_logger_that_cannot_report_is_named_as_missing_rows(
     tmp_path: Path, how: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("midstride.engine.loggers.process._GRACE_S", 3.0)
+    monkeypatch.setattr("midstride.engine.loggers.logger_processes._GRACE_S", 3.0)
     logger = {"path": "support.trackers:Silent", "args": {"how": how}, "wait_s": 0.1}
     run = str(tmp_path / "run")
     Setting(layout="every step", options={"loggers": [logger]}).train(run)

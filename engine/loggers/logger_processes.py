@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from midstride.engine.config.loggers import LoggerOptions
-from midstride.engine.loggers.unsent_rows import UNSENT_EXIT_CODE, unsent
+from midstride.engine.loggers.delivery import UNSENT_EXIT_CODE, unsent
 from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.storage.store import Store
