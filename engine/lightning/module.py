@@ -1,4 +1,4 @@
-"""The methods of LightningModule, implemented by the engine."""
+"""The methods of LightningModule and LightningDataModule, implemented by the engine."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

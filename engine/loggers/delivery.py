@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 CHUNK = 500
 #: seconds between two tries of a tracker that is away: at first, and at most
 RETRY_S, MOST_RETRY_S = 1.0, 30.0
+#: exit code of a process of a logger that has printed what it has not sent
+UNSENT_EXIT_CODE = 3
 
 
 class Delivery:
@@ -262,6 +264,13 @@ class DeliveryProcess:
         return True
 
 
+def unsent(name: str, url: str, why: str) -> str:
+    """Return a sentence on what the logger `name` has not sent of the run at `url`, with the command that does."""
+    return (
+        f"{name}: not everything of {url} was sent: {why}. midstride export {shlex.quote(url)} --to {name} sends them"
+    )
+
+
 def main() -> None:
     """Be the process that the first line of standard input describes."""
     tie_to_parent()
@@ -295,14 +304,3 @@ def _first_line() -> bytes:
 
 if __name__ == "__main__":
     main()
-
-
-#: exit code of a process of a logger that has printed what it has not sent
-UNSENT_EXIT_CODE = 3
-
-
-def unsent(name: str, url: str, why: str) -> str:
-    """Return a sentence on what the logger `name` has not sent of the run at `url`, with the command that does."""
-    return (
-        f"{name}: not everything of {url} was sent: {why}. midstride export {shlex.quote(url)} --to {name} sends them"
-    )

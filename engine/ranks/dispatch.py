@@ -1,4 +1,4 @@
-"""Runs a call of a Trainer in every rank of its world; starts the ranks if no launcher has started them."""
+"""Runs a call of a Trainer in every rank; starts the ranks if no launcher has started them."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Where a Trainer trains: its strategy, its world, its devices, and how its ranks are started."""
+"""The strategy, the process group and the devices of a Trainer, and how its ranks are started."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,8 +25,8 @@ class Placement:
 
     Args:
         strategy: attached to world and devices.
-        world: the world of this process; rank 0 of it, if the script has still to start the others.
-        start: how the Trainer starts the ranks; "none" if they are started already, or this process is the only one.
+        world: rank of this process and number of ranks; rank 0 if the script still has to start the others.
+        start: how the Trainer starts the ranks; "none" if they are started, or this process is the only one.
         ranks: number of ranks to start.
         gpus: indices of the GPUs of this machine, for all ranks on it.
         summary: strategy, processes and devices, in one line.
@@ -41,7 +41,7 @@ class Placement:
 
 
 def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Placement, list[str]]:
-    """Return where a Trainer trains, and messages on all faults of `request`; with faults, do not use the placement.
+    """Return the placement of a Trainer, and messages on all faults of `request`; with faults, do not use it.
 
     Raises:
         StrategyUnavailable: no such strategy, or its library is not installed.

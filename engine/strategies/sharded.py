@@ -1,4 +1,4 @@
-"""Sharded training: each rank has its rows of every weight, of its gradient and of what the optimizer keeps of it."""
+"""Sharded training: each rank has its rows of every weight, of its gradient and of its optimizer state."""
 
 import logging
 from collections import Counter
@@ -33,7 +33,7 @@ from midstride.engine.strategies.torch_collective import TorchCollective, broadc
 from midstride.engine.strategies.torch_internals import NORMALISATION
 from midstride.engine.trees import is_state_leaf, map_leaves
 
-__all__ = ["FullySharded", "Sharded", "blocks", "norms_of", "uncut_tensors"]
+__all__ = ["FullySharded", "Sharded"]
 
 log = logging.getLogger(__name__)
 
