@@ -2,11 +2,10 @@
 
 Lightning itself is never imported here: its classes are recognized by name.
 
-adapt         replaces the class of a Lightning object by one that the engine can run, in place
+adapt         replaces the class of a Lightning object by one that the engine can run, in place; wraps its hooks
 callbacks     callbacks derived from Lightning's Callback, and counterparts of Lightning's own
 checkpoint    checkpoints in Lightning's format, for its hooks and for `load_from_checkpoint`
 counterparts  the counterparts of Lightning's own callbacks, and the attributes of those after a run
-hooks         wraps methods that Lightning calls with other arguments than the engine
 logger        `self.logger` of a LightningModule
 module        the methods of LightningModule and LightningDataModule, and the optimizers of `self.optimizers()`
 trainer       a Trainer with the attributes of Lightning's

@@ -1,4 +1,4 @@
-"""From a logger's name and arguments to the logger."""
+"""Builds loggers from their names and arguments."""
 
 import sys
 from collections.abc import Sequence

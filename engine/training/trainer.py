@@ -99,43 +99,43 @@ class Trainer(TrainerInterface):
         accelerator: "gpu", "cpu", or "auto" for GPUs if there are any.
         gpus: GPUs to use: the first n, -1 for all, or their indices as a list or text. None and 0 mean the CPU.
         tpu_cores: 1, 8, or a list with the index of one core; selects strategy "xla".
-        num_nodes: number of machines, to be checked against what the launcher started.
-        auto_select_gpus: choose GPUs that are not in use, as many as `gpus` or `devices` says.
-        lanes: number of equal parts that every batch is cut into, a power of two: any number of ranks that divides it
-            computes the same bits. The loader's `batch_size` then counts the samples of one part.
-        global_batch_size: samples in a training batch over all ranks, which share them equally; it overrides the
-            loader's `batch_size`. Not with lanes.
-        snapshots: when the whole state is written, such as {"every_steps": 100}; None takes no snapshots.
+        num_nodes: number of machines; checked against the number that the launcher started.
+        auto_select_gpus: choose free GPUs, as many as `gpus` or `devices` says.
+        lanes: number of equal parts of every batch, a power of two. Any number of ranks that divides it computes the
+            same bits. The loader's `batch_size` then counts the samples of one part.
+        global_batch_size: samples in a training batch over all ranks, in equal shares; it overrides the loader's
+            `batch_size`. Not with lanes.
+        snapshots: when to write the whole state, such as {"every_steps": 100}; None takes no snapshots.
         callbacks: one callback, or several.
-        loggers: trackers that get the metric log, as in a job: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
-        seed: seeds Python, numpy and torch, alike on every rank. Build the Trainer before the module.
+        loggers: trackers that receive the metric log, as in a job: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
+        seed: seed of Python, numpy and torch, the same on all ranks. Build the Trainer before the module.
         accept_change: one or several keys of the run's identity that may differ from its snapshot, such as "seed".
         identity: further entries of the run's identity, for callers that build the module themselves.
         max_epochs: stop after this many passes over the data; -1 for no limit; 1000 if neither this nor `max_steps` is
             given.
         max_steps: stop after this many optimizer steps.
-        min_epochs: passes over the data before early stopping may end the training.
-        min_steps: optimizer steps before it may; without `min_epochs`, one epoch, too.
+        min_epochs: passes over the data before early stopping can end the training.
+        min_steps: optimizer steps before early stopping can end the training; without `min_epochs`, also one epoch.
         precision: "32", "64", or mixed precision "bf16" or "16".
         accumulate_grad_batches: batches that make one optimizer step.
         gradient_clip_val: largest norm (or value) of the gradients; None, or 0, clips nothing.
         gradient_clip_algorithm: "norm" or "value".
-        on_nan: action on a loss that is not finite: "fail" ends the run, "skip" leaves the batch out on every rank.
+        on_nan: action on a loss that is not finite: "fail" ends the run, "skip" skips the batch on all ranks.
         val_check_interval: share of an epoch (0.5) or number of batches (100) between validations; None: a whole epoch.
         check_val_every_n_epoch: validate only in every n-th epoch; None: after every n-th batch, counted over epochs.
         limit_train_batches: share of the training batches (0.1) or number of them (10) to use; None: all.
         limit_val_batches: the same, of each validation loader.
         limit_test_batches: the same, of each test loader.
-        rng: "lazy" gives each sample random numbers of its own in the data, "batch" one seed to a whole batch.
+        rng: "lazy" seeds the random numbers of the data for each sample, "batch" for each batch.
         use_distributed_sampler: give each rank its own share of the samples.
-        deterministic: use only deterministic algorithms; by default where snapshots are taken.
-        collective_timeout_s: seconds that the ranks wait for one that does not answer in training, before they fail.
+        deterministic: use only deterministic algorithms; by default if snapshots are taken.
+        collective_timeout_s: seconds that ranks wait for a rank that does not answer in training, before they fail.
         enable_progress_bar: show a progress bar on a terminal.
-        others: arguments of Lightning's Trainer and of older versions: some are understood, the others are refused
-            with what to use here.
+        others: arguments of Lightning's Trainer, also of its older versions. Some are understood; the others are
+            refused with a substitute.
 
     Raises:
-        JobError: arguments are wrong; all faults are named at once.
+        JobError: arguments are wrong; the message names all faults.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Trainer(TrainerInterface):
             else:
                 super().__setattr__(name, value)
 
-    # Calls of a user
+    # Calls ----------------------------------------------------------------------------------------
 
     @on_all_ranks
     def fit(
@@ -254,10 +254,10 @@ class Trainer(TrainerInterface):
         """Train `module` on `data` to the end; resume from the newest good snapshot of `run` if there is one.
 
         Args:
-            module: what to train.
+            module: the module to train.
             data: a DataModule, or a training DataLoader or nest of them; None if the module defines the loaders.
             val_dataloaders: one or several validation loaders; by default those of the DataModule, or of the module.
-            run: folder or fsspec URL of the run, which an earlier call may have begun; None writes nothing.
+            run: folder or fsspec URL of the run; the same `run` again resumes it. None writes nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
         if resume not in ("auto", "never") and type(resume) is not int:
@@ -284,16 +284,16 @@ class Trainer(TrainerInterface):
 
     @on_all_ranks
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
-        """Validate `module`; return what it logged, reduced over batches and ranks, by name. Arguments as of `test`."""
+        """Validate `module`; return its logged values, reduced over batches and ranks. Arguments as for `test`."""
         with self._evaluation(module, data, "validate", ckpt_path) as resumables:
             return EvaluationLoop(self.context, "validate", resumables).run()
 
     @on_all_ranks
     def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
-        """Test `module`; return what it logged, reduced over batches and ranks, by name.
+        """Test `module`; return its logged values by name, reduced over batches and ranks.
 
         Args:
-            module: what to test.
+            module: the module to test.
             data: a DataModule, or one or several DataLoaders to test on; None if the module defines them.
             ckpt_path: "best" or "last" of the run fitted last, or the path of such a folder or of a file that
                 `save_checkpoint` wrote; None for the current weights.
@@ -303,10 +303,10 @@ class Trainer(TrainerInterface):
 
     @on_all_ranks
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
-        """Return the outputs of `predict_step` for every batch of this rank; for several loaders, a list for each.
+        """Return the outputs of `predict_step` for the batches of this rank; with several loaders, one list per loader.
 
-        Arguments as of `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook`, the outputs of all ranks follow each
-        other.
+        Arguments as for `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook` it returns the outputs of all ranks,
+        rank by rank.
         """
         with self._evaluation(module, data, "predict", ckpt_path) as resumables:
             loop = PredictionLoop(self.context, resumables)
@@ -314,9 +314,9 @@ class Trainer(TrainerInterface):
             return of_loaders(loop.predictions)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
-        """Return messages on what would stop a fit on `processes` processes before its first step.
+        """Return messages on errors that would stop a fit on `processes` processes before its first step.
 
-        The check runs in this process, on a copy of this Trainer. `fit` may be called afterwards.
+        The check runs in this process, on a copy of this Trainer. You can call `fit` afterwards.
         """
         adapt(module)
         adapt(data)
@@ -338,7 +338,7 @@ class Trainer(TrainerInterface):
             attach(module, trainers[0] if trainers else None)
         return refused
 
-    # For modules, hooks and callbacks: see `TrainerInterface`
+    # For modules, hooks and callbacks, as `TrainerInterface` -------------------------------------------
 
     def set_by_users(self) -> dict[str, Any]:
         """Return the attributes that user code has set: they are part of snapshots."""
@@ -522,7 +522,7 @@ class Trainer(TrainerInterface):
         """Request the end of the fit after the current batch or epoch; every rank calls this at the same point."""
         self.progress.request_stop()
 
-    # A call
+    # Parts of a call --------------------------------------------------------------------------------
 
     def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
         """Return messages on hooks and settings of `module` and `data` that this Trainer does not support."""
@@ -651,7 +651,7 @@ class Trainer(TrainerInterface):
             raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
         return f"{self.run_url.rstrip('/')}/{ckpt_path}"
 
-    # Ranks
+    # For the process that starts the ranks of this Trainer: see `StartsRanks` -----------------------------
 
     def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Detach `module`, so that it can be sent to ranks; return the arguments of `verb` for the ranks."""
