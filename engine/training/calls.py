@@ -91,9 +91,9 @@ def ensure_not_running(trainer: TrainerInterface, module: TrainingModule, verb: 
         if trainer is other or any(part is one for part in running.modules() for one in parts):
             same = "Trainer" if trainer is other else type(module).__name__
             raise UserError(
-                f"trainer.{verb} is called inside trainer.{outer} of the same {same}, which could not go on as it was. "
-                "Give fit what to evaluate along the way as val_dataloaders, one or several, or evaluate afterwards; "
-                f"or take another Trainer and a copy: Trainer().{verb}(copy.deepcopy(module), ...)."
+                f"trainer.{verb} is called inside trainer.{outer} of the same {same}, which it would change. Pass "
+                "loaders to evaluate during a fit as val_dataloaders, or evaluate afterwards, or use another Trainer "
+                f"and a copy: Trainer().{verb}(copy.deepcopy(module), ...)."
             )
 
 

@@ -146,8 +146,8 @@ class EvaluationLoop:
         for lane, lane_batch in batch.items():
             with self.lanes.lane(lane, step, lane_batch, self.context.progress.step, number, index, loader=number):
                 outputs[lane] = step(lane_batch)
-        # What the hook of its end draws is alike on every rank; a rank without a batch, and so without that hook, draws
-        # on as the others do, since they are seeded anew behind it.
+        # The hook at the end of the batch draws the same numbers on all ranks. Ranks without a batch do not call it;
+        # all are seeded again after it.
         self.lanes.end_batch(self.context.progress.step, number, index, 1)
         return outputs
 
@@ -187,15 +187,15 @@ def setup_evaluation(
     context.strategy.setup_module(context.module, context.scope)
     resumables = loaders.evaluation(stage)
     if not resumables:
-        raise UserError(f"there is no {stage} loader: write {LOADER_METHODS[stage]}.")
+        raise UserError(f"no {stage} loader: define {LOADER_METHODS[stage]}(), or pass loaders to {stage}().")
     return resumables
 
 
 def _ensure_loader_numbers(module: TrainingModule, stage: EvaluationStage, loaders: int) -> None:
-    """Refuse a step or a hook that is not told, or has to be told, which of several loaders a batch is from.
+    """Check that steps and hooks take the number of the loader if there are several, and do not require it for one.
 
     Raises:
-        UserError: naming it.
+        UserError: a step or hook does not.
     """
     step = STEPS[stage]
     prefix, kind = step.removesuffix("_step"), type(module)
@@ -208,16 +208,15 @@ def _ensure_loader_numbers(module: TrainingModule, stage: EvaluationStage, loade
         except ValueError:  # it has none that could be read
             continue
         except TypeError as error:
-            way = "dataloader_idx=0 as its last argument"
             many = f"there are {loaders} {stage} loaders, and {kind.__name__}.{name} takes no dataloader_idx"
-            one = f"there is one {stage} loader, and {kind.__name__}.{name} needs more than it is given ({error})"
-            raise UserError(f"{many if loaders > 1 else one}: write {way}.") from None
+            one = f"there is one {stage} loader, and {kind.__name__}.{name} requires further arguments ({error})"
+            raise UserError(f"{many if loaders > 1 else one}: write dataloader_idx=0 as its last argument.") from None
 
 
 def _ensure_written(module: TrainingModule, step: str) -> None:
     kind = type(module)
     if getattr(kind, step) is getattr(TrainingModule, step):
-        raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Write it.")
+        raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Define it.")
 
 
 _NONE = object()  # a batch may be None
@@ -274,9 +273,9 @@ def ensure_shared_order(collective: Collective, loader: ResumableLoader, where: 
     orders = [theirs for has_read, theirs in collective.gather((reads, order)) if has_read]
     if len({*orders}) > 1:
         raise UserError(
-            f"the ranks share what their samplers give, and in {where} those differ (digests {', '.join(orders)}): "
-            "each of them was built, or changed in training, alone. Exchange what they are told, by "
-            "torch.distributed.all_gather_object or the like, or say use_distributed_sampler=False."
+            f"samplers of different ranks gave different orders in {where} (digests {', '.join(orders)}), and the "
+            "ranks share one order. Give all samplers the same data, as by torch.distributed.all_gather_object, or "
+            "set use_distributed_sampler=False."
         )
 
 

@@ -75,7 +75,7 @@ class Fit:
         self._last_seen: LastSeen | None = None
 
     def errors(self, strategy: Strategy) -> list[str]:
-        """Return messages on what of this fit `strategy` does not support."""
+        """Return messages on settings of this fit that `strategy` does not support."""
         context = self.context
         batch_size = context.loaders.training.batch_size
         return _fit_errors(strategy, context.module, context.optimizers, context.options, batch_size)
@@ -144,14 +144,12 @@ class Fit:
 
     def _lost_rank_message(self, error: Exception, seen: LastSeen) -> str:
         context = self.context
-        way_on = (
-            "a retry resumes from the newest snapshot" if self.checkpointer is not None else "no snapshots are taken"
-        )
+        way_on = "a retry resumes from the newest snapshot" if self.checkpointer is not None else "there is no snapshot"
         said = _GLOO_DETAILS.sub("", (str(error).splitlines() or [""])[0])
         return (
             f"rank {context.world.rank} lost another rank after step {context.progress.step} "
-            f"({said}): {seen.others()}; {way_on}. Where a rank may keep the others "
-            f"waiting for longer than collective_timeout_s, {context.options.collective_timeout_s:g} s, give it more"
+            f"({said}): {seen.others()}; {way_on}. If ranks may wait for each other longer than "
+            f"{context.options.collective_timeout_s:g} s, raise collective_timeout_s"
         )
 
     def _begin(self, run: str | None, resume: Resume) -> FitLoop:
@@ -175,7 +173,7 @@ class Fit:
         return FitLoop(context, self.checkpointer)
 
     def _announce(self, loop: FitLoop, devices: str) -> None:
-        """Tell the user on what it trains, and if nothing is left to train."""
+        """Log the devices and the batch sizes, and whether nothing is left to train."""
         context, progress = self.context, self.context.progress
         context.reporter.announce(self._announcement(devices))
         if progress.step and loop.is_done():
@@ -202,7 +200,7 @@ def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
         JobError: a tracker does not accept the name of the run.
     """
     if settings.loggers and (run is None or settings.snapshots is None):
-        raise UserError("loggers get rows as snapshots with them are committed: fit needs a run, and snapshots on")
+        raise UserError("loggers receive rows when a snapshot is committed: pass a run to fit, and keep snapshots on")
     if run is not None and (faults := run_name_faults(settings.loggers, url_name(run))):
         raise JobError.of(f"fit(run={run!r})", faults)
 
@@ -215,8 +213,8 @@ def _refuse_to_start_over(run: str) -> None:
     """
     if taken := SnapshotCatalog(Store.open(run, StoreOptions("none"))).snapshots():
         raise UserError(
-            f"{run} has snapshots, the newest {taken[-1].name}, and snapshots is null (None), which resumes nothing: "
-            "to resume, leave it out; to start over, give another run name"
+            f"{run} has snapshots (newest: {taken[-1].name}), and with snapshots=None (null) a fit cannot resume: to "
+            "resume, leave the option out; to start over, use another run name"
         )
 
 
@@ -285,15 +283,15 @@ def _fit_errors(
     options: TrainerOptions,
     batch_size: int | None,
 ) -> list[str]:
-    """Return messages on what of a fit `strategy` or `options` do not support."""
+    """Return messages on settings of a fit that `strategy` or `options` do not support."""
     faults = strategy.fit_errors(optimizers, options, batch_size)
     if not module.automatic_optimization:
         return faults
     if options.precision == "16" and own_hook(module, "optimizer_step") is not None:
         faults = [
             *faults,
-            f"precision 16 with {type(module).__name__}.optimizer_step: it steps past the gradient scaler, which "
-            "leaves a step out where gradients are not finite. Use precision bf16, or leave optimizer_step out",
+            f"precision 16 with {type(module).__name__}.optimizer_step: it bypasses the gradient scaler, which skips "
+            "steps with gradients that are not finite. Use precision bf16, or remove optimizer_step",
         ]
     return [*faults, *_step_errors(module, len(optimizers)), *closure_faults(optimizers, options, strategy)]
 
@@ -316,7 +314,7 @@ def _step_errors(module: TrainingModule, optimizers: int) -> list[str]:
         name = type(module).__name__
         return [
             f"{name}.configure_optimizers returned {optimizers} optimizers, and {name}.training_step takes no "
-            "optimizer_idx: it is called once for each of them. Write training_step(self, batch, batch_idx, "
-            "optimizer_idx), or set automatic_optimization = False and step them by hand"
+            "optimizer_idx: the step is called once for each optimizer. Write training_step(self, batch, batch_idx, "
+            "optimizer_idx), or set automatic_optimization = False and step them in training_step"
         ]
     return []

@@ -53,12 +53,12 @@ class Losses:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise UserError(
-                f'{self._step} returned {what}; a tensor of one number is needed, or a dict with it as "loss".'
+                f'{self._step} returned {what}: return a tensor of one number, or a dict with it as "loss".'
             )
         if not loss.requires_grad:
             raise UserError(
-                f"{self._step} returned a loss without a gradient: nothing that trains took part in it, or it was cut "
-                "off by detach(), item(), torch.tensor(...) or torch.no_grad(). Return the loss as it was computed."
+                f"{self._step} returned a loss without a gradient: it depends on no trained parameter, or detach(), "
+                "item(), torch.tensor(...) or torch.no_grad() cut it off. Return the loss as computed."
             )
         return loss
 
@@ -86,16 +86,15 @@ class Losses:
         what = f'a dict without "loss" ({", ".join(map(str, outputs)) or "empty"})' if outputs is not None else "None"
         if (size := self._ranks) > 1:
             raise NoLoss(
-                f"{self._step} returned {what}, which is no loss: on {size} processes a batch cannot be skipped by one "
-                "of them. Is a `return loss` missing? To skip a batch, return a loss of 0.0 that depends on the "
-                "parameters."
+                f"{self._step} returned {what}, which is no loss: one of {size} processes cannot skip a batch. Is a "
+                "`return loss` missing? To skip a batch, return a loss of 0.0 that depends on the parameters."
             )
         if not self._has_warned:
             self._has_warned = True
             progress = self._context.progress
             log.warning(
-                "%s returned %s at epoch %d, batch %d: the batch is skipped, nothing is trained on it. If it "
-                "is not meant, a `return loss` is missing",
+                "%s returned %s (epoch %d, batch %d): the batch is skipped. If this is not intended, a `return loss` "
+                "is missing",
                 self._step,
                 what,
                 progress.epoch,
@@ -119,8 +118,8 @@ class NonFiniteGuard:
     def __init__(self, context: FitContext) -> None:
         if not context.module.automatic_optimization or len(context.optimizers) > 1:
             raise UserError(
-                "on_nan: skip needs one optimizer, stepped by the engine: a batch could be half trained on when its "
-                "loss turns out not to be finite. Use on_nan: fail, or one optimizer and automatic_optimization."
+                "on_nan: skip needs one optimizer and automatic_optimization: otherwise a batch could be half trained "
+                "on before its loss is known. Use on_nan: fail, or one optimizer and automatic_optimization."
             )
         self._context = context
 
@@ -158,14 +157,14 @@ class NonFiniteGuard:
         where = f"batch {progress.batch} of epoch {progress.epoch}"
         if context.samples.left_out_in_a_row == _MAX_SKIPPED:
             raise LossNotFinite(
-                f"the loss was not finite for {_MAX_SKIPPED} batches in a row, up to {where}: leaving batches out does "
-                "not help. Snapshots before them are good."
+                f"the loss was not finite for {_MAX_SKIPPED} batches in a row, up to {where}: skipping batches does "
+                "not help. Earlier snapshots are intact."
             )
         if undo is not None:
             undo()
         context.samples.skip(progress.epoch, progress.batch)
         if context.world.is_first:
-            log.warning("%s is left out: its loss is not finite", where)
+            log.warning("%s is skipped: its loss is not finite", where)
         return True
 
     def close_window(self) -> bool:

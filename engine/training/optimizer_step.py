@@ -190,8 +190,8 @@ class OptimizerStep:
         if not first:
             kind = type(optimizer).__name__
             raise UserError(
-                f"{type(self.module).__name__}.optimizer_step never called its closure, in which {kind} evaluates a "
-                f"batch: nothing was computed for batch {index}. Call optimizer.step(optimizer_closure) there."
+                f"{type(self.module).__name__}.optimizer_step never called its closure, which evaluates the batch for "
+                f"{kind}: nothing was computed for batch {index}. Call optimizer.step(optimizer_closure) there."
             )
         self._with_gradients.append(optimizer)
         return first[0]

@@ -265,12 +265,12 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "a validation without data": ({"module": Validates()}, "Validates.validation_step is never called"),
     "a monitor without a validation": (
         {"callbacks": [BestCheckpoint("val/loss")], "max_epochs": 2},
-        "BestCheckpoint does nothing: it monitors val/loss, of which the epoch has no value, and there is no "
-        "validation; it has nothing",
+        "BestCheckpoint has no effect: it monitors val/loss, which the epoch did not log, and there is no validation. "
+        "Logged: nothing",
     ),
     "validations that come after the last epoch": (
         {"module": Validates(), "data": Validated(DataLoader(Numbers(), 2)), "check_val_every_n_epoch": 2},
-        "check_val_every_n_epoch is 2, and max_epochs 1: nothing is validated by then",
+        "check_val_every_n_epoch is 2, and max_epochs 1: no validation will run",
     ),
     "a monitor of validations that come after the last epoch": (
         {
@@ -279,11 +279,11 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
             "check_val_every_n_epoch": 2,
             "callbacks": [BestCheckpoint("val/loss")],
         },
-        "BestCheckpoint looks at val/loss after a validation, and there is none",
+        "BestCheckpoint checks val/loss after a validation, and there is none",
     ),
     "a monitor that looks after validations alone, without one": (
         {"callbacks": [BestCheckpoint("val/loss", check_on_train_epoch_end=False)]},
-        "BestCheckpoint looks at val/loss after a validation, and there is none",
+        "BestCheckpoint checks val/loss after a validation, and there is none",
     ),
     "validation data without a step": (
         {"data": Validated(DataLoader(Numbers(), 2))},
@@ -299,8 +299,8 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "layers in eval mode": (
         {"module": Module().eval()},
-        "2 of 2 layers of Module are in eval mode as training begins and stay in it: dropout is off and statistics of "
-        "batches do not change in all of it. If that is not meant, call train() before fit",
+        "2 of 2 layers of Module are in eval mode and stay in it during training: dropout is off and batch statistics "
+        "do not change in all of it. If this is not intended, call train() before fit",
     ),
     "a metric that holds graphs": ({"module": Holds()}, "the metric seen was given predictions that hang on a graph"),
 }
