@@ -71,8 +71,7 @@ def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
 def change_layers(module: nn.Module, built: Layers, state: dict[str, Any], rebuild: Callable[[], None]) -> None:
     """Apply the changes in `state`, as `layer_changes` returned them, to the layers of `module`.
 
-    `state` is updated to the changes that hold afterwards: an earlier version may not have written them, and the code
-    may build other layers since.
+    `state` is updated to the changes that hold afterwards: the code may build other layers than before.
 
     Args:
         module: as this attempt built it.

@@ -184,7 +184,7 @@ class EarlyStopping(Monitor):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore the best value, the count and the epoch of the stop."""
         self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]
-        self.stopped_epoch = state_dict.get("stopped_epoch", 0)  # an earlier version kept none
+        self.stopped_epoch = state_dict["stopped_epoch"]
 
 
 def _is_number(value: Any, kind: type[Any]) -> bool:
