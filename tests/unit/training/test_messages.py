@@ -302,7 +302,7 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         "2 of 2 layers of Module are in eval mode and stay in it during training: dropout is off and batch statistics "
         "do not change in all of it. If this is not intended, call train() before fit",
     ),
-    "a metric that holds graphs": ({"module": Holds()}, "the metric seen was given predictions that hang on a graph"),
+    "a metric that holds graphs": ({"module": Holds()}, "the metric seen received predictions with an autograd graph"),
 }
 
 
