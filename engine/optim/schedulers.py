@@ -19,8 +19,8 @@ __all__ = ["SchedulerConfig", "SchedulerList", "scale_learning_rates", "schedule
 log = logging.getLogger(__name__)
 
 _OF_A_STEP = (
-    "on several processes, what a step logs with sync_dist is reduced where the ranks next meet: watch a value of a "
-    "validation or of an epoch"
+    "on several processes, a value that a step logs with sync_dist is reduced later: watch a value of a validation or "
+    "of an epoch"
 )
 #: entries of a parameter group; schedulers leave some of them there
 _IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -32,16 +32,16 @@ _NESTED = ("_schedulers",)
 
 @dataclass
 class SchedulerConfig:
-    """One scheduler and when it steps.
+    """One scheduler, and when it steps.
 
     Args:
         scheduler: a torch scheduler.
         interval: "epoch" or "step".
-        frequency: epochs between two of its steps; of interval "step", batches, counted anew in each epoch.
-        monitor: the logged value that it watches.
+        frequency: epochs between two steps of the scheduler; with interval "step", batches, counted in each epoch.
+        monitor: name of the logged value that it watches.
         reduce_on_plateau: whether it steps with that value, as ReduceLROnPlateau does.
-        strict: whether the value has to be there; without it the scheduler does not step.
-        name: what the user calls it.
+        strict: whether a missing value is an error; otherwise the scheduler does not step without it.
+        name: the user's name of the scheduler.
     """
 
     scheduler: Any
@@ -51,7 +51,7 @@ class SchedulerConfig:
     reduce_on_plateau: bool = False
     strict: bool = True
     name: str | None = None
-    #: whether it was said that the value is missing; no field, which a user might choose
+    #: whether a missing value was reported; not a field, since users choose those
     _has_warned = False
 
     def due(self, count: int) -> bool:
@@ -59,7 +59,7 @@ class SchedulerConfig:
         return count % self.frequency == 0
 
     def step(self, values: dict[str, float], by: Callable[[Any, float | None], None] | None = None) -> None:
-        """Step the scheduler, with the value if it watches one; `by` a function of the user's if given."""
+        """Step the scheduler, with its value if it watches one; by the user's function `by` if given."""
         if self.reduce_on_plateau and self.monitor not in values:
             self._miss(values)
             return
@@ -71,47 +71,47 @@ class SchedulerConfig:
             call_user_code(f"{type(self.scheduler).__name__}.step", self.scheduler.step, *given)
 
     def _miss(self, values: dict[str, float]) -> None:
-        """Say that the value is not there.
+        """Report a missing value.
 
         Raises:
-            UserError: it has to be.
+            UserError: the config is strict.
         """
         kind, known = type(self.scheduler).__name__, ", ".join(sorted(values)) or "nothing"
         if not self.strict:
             if not self._has_warned:
                 self._has_warned = True
-                text = "%s watches %r, which is not logged so far: until it is, the learning rate stays"
+                text = "%s watches %r, which is not logged so far: the learning rate stays as it is until then"
                 log.warning(text, kind, self.monitor)
             return
         why = "; " + _OF_A_STEP if self.interval == "step" else ""
         raise UserError(
             f"{kind} watches {self.monitor!r}, not logged; logged so far: {known}{why}. "
-            'With "strict": False beside the scheduler it waits until the value is there.'
+            'With "strict": False beside the scheduler it waits for the value.'
         )
 
 
 class SchedulerList(AlikeOnRanks):
-    """All schedulers as one part of a run's state."""
+    """The states of all schedulers, as one part of the state of a run."""
 
-    description = "what a scheduler keeps"
+    description = "the state of a scheduler"
 
     def __init__(self, schedulers: list[SchedulerConfig]) -> None:
         self._schedulers = schedulers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every scheduler's state, by number."""
+        """Return the state of each scheduler by number."""
         return {str(number): _state_of(config.scheduler) for number, config in enumerate(self._schedulers)}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give every scheduler its state back."""
+        """Restore the state of each scheduler."""
         for number, config in enumerate(self._schedulers):
-            config.scheduler.load_state_dict(copy.deepcopy(state_dict[str(number)]))  # some take entries out of it
+            config.scheduler.load_state_dict(copy.deepcopy(state_dict[str(number)]))  # some remove entries from it
 
 
 def scheduler_objects(scheduler: Any) -> dict[str, Any]:
-    """Return the attributes of `scheduler` that its `state_dict`, which is torch's, holds and that cannot be written.
+    """Return the objects in the `state_dict` of a torch scheduler, which cannot be written as plain values.
 
-    They are objects: another scheduler that comes after it, a random generator, a function.
+    Examples are a nested scheduler, a random generator and a function.
     """
     if getattr(type(scheduler), "state_dict", None) is not LRScheduler.state_dict:
         return {}
@@ -134,12 +134,12 @@ def _state_of(scheduler: Any) -> dict[str, Any]:
 def scale_learning_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[Any], factor: float) -> None:
     """Multiply every learning rate of `optimizers` and `schedulers` by `factor`.
 
-    Afterwards they are as if `configure_optimizers` had written every rate that much larger.
+    The result is as if `configure_optimizers` had used rates larger by `factor`.
 
     Args:
-        optimizers: each of them once.
-        schedulers: of torch, nested ones included, or with attributes of the same names.
-        factor: of the number of processes, usually.
+        optimizers: the optimizers, each once.
+        schedulers: schedulers of torch, also nested ones, or with attributes of the same names.
+        factor: usually the number of processes.
     """
     if factor == 1:
         return

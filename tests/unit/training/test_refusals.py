@@ -181,7 +181,7 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "a plateau of nothing": (
         {"module": configured(lambda m, o: ([o], [ReduceLROnPlateau(o)]))},
         UserError,
-        ["ReduceLROnPlateau that watches nothing", '"monitor": "val/loss"'],
+        ["ReduceLROnPlateau without a monitored value", '"monitor": "val/loss"'],
     ),
     "a scheduler of another optimizer": (
         {"module": configured(lambda m, o: ([o], [StepLR(torch.optim.SGD(m.parameters(), lr=1.0), 1)]))},
