@@ -43,7 +43,7 @@ class StartsRanks(Protocol):
         ...
 
     def export_result(self, built: ModuleStructure) -> dict[str, Any]:
-        """Return what a call has changed, for `adopt_result`; `built` is the structure of the module before."""
+        """Return the changes of a call, for `adopt_result`; `built` is the structure of the module before it."""
         ...
 
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:

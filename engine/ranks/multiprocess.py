@@ -76,7 +76,9 @@ class TrainerCall:
         faults = [fault for path, value in named.items() if (fault := find_unpicklable(value, path))]
         if faults:
             raise UserError(
-                "\n  ".join(["ddp_spawn hands these to fresh processes, which they cannot be (ddp_fork can):", *faults])
+                "\n  ".join(
+                    ["ddp_spawn pickles these for new processes, which failed (ddp_fork needs no pickling):", *faults]
+                )
             )
 
 
@@ -89,11 +91,11 @@ class RemoteTraceback(Exception):
 
 @dataclass
 class RankResult:
-    """What one rank returns to the process that started it.
+    """The result of one rank, for the process that started it.
 
     Args:
         value: return value of the call.
-        state: what `export_result` of the rank's Trainer returned.
+        state: the result of `export_result` of the rank's Trainer.
     """
 
     value: Any
@@ -108,7 +110,7 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
     Raises:
         UserError: the call cannot be pickled for fresh processes; nothing was started.
         WorldError: a rank was killed.
-        Exception: what a rank raised, with its traceback as the cause.
+        Exception: the error of a rank, with its traceback as the cause.
     """
     if method == "spawn":
         call.check_picklable()
@@ -171,9 +173,9 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return what another process has written, with tensors on the host.
+    """Return the object that another process has written, with tensors on the host.
 
-    A rank has to begin CUDA on its own GPU and no other, and a process that uses CUDA cannot fork ranks again.
+    A rank must use CUDA on its own GPU only, and a process that uses CUDA cannot fork ranks again.
     """
     return torch.load(path, map_location="cpu", weights_only=False)
 

@@ -1,4 +1,4 @@
-"""What a strategy is: how one module trains on many devices."""
+"""`Strategy`, the base class of strategies: how one module trains on many devices."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -24,8 +24,8 @@ class Strategy(ABC):
     """How one module trains on many devices. Three methods are abstract; the others have defaults.
 
     A strategy never starts processes (a launcher does), never writes files (snapshots do), never reads the environment
-    (`World` does), and knows no Trainer (a `StepScope` has what it needs of one). Its `Collective` exchanges everything
-    but gradients. Abilities that only some strategies have are classes in `mixins`. The constructor takes
+    (`World` does), and does not know the Trainer (`StepScope` provides the needed parts). Its `Collective` exchanges
+    everything but gradients. Abilities that only some strategies have are classes in `mixins`. The constructor takes
     `strategy_args`.
 
     Args:
@@ -51,7 +51,7 @@ class Strategy(ABC):
 
     @property
     def identity(self) -> str:
-        """What of the strategy decides the bits of a run, as text: its name, or the import path of a user's class."""
+        """Text on the strategy that affects the bits of a run: its name, or the import path of a user's class."""
         kind = type(self)
         ours = kind.__module__.startswith("midstride.")
         return self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
@@ -62,7 +62,7 @@ class Strategy(ABC):
         return self.world
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return messages on what in `module` this strategy does not support."""
+        """Return messages on parts of `module` that this strategy does not support."""
         if self.world.size > 1 and isinstance(self.collective, SingleProcess):
             name = type(self).__name__
             return [
@@ -74,7 +74,7 @@ class Strategy(ABC):
         return sparse + (max_norm_errors(module) if samples_apart else [])
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Return messages on what in a fit this strategy does not support.
+        """Return messages on settings of a fit that this strategy does not support.
 
         Args:
             optimizers: those that `configure_optimizers` returned.
@@ -138,7 +138,7 @@ class Strategy(ABC):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore what `state_dict` returned; called after `wrap` and before any other part is loaded."""
+        """Restore the result of `state_dict`; called after `wrap` and before any other part is loaded."""
 
     def clone(self) -> Self:
         """Return a copy that a state can be loaded into while this one trains; loading it calls no collective."""

@@ -1,4 +1,4 @@
-"""Runs the user's steps: the only place that calls `training_step`, `validation_step`, `test_step`, `predict_step`."""
+"""Runs the user's steps: only this file calls `training_step`, `validation_step`, `test_step` and `predict_step`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -101,12 +101,12 @@ class StepScope:
         return self.metric_logger.muted()
 
     def mute(self) -> None:
-        """Drop what this rank logs from now on, because another rank has the outputs."""
+        """Drop the values of this rank from now on, because another rank has the outputs."""
         self.metric_logger.mute()
 
 
 class TrainingStep(nn.Module):
-    """What a strategy wraps: a module whose forward is the user's training step.
+    """The module that a strategy wraps; its forward is the user's training step.
 
     Args:
         module: the user's module.
@@ -120,7 +120,7 @@ class TrainingStep(nn.Module):
         self._call, self._heartbeat = call, scope.heartbeat
 
     def forward(self, *args: Any) -> Any:
-        """Return what the user's `training_step` returns."""
+        """Return the outputs of the user's `training_step`."""
         heartbeat = self._heartbeat
         heartbeat.begin_work()
         outputs = self._call(*args)

@@ -212,7 +212,7 @@ class OpensAt(Logger):
 def test_a_logger_that_does_not_say_where_it_stands_is_named(step: Any, tmp_path: Path) -> None:
     Trainer(max_steps=2, enable_progress_bar=False).fit(SmallModule(), SmallData(1), run=str(tmp_path / "run"))
     delivery = Delivery(Store.open(str(tmp_path / "run")), OpensAt(step))
-    with pytest.raises(UserError, match=f"OpensAt.open returned {step!r}: the step of the last row that the tracker"):
+    with pytest.raises(UserError, match=f"OpensAt.open returned {step!r}: return the step of the tracker's last row"):
         delivery.deliver()
 
 
