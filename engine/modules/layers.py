@@ -12,7 +12,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.metrics.torchmetrics_internals import begin_anew, without_seen
 from midstride.engine.modules.torch_internals import children_of
-from midstride.engine.objects.containers import MISSING
+from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import module_anchors
 from midstride.engine.objects.user_modules import function_called

@@ -17,7 +17,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.layers import NewLayers, change_layers, layer_changes, layers_of, own_layers, owner_of
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
-from midstride.engine.objects.distributed_tensors import reshard_nodes
+from midstride.engine.objects.kinds.tensors import reshard_nodes
 from midstride.engine.state.object_nodes import instances_in
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
 from midstride.engine.state.tensors import is_expanded

@@ -16,7 +16,7 @@ from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.objects.side_effects import side_effects_reverted
+from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.step import STEPS

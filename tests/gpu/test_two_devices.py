@@ -266,7 +266,7 @@ def test_layers_of_other_stages_come_to_the_host(fake: FakeTensorMode, monkeypat
     monkeypatch.setattr(torch.distributed, "recv", lambda tensor, rank: received.append(tensor.device))
     strategy: Any = build_strategy("pipeline", {"stages": 2})
     strategy.attach(World(size=2), GPUS[:1])
-    strategy._location = pipeline.PipelineLocation((1, 0), 1, None, GPUS[0])
+    strategy._location = pipeline.PipelineLocation((1, 0), 1, None, None, GPUS[0])  # type: ignore[arg-type]
     theirs = {"sequential_module.9.weight": (torch.Size([2, 2]), torch.float32)}
     strategy.collective = SimpleNamespace(gather=lambda mine: [mine, theirs])
     module = Layers()

@@ -23,7 +23,7 @@ SOURCES = {
 SET_FROM_OUTSIDE = {
     "engine/lightning/adapt.py: owner.__class__": "Python's own",
     "engine/modules/module_state.py: module.training": "torch's own",
-    "engine/modules/tensor_forms.py: tensor.data": "torch's own",
+    "engine/modules/structure.py: tensor.data": "torch's own",
     "engine/objects/kinds/generators.py: generator.bit_generator.state": "numpy's own",
     "engine/strategies/sharded.py: tensor.data": "torch's own",
     "flows/__init__.py: sys.modules[__name__].__class__": "Python's own",

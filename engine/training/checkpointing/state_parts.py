@@ -11,8 +11,7 @@ from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.module_state import NonPersistentBuffers
 from midstride.engine.modules.structure import ModuleStructure
-from midstride.engine.objects.device_tensors import mark_device_tensors, place_device_tensors
-from midstride.engine.objects.object_state import upgrade
+from midstride.engine.objects.kinds.tensors import mark_device_tensors, place_device_tensors
 from midstride.engine.optim.optimizers import OptimizerList
 from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators
@@ -21,7 +20,7 @@ from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.training.checkpointing.roots import objects_of
 from midstride.engine.training.context import EvaluationContext, FitContext
 
-__all__ = ["Gradients", "devices_of", "state_parts", "upgrade"]
+__all__ = ["Gradients", "devices_of", "state_parts"]
 
 
 def state_parts(context: FitContext) -> dict[str, Stateful]:

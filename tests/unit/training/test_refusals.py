@@ -146,9 +146,9 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "no optimizer returned": (
         {"module": configured(lambda m, o: None)},
         UserError,
-        ["returned None; an optimizer", "automatic_optimization = False, and returns None"],
+        ["returned None; return an optimizer", "automatic_optimization = False and returns None"],
     ),
-    "no optimizer in a list": ({"module": configured(lambda m, o: [])}, UserError, ["returned []; an optimizer"]),
+    "no optimizer in a list": ({"module": configured(lambda m, o: [])}, UserError, ["returned []; return an"]),
     "an optimizer for a scheduler": (
         {"module": configured(lambda m, o: ([o], [o]))},
         UserError,
