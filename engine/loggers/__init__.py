@@ -10,4 +10,6 @@ logger_processes  starts such a process for each tracker, beside rank 0
 mlflow            MLflow: one run in an experiment, with the best weights as an artifact
 tensorboard       TensorBoard: one event file
 wandb             Weights & Biases: one run, offline one folder
+
+Tests: tests/unit/loggers, tests/laws/test_loggers.py
 """

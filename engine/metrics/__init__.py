@@ -8,4 +8,6 @@ metric_log              one row a step, no duplicates, no holes
 torchmetrics_internals  private names of torchmetrics, used here alone
 torchmetrics_state      torchmetrics inside a module: the state of each rank, and its reduction over the ranks
 values                  the numbers in logged values
+
+Tests: tests/unit/metrics, tests/distributed/test_step_values.py
 """

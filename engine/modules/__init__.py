@@ -13,4 +13,6 @@ monitors         callbacks that watch one logged value: they keep the best weigh
 progress         `Progress`: the counts that say where a run stands
 structure        how training changed layers, parameters and buffers, as a part of the state of a run
 torch_internals  private names of `torch.nn`, used here alone
+
+Tests: tests/unit/modules, tests/laws/test_resume.py
 """

@@ -7,4 +7,6 @@ multiprocess       ranks as child processes of the process that calls a Trainer:
                    `ddp_notebook`
 placement          strategy, process group and devices of a Trainer, and how its ranks are started
 subprocess_script  the ranks of a plain script: the script runs again for each other rank, this process is rank 0
+
+Tests: tests/unit/ranks, tests/distributed/test_starting.py, tests/distributed/test_notebook.py
 """
