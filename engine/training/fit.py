@@ -200,7 +200,7 @@ def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
         JobError: a tracker does not accept the name of the run.
     """
     if settings.loggers and (run is None or settings.snapshots is None):
-        raise UserError("loggers receive rows when a snapshot is committed: pass a run to fit, and keep snapshots on")
+        raise UserError("loggers receive rows when a snapshot is committed: fit needs a run, with snapshots on")
     if run is not None and (faults := run_name_faults(settings.loggers, url_name(run))):
         raise JobError.of(f"fit(run={run!r})", faults)
 
