@@ -1,4 +1,4 @@
-"""Calls of the user's code: an exception in it is the user's, and says where."""
+"""Calls user code, and converts its exceptions to errors that name the place."""
 
 import os
 import sys
@@ -12,14 +12,14 @@ import torch.distributed
 from midstride.engine.errors import EngineError, UserCodeError
 from midstride.engine.fault_injection import InjectedFault
 
-__all__ = ["call_user_code", "is_retryable"]
+__all__ = ["call_user_code", "fork_count", "is_retryable", "users_error"]
 
 _DISTRIBUTED = str(Path(torch.distributed.__file__).parent)
-#: code there computes: that a tensor which is cut has no such operation is the user's
+#: code there computes: an operation that sharded tensors lack is an error of the user's
 _TENSORS = f"{_DISTRIBUTED}{os.sep}tensor{os.sep}"
 
 
-#: forks between the process that imported this and this one; to ask the kernel in each call would take longer
+#: see `fork_count`; asking the kernel for the process id in each call would take longer
 _forks = 0
 
 
@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `function(*arguments)`; an exception in it is the user's, and says where.
+    """Return `function(*arguments)`; its exceptions are errors of the user's code, at `where`.
 
     Raises:
         UserCodeError: the function raised.
@@ -42,16 +42,35 @@ def call_user_code(where: str, function: Callable[..., Any], *arguments: Any) ->
     try:
         return function(*arguments)
     except BaseException as error:
-        if _forks != forks:
-            _end_fork(error)
-        is_of_user = isinstance(error, Exception) and not isinstance(error, (EngineError, InjectedFault))
-        if not is_of_user or is_retryable(error):
+        if (users := users_error(where, error, forks)) is None:
             raise
-        raise UserCodeError.of(where, error) from error
+        raise users from error
+
+
+def fork_count() -> int:
+    """Return the number of forks between the process that imported this module and this process."""
+    return _forks
+
+
+def users_error(where: str, error: BaseException, forks: int) -> UserCodeError | None:
+    """Return what to raise from `error` of user code; None if it is the engine's own, or a retry can help.
+
+    Args:
+        where: the user's function, such as "Net.training_step".
+        error: the exception that the function raised.
+        forks: `fork_count` before the call. A child that user code has forked since ends here.
+    """
+    if _forks != forks:
+        _end_fork(error)
+    is_of_user = isinstance(error, Exception) and not isinstance(error, (EngineError, InjectedFault))
+    return UserCodeError.of(where, error) if is_of_user and not is_retryable(error) else None
 
 
 def _end_fork(error: BaseException) -> NoReturn:
-    """End this process, which the user's code has forked and which `error` ends: it is no rank, and says of none."""
+    """End this process, a child that user code has forked, with the message and exit code of `error`.
+
+    It is not a rank, so it must not report an outcome.
+    """
     code = error.code if isinstance(error, SystemExit) else 1
     if not isinstance(error, SystemExit):
         traceback.print_exception(error)

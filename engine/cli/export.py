@@ -12,7 +12,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.loggers import LOGGERS, LoggerOptions, checked_loggers
 from midstride.engine.config.yaml_file import apply_overrides
 from midstride.engine.errors import EngineError, JobError, UserError
-from midstride.engine.loggers.build import build_logger
+from midstride.engine.loggers.build_logger import build_logger
 from midstride.engine.loggers.delivery import Delivery, read_run_json
 from midstride.engine.runs.run import job_of
 from midstride.engine.state.bounds import damaged_on_error

@@ -2,15 +2,12 @@
 
 Lightning itself is never imported here: its classes are recognized by name.
 
-adapt         replaces the class of a Lightning object by one that the engine can run, in place
+adapt         replaces the class of a Lightning object by one that the engine can run, in place; wraps its hooks
 callbacks     callbacks derived from Lightning's Callback, and counterparts of Lightning's own
 checkpoint    checkpoints in Lightning's format, for its hooks and for `load_from_checkpoint`
 counterparts  the counterparts of Lightning's own callbacks, and the attributes of those after a run
-data          the methods of LightningDataModule
-hooks         wraps methods that Lightning calls with other arguments than the engine
 logger        `self.logger` of a LightningModule
-module        the methods of LightningModule
-optimizer     the optimizers that `self.optimizers()` of a LightningModule returns
+module        the methods of LightningModule and LightningDataModule, and the optimizers of `self.optimizers()`
 trainer       a Trainer with the attributes of Lightning's
 
 Tests: tests/unit/lightning, tests/laws/test_lightning.py

@@ -1,17 +1,22 @@
-"""The methods of LightningModule, implemented by the engine."""
+"""The methods of LightningModule and LightningDataModule, implemented by the engine."""
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError
 from midstride.engine.lightning.logger import LightningLogger
-from midstride.engine.lightning.optimizer import LightningOptimizer
 from midstride.engine.lightning.trainer import LightningTrainer
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module import DataModule, TrainingModule
 
-__all__ = ["LightningMethods"]
+if TYPE_CHECKING:
+    from midstride.engine.modules.interface import TrainerInterface
+
+__all__ = ["LightningData", "LightningMethods", "LightningOptimizer"]
 
 #: parameters of `self.log` after name and value, in Lightning's order
 _LOG_ARGUMENTS = (
@@ -93,3 +98,56 @@ class LightningMethods(TrainingModule):
         if sync_grads and self.trainer.world_size > 1:
             raise UserError("all_gather(sync_grads=True): gradients do not go through it here; leave sync_grads out")
         return super().all_gather(data)
+
+
+class LightningOptimizer:
+    """An optimizer with Lightning's additions; all other attributes are read from and set on the wrapped optimizer.
+
+    Args:
+        optimizer: the optimizer to wrap.
+        module: the module that it trains.
+    """
+
+    optimizer: Optimizer
+    _module: Any
+
+    def __init__(self, optimizer: Optimizer, module: Any) -> None:
+        vars(self).update(optimizer=optimizer, _module=module)
+
+    #: class of the wrapped optimizer, so that `isinstance(self.optimizers(), torch.optim.Adam)` holds
+    __class__: Any = property(lambda self: type(self.optimizer))
+
+    def __getattr__(self, name: str) -> Any:
+        if "optimizer" not in vars(self):  # during a copy or unpickling
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "step":  # a scheduler patches `step` to count calls
+            vars(self)[name] = value
+        else:
+            setattr(self.optimizer, name, value)
+
+    def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """Step, after `closure` if there is one, and the hooks `on_before_optimizer_step`."""
+        return self._module.trainer.step_optimizer(self.optimizer, closure, **options)
+
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Let only the parameters of this optimizer collect gradients in the block; `sync_grad` has no effect."""
+        self._module.toggle_optimizer(self)
+        try:
+            yield
+        finally:
+            self._module.untoggle_optimizer(self)
+
+
+class LightningData(DataModule):
+    """Replaces the methods of LightningDataModule that the user has not overridden."""
+
+    _trainer: "list[TrainerInterface]"
+
+    @property
+    def trainer(self) -> Any:
+        """The Trainer that reads these data, with the attributes of Lightning's Trainer; None before it does."""
+        return LightningTrainer(self._trainer[0]) if self._trainer else None

@@ -1,16 +1,15 @@
-"""Loggers: a run's metric log in TensorBoard, MLflow and W&B, each row once, whatever dies. Needs no torch.
+"""Loggers: a run's metric log in TensorBoard, MLflow and W&B; each row is sent once. Needs no torch.
 
-Rows are sent when the snapshot that holds them is committed: no death takes them back. The run's store is the outbox,
-so nothing is kept beside it, and a tracker that is away is sent later what it missed.
+Rows are sent when the snapshot that holds them is committed, so no failure takes them back. They are read from the
+run's store: rows that a tracker missed while it was away are sent later.
 
-base         what a logger is, and what it is given
-build        from a logger's name and arguments to the logger
-delivery     the committed rows of a run on their way to one tracker
-mlflow       MLflow: one run in an experiment, with the best weights as an artifact
-process      processes beside rank 0, each of which delivers to one tracker
-tensorboard  TensorBoard: one event file
-unsent_rows  what is said of a tracker that does not have all rows of a run
-wandb        Weights & Biases: one run, offline one folder
+base              `Logger`, the base class, and its arguments
+build_logger      builds a logger from its name and arguments
+delivery          sends the committed rows of a run to one tracker, in a process of its own
+logger_processes  starts such a process for each tracker, beside rank 0
+mlflow            MLflow: one run in an experiment, with the best weights as an artifact
+tensorboard       TensorBoard: one event file
+wandb             Weights & Biases: one run, offline one folder
 
 Tests: tests/unit/loggers, tests/laws/test_loggers.py
 """

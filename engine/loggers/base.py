@@ -1,4 +1,4 @@
-"""What a logger is, and what it is given."""
+"""`Logger`, the base class of loggers, and its arguments."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ class CommittedRows(Iterable[Row]):
     """The rows of some committed snapshots, in the order of their steps; they may be read several times.
 
     Args:
-        segments: CSV, one text a snapshot.
+        segments: CSV texts, one per snapshot.
     """
 
     def __init__(self, segments: Sequence[str]) -> None:
@@ -44,13 +44,13 @@ class CommittedRows(Iterable[Row]):
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The run whose rows a logger brings to its tracker.
+    """The run whose rows a logger sends to its tracker.
 
     Args:
-        name: of the run; a tracker calls its own run so.
+        name: name of the run, also in the tracker.
         url: folder or URL of the run.
-        run_id: of the run, alike in all its attempts, of no other run; empty for a run without leases.
-        hparams: what decides the run, by dotted name.
+        run_id: unique id of the run, the same in all its attempts; empty for a run without leases.
+        hparams: hyperparameters and identity of the run, by dotted name.
     """
 
     name: str
@@ -60,41 +60,40 @@ class LoggedRun:
 
 
 class Logger(ABC):
-    """Base of loggers: brings the rows of a run to a tracker.
+    """Base class of loggers: sends the rows of a run to a tracker.
 
-    A logger works in a process of its own, beside the training. It is built there, anew in each attempt of the run, so
-    its constructor keeps its arguments and does nothing else. What it raises is told once as a warning, and `open` is
-    called again later.
+    A logger works in a process of its own, beside the training. Each attempt of the run builds it again there, so its
+    constructor only keeps its arguments. Its errors are reported once as a warning, and `open` is called again later.
     """
 
     @abstractmethod
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
-        """Meet the tracker; return the step of the last of `rows` that it has, 0 if it has none.
+        """Connect to the tracker; return the step of the last of `rows` that it has, 0 if it has none.
 
-        The process may have died after rows were sent and before anything was noted, so this asks the tracker. What the
-        tracker has and `rows` have not (the run went back behind rows that were sent) must not be seen there any more.
+        An earlier process may have died after it sent rows, so this asks the tracker. Rows that the tracker has and
+        `rows` lacks, since the run went back behind them, must not be visible there afterwards.
         """
 
     @abstractmethod
     def log_rows(self, rows: Sequence[Row]) -> None:
-        """Send rows; when this returns, `open` of a later attempt would find them."""
+        """Send rows; afterwards `open` of a later attempt must find them."""
 
     def finish(self, best: Path | None) -> None:
-        """The run is over and all its rows are sent.
+        """Send the best weights; called when the run is over and all its rows are sent.
 
         Args:
             best: file of the best weights, a state dict as safetensors; None if there are none.
         """
 
     def promote(self, run: LoggedRun, weights: Path) -> None:
-        """The weights of a run are in charge of its job; called after each night, also where nothing has changed.
+        """Register the weights of a job's champion; called after each night, also without a change.
 
-        The logger is not open, and is in a process that does nothing else.
+        The logger is not open, and runs in a process that does nothing else.
 
         Args:
-            run: the champion's.
-            weights: file of its weights, a state dict as safetensors; gone when this returns.
+            run: the champion's run.
+            weights: file of its weights, a state dict as safetensors; removed after this call.
         """
 
     def close(self) -> None:
-        """Let go of the tracker; `open` may be called again."""
+        """Disconnect from the tracker; `open` may be called again."""

@@ -1,4 +1,4 @@
-"""The committed rows of a run on their way to one tracker: `python -m midstride.engine.loggers.delivery`.
+"""Sends the committed rows of a run to one tracker: `python -m midstride.engine.loggers.delivery`.
 
 The process gets its document as the first line of standard input. Every further line says that a snapshot may have
 been committed; the line "end" that the training is over. If the input ends without it, the rank has died, and so does
@@ -12,6 +12,7 @@ import math
 import operator
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -23,7 +24,6 @@ from typing import Any
 from midstride.engine.errors import SnapshotError, UserError
 from midstride.engine.formatting import url_name
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
-from midstride.engine.loggers.unsent_rows import UNSENT_EXIT_CODE, unsent
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
@@ -32,36 +32,38 @@ from midstride.engine.snapshots.weights_index import best_to_show
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store, StoreOptions
 
-__all__ = ["Delivery", "DeliveryProcess", "logged_run", "main", "read_run_json"]
+__all__ = ["UNSENT_EXIT_CODE", "Delivery", "DeliveryProcess", "logged_run", "main", "read_run_json", "unsent"]
 
 log = logging.getLogger(__name__)
 
-#: rows that are sent at once
+#: rows of one request
 CHUNK = 500
-#: seconds between two tries of a tracker that is away: at first, and at most
+#: seconds between two retries of a tracker that does not respond: at first, and at most
 RETRY_S, MOST_RETRY_S = 1.0, 30.0
+#: exit code of a logger's process that has reported rows it could not send
+UNSENT_EXIT_CODE = 3
 
 
 class Delivery:
-    """Brings the committed rows of one run to one logger.
+    """Sends the committed rows of one run to one logger.
 
     Args:
-        store: of the run.
-        logger: of the tracker; not open.
-        generation: of this attempt; a newer one ends the delivery, and has its own. None: whichever is the newest.
+        store: store of the run.
+        logger: logger of the tracker; not open.
+        generation: generation of this attempt. A newer attempt ends the delivery, since it has its own. None: any.
     """
 
     def __init__(self, store: Store, logger: Logger, generation: int | None = None) -> None:
         self._store, self._logger, self._generation = store, logger, generation
         self._is_open = False
-        self._run: LoggedRun | None = None  # as the tracker was told it
+        self._run: LoggedRun | None = None  # as sent to the tracker
         self._segment = ""  # name of the snapshot whose rows were read last
         self._step = 0  # of the last row that the tracker has
         self._last = 0  # of the last row that was read
 
     @property
     def rows_left(self) -> int:
-        """Steps whose rows were committed, as far as was read, and are not known to be with the tracker."""
+        """Number of steps whose committed rows were read and are not known to be in the tracker."""
         return self._last - self._step
 
     @property
@@ -71,12 +73,12 @@ class Delivery:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether a newer attempt of the run has begun."""
+        """Whether a newer attempt of the run has started."""
         lease = newest(self._store)
         return self._generation is not None and lease is not None and lease.generation > self._generation
 
     def deliver(self) -> None:
-        """Send what is committed and was not sent; if this raises, what was sent is found out at the next call."""
+        """Send committed rows that were not sent; after an error, the next call asks the tracker which those are."""
         if self.is_superseded:
             return
         try:
@@ -89,7 +91,7 @@ class Delivery:
             raise
 
     def finish(self) -> None:
-        """Send what is left, then the best weights, and tell the tracker that the run is over."""
+        """Send the remaining rows, then the best weights, and finish the run in the tracker."""
         self.deliver()
         if self.is_superseded:
             return
@@ -101,18 +103,18 @@ class Delivery:
             raise
 
     def close(self) -> None:
-        """Let go of the tracker."""
+        """Disconnect from the tracker."""
         if self._is_open:
             self._is_open = False
             self._logger.close()
 
     def _rows(self) -> CommittedRows:
-        """Return the rows to be looked through: at first all of the run, then those of newer snapshots."""
+        """Return the rows to check: at first all rows of the run, then those of newer snapshots."""
         catalog = SnapshotCatalog(self._store)
         segments = _segments(catalog, after=self._segment)
         newest = catalog.get(max(segments)) if segments else None
         if newest and self._is_open and logged_run(self._store, newest) != self._run:
-            self.close()  # a tracker is told hyperparameters where a run begins
+            self.close()  # hyperparameters are sent when a run is opened
             segments = _segments(catalog, after="")
         rows = CommittedRows([*segments.values()])
         self._last = max(self._last, rows.last_step)
@@ -124,7 +126,7 @@ class Delivery:
         return rows
 
     def _forget(self) -> None:
-        """Ask the tracker anew, next time, where it stands."""
+        """Let the next call ask the tracker for its last row."""
         self._segment = ""
         try:
             self.close()
@@ -132,7 +134,7 @@ class Delivery:
             log.debug("the logger could not be closed: %s", error)
 
     def _best(self, folder: Path) -> Path | None:
-        """Return the file of the best weights, put into `folder`; None if no monitor of now called any so."""
+        """Return the file of the best weights, downloaded to `folder`; None if no current monitor has any."""
         weights = best_to_show(self._store)
         return weights.download(self._store, folder / "best.safetensors") if weights else None
 
@@ -142,15 +144,14 @@ def _as_step(returned: Any, logger: Logger) -> int:
         return operator.index(returned)  # an integer of numpy, too
     except TypeError:
         raise UserError(
-            f"{type(logger).__name__}.open returned {returned!r}: the step of the last row that the tracker has is "
-            "needed, or 0"
+            f"{type(logger).__name__}.open returned {returned!r}: return the step of the tracker's last row, or 0"
         ) from None
 
 
 def _segments(catalog: SnapshotCatalog, after: str) -> dict[str, str]:
-    """Return the rows of the snapshots that count after the one of a name; those that are damaged are left out.
+    """Return the rows of the snapshots after the one called `after`, without damaged ones.
 
-    A snapshot that is removed meanwhile looks as one that is damaged does, but not twice.
+    A snapshot that is removed meanwhile looks damaged, but not twice.
     """
     before: list[str] | None = None
     while True:
@@ -162,15 +163,15 @@ def _segments(catalog: SnapshotCatalog, after: str) -> dict[str, str]:
 
 
 def logged_run(store: Store, newest: Snapshot | None = None) -> LoggedRun:
-    """Return the run in a folder as loggers know it.
+    """Return the run in a store, for loggers.
 
     Args:
-        store: of the run.
-        newest: its newest snapshot, which has the hyperparameters that were logged in training.
+        store: store of the run.
+        newest: newest snapshot of the run, with the hyperparameters logged in training.
 
     Raises:
-        FileNotFoundError: there is none, or none any more.
-        SnapshotDamaged: its run.json is not what was written.
+        FileNotFoundError: there is no run.
+        SnapshotDamaged: its run.json is damaged.
     """
     document = read_run_json(store)
     name = url_name(store.url)
@@ -180,7 +181,7 @@ def logged_run(store: Store, newest: Snapshot | None = None) -> LoggedRun:
 
 
 def read_run_json(store: Store) -> dict[str, Any]:
-    """Return what the newest attempt of the run in `store` wrote down of it; raises as `logged_run` does."""
+    """Return the run.json that the newest attempt of the run in `store` wrote; raises like `logged_run`."""
     with damaged_on_error(f"{store.url}/run.json"), store.reading("run.json"):
         return {**json.loads(store.read("run.json"))}
 
@@ -200,13 +201,13 @@ def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
 
 
 class DeliveryProcess:
-    """The loop of a process that delivers: wakes when it is told to, or to try a tracker again.
+    """The loop of a process that delivers: wakes for new snapshots, and to retry a tracker.
 
     Args:
-        delivery: what is done.
-        name: of the logger, for messages.
-        url: of the run, for messages.
-        wait_s: seconds for which a tracker is waited for once the training is over.
+        delivery: the delivery to make.
+        name: name of the logger, for messages.
+        url: URL of the run, for messages.
+        wait_s: seconds to wait for a tracker after the training is over.
     """
 
     def __init__(self, delivery: Delivery, name: str, url: str, wait_s: float) -> None:
@@ -216,8 +217,8 @@ class DeliveryProcess:
         self._error = ""
 
     def run(self, lines: int) -> bool:
-        """Deliver until the file descriptor `lines` says that the training is over; return whether all is delivered."""
-        due: float | None = 0.0  # seconds until the next try; None: once there is news
+        """Deliver until the file descriptor `lines` announces the end; return whether everything was delivered."""
+        due: float | None = 0.0  # seconds until the next try; None waits for a line
         while True:
             ready, _, _ = select.select([lines], [], [], due)
             if ready:
@@ -233,7 +234,7 @@ class DeliveryProcess:
         while not self._tried(self._delivery.finish):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                rows_left = self._delivery.rows_left  # none where its weights are missing, or rows could not be read
+                rows_left = self._delivery.rows_left  # 0 if weights are missing, or rows could not be read
                 steps = f"; {rows_left} steps are left" if rows_left else ""
                 why = f"{self._error}, for {self._wait_s:g} s after the end{steps}"
                 print(unsent(self._name, self._url, why), file=sys.stderr, flush=True)
@@ -243,7 +244,7 @@ class DeliveryProcess:
         return True
 
     def _tried(self, act: Any) -> bool:
-        """Return whether `act` did not raise; tell once what it raised."""
+        """Return whether `act` succeeded; print an error once."""
         try:
             act()
         except Exception as error:
@@ -262,8 +263,15 @@ class DeliveryProcess:
         return True
 
 
+def unsent(name: str, url: str, why: str) -> str:
+    """Return a message on rows of the run at `url` that the logger `name` has not sent, with a command to send them."""
+    return (
+        f"{name}: not everything of {url} was sent: {why}. midstride export {shlex.quote(url)} --to {name} sends them"
+    )
+
+
 def main() -> None:
-    """Be the process that the first line of standard input describes."""
+    """Run the process that the first line of standard input describes."""
     tie_to_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the rank; this process ends after it
@@ -271,7 +279,7 @@ def main() -> None:
     document = json.loads(_first_line())
     sys.path[:] = document["path"]
     from midstride.engine.config.loggers import LoggerOptions
-    from midstride.engine.loggers.build import build_logger
+    from midstride.engine.loggers.build_logger import build_logger
 
     options = LoggerOptions.model_validate(document["logger"])
     store = Store.open(document["url"], StoreOptions(lease=document["lease"]))

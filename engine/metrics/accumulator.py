@@ -1,4 +1,4 @@
-"""A logged value on its way from batches to an epoch, and from ranks to a run."""
+"""One logged value, reduced over the batches of an epoch and over the ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,10 +27,10 @@ class Accumulator:
 
     Args:
         reduce_fx: mean, sum, min or max.
-        sync: reduce over the ranks; otherwise the first rank that has it speaks for all.
-        also: a second name of the epoch's value, where the first stands for the steps'.
-        total: weighted sum, sum, smallest or largest so far; None before the first batch.
-        weight: samples behind a mean.
+        sync: whether to reduce over the ranks; otherwise the value of the first rank that has it is used.
+        also: a second name of the epoch's value, if steps log values of the first name.
+        total: weighted sum, sum, minimum or maximum so far; None before the first batch.
+        weight: number of samples of a mean.
     """
 
     reduce_fx: str
@@ -40,14 +40,14 @@ class Accumulator:
     weight: float = 0.0
 
     def add(self, value: Any, weight: float) -> None:
-        """Take one batch in."""
+        """Add the value of one batch."""
         if self.reduce_fx == "mean":
             value = value * weight
             self.weight += weight
         self._join(value)
 
     def merge(self, other: "Accumulator") -> None:
-        """Take another rank's batches in."""
+        """Add the batches of another rank."""
         if other.total is not None:
             self.weight += other.weight
             self._join(other.total)
@@ -59,7 +59,7 @@ class Accumulator:
         self.total, value = _on_one_device(self.total, value)
         if self.reduce_fx in ("mean", "sum"):
             self.total = self.total + value
-        elif isinstance(value, Tensor) or isinstance(self.total, Tensor):  # to compare here would be to wait for it
+        elif isinstance(value, Tensor) or isinstance(self.total, Tensor):  # a comparison would wait for the device
             smaller = value < self.total
             pair = (value, self.total) if self.reduce_fx == "min" else (self.total, value)
             self.total = torch.where(smaller, *pair)
@@ -73,21 +73,22 @@ class Accumulator:
 
     @property
     def pending_value(self) -> Any:
-        """The same; what is on a device stays there, and nothing waits for it."""
+        """The value of the epoch; a tensor stays on its device, and nothing waits for it."""
         total = self.total if isinstance(self.total, Tensor) else float(self.total)
         if self.reduce_fx != "mean":
             return total
         return total / self.weight if self.weight else float("nan")
 
     def on_host(self) -> "Accumulator":
-        """Return the same with a plain number, which every other rank can read, whatever its devices."""
+        """Return a copy with a plain number, which ranks on other devices can read."""
         return Accumulator(self.reduce_fx, self.sync, self.also, float(self.total), self.weight)
 
 
 def _on_one_device(total: Any, value: Any) -> tuple[Any, Any]:
-    """Return both on one device: the parts of a batch may log on several, and a snapshot's total is on the host.
+    """Return both on one device: chunks of a batch may log on several devices, and a restored total is on the host.
 
-    What was on the host follows what is not, or each step of a resumed epoch would add up there, with other roundings.
+    A value on the host moves to the device of the other. Otherwise a resumed epoch would add on the host, with other
+    roundings.
     """
     if not (isinstance(total, Tensor) and isinstance(value, Tensor)) or total.device == value.device:
         return total, value
@@ -96,7 +97,7 @@ def _on_one_device(total: Any, value: Any) -> tuple[Any, Any]:
 
 
 def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:
-    """Return the value of every name that any rank has, given what each rank has."""
+    """Return the reduced values of all ranks by name."""
     values: dict[str, float] = {}
     for name, merged in _merged(ranks).items():
         values[name] = merged.value
@@ -106,13 +107,13 @@ def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:
 
 
 def states_over_ranks(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return one state for every name that any rank has, given the states of each rank: the fields of `Accumulator`."""
+    """Return the merged states of all ranks by name; a state is a dict with the fields of `Accumulator`."""
     merged = _merged([{name: Accumulator(**state) for name, state in rank.items()} for rank in ranks])
     return {name: asdict(accumulator) for name, accumulator in merged.items()}
 
 
 def _merged(ranks: Sequence[Mapping[str, Accumulator]]) -> dict[str, Accumulator]:
-    """Return one accumulator for every name that any rank has; without `sync`, that of the first rank that has it."""
+    """Return the merged accumulators of all ranks by name; without `sync`, that of the first rank that has the name."""
     merged: dict[str, Accumulator] = {}
     for rank in ranks:
         for name, own in rank.items():
@@ -131,7 +132,7 @@ def steps_over_ranks(ranks: Sequence[dict[str, list[tuple[float, float]]]]) -> d
 def weighted_over_ranks(
     ranks: Sequence[dict[str, list[tuple[float, float]]]],
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return, for each step, that mean and the samples behind it."""
+    """Return, for each step, the mean over the ranks, weighted by samples, and the number of samples."""
     values: dict[str, list[tuple[float, float]]] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         lists = [rank[name] for rank in ranks if name in rank]

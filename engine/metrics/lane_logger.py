@@ -1,4 +1,4 @@
-"""Logged values of a run in lanes: what a lane logs is kept apart, and put together in the order of lanes."""
+"""Logged values of a run with lanes: each lane's values are kept apart and merged in the order of lanes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,26 +7,25 @@ from typing import Any
 
 from midstride.engine.lanes import Lanes
 from midstride.engine.metrics.lane_metrics import LaneMetrics
-from midstride.engine.metrics.log_target import LoggingStage, LogRequest
-from midstride.engine.metrics.logger import MetricLogger
+from midstride.engine.metrics.logger import LoggingStage, LogRequest, MetricLogger
 from midstride.engine.metrics.metric_log import MetricLog
 
 __all__ = ["LaneLogger"]
 
-#: what of a logger is a lane's
+#: attributes of a logger that each lane has for itself
 _OF_A_LANE = ("rows", "_running", "_evaluated", "_steps", "_paths")
 
 
 class LaneLogger(MetricLogger):
-    """A logger that stands for as many ranks as this one has lanes.
+    """A logger that acts as one logger per lane of this rank.
 
-    Outside a lane, as in a hook, all lanes log the same: in a hook of a batch those that have one, each with the weight
-    of its own. Where values are not reduced, lane 0 speaks for all.
+    Outside a lane, as in a hook, a value is logged for all lanes; in a hook of a batch, for the lanes that have one,
+    each with the weight of its batch. Without a reduction, the value of lane 0 is used.
 
     Args:
         gather: returns every rank's copy of a value, in the order of ranks.
-        metrics: of the module.
-        lanes: of the run, and those of this rank.
+        metrics: the metrics of the module.
+        lanes: the lanes of the run, and those of this rank.
     """
 
     metrics: LaneMetrics
@@ -44,7 +43,7 @@ class LaneLogger(MetricLogger):
 
     @contextmanager
     def lane(self, lane: int) -> Iterator[None]:
-        """Log for `lane` alone, and let its metrics see, what is logged within."""
+        """Assign values and updates of metrics in the block to `lane` alone."""
         with self.metrics.lane(lane), self._in(lane):
             yield
 
@@ -61,7 +60,7 @@ class LaneLogger(MetricLogger):
             self._lane = outer
 
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
-        """Take one value in, for the lane that runs or else for all that have a batch."""
+        """Add one value to the running lane, or else to all lanes that have a batch."""
         if self._lane is not None:
             super().log(asked, value, batch_size)
             return
@@ -75,30 +74,30 @@ class LaneLogger(MetricLogger):
             self.batch = whole
 
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
-        """Return what `share` gives in every lane, in their order."""
+        """Return the result of `share` in every lane, in the order of lanes."""
         return self._lanes.by_lane(self._gather(self._lanes.each(self._in, share)))
 
     def _forget(self, stage: LoggingStage) -> None:
         self._lanes.each(self._in, partial(super()._forget, stage))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is logged and not yet reduced, lane by lane."""
+        """Return the values that are not reduced yet, lane by lane."""
         return self._lanes.state_dict(self._in, super().state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back."""
+        """Restore the values of every lane."""
         self._lanes.load_state_dict(self._in, super().load_state_dict, state_dict)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return what the lanes of this rank have logged, wherever they were run."""
+        """Return the values of the lanes of this rank, from the ranks that ran them before."""
         return self._lanes.resharded(states)
 
 
 class _LaneRows(MetricLog):
-    """The rows of a rank's first lane, with which those of its other lanes open and close.
+    """The rows of a rank's first lane; the rows of its other lanes open and close with them.
 
     Args:
-        lanes: the rows of all of them; the first are these.
+        lanes: the rows of all lanes of the rank; this object takes the place of the first.
     """
 
     def __init__(self, lanes: Sequence[MetricLog]) -> None:
@@ -106,21 +105,21 @@ class _LaneRows(MetricLog):
         self._others = lanes[1:]
 
     def step(self, epoch: int, step: int) -> None:
-        """Close the row before and open that of `step` with what was kept for it, in every lane."""
+        """Close the open row, and open the row of `step`, in every lane."""
         super().step(epoch, step)
         for rows in self._others:
             rows.step(epoch, step)
             rows.drop_closed()
 
     def close(self) -> None:
-        """Close the last row of every lane, so that each of them says so, whichever rank has it next."""
+        """Close the last row of every lane, as another rank may have the lane next."""
         super().close()
         for rows in self._others:
             rows.close()
             rows.drop_closed()
 
     def discard(self) -> None:
-        """Drop the closed rows of every lane: there is no log to keep them."""
+        """Drop the closed rows of every lane, for a run without a metric log."""
         super().discard()
         for rows in self._others:
             rows.discard()

@@ -1,4 +1,4 @@
-"""torchmetrics in a run in lanes: what a lane has seen is kept apart, and put together in the order of lanes."""
+"""torchmetrics in a run with lanes: each lane's states are kept apart and merged in the order of lanes."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,21 +17,21 @@ __all__ = ["LaneMetrics"]
 
 
 class LaneMetrics(TorchmetricsState):
-    """Metrics that stand for as many ranks as this one has lanes: a lane begins with what it has seen so far.
+    """Metrics with one state per lane of this rank.
 
     Args:
-        module: where the metrics are.
+        module: the module with the metrics.
         gather: returns every rank's copy of a value.
-        lanes: of the run, and those of this rank.
+        lanes: the lanes of the run, and those of this rank.
 
     Raises:
-        NotExact: one of them puts the ranks' states together itself.
+        NotExact: a metric exchanges states between ranks itself.
     """
 
     def __init__(self, module: nn.Module, gather: Callable[[object], list[Any]], lanes: Lanes) -> None:
         self._lanes = lanes
         self._lane: int | None = None
-        #: what each metric has seen, by lane and path
+        #: state of each metric, by lane and path
         self._seen: dict[int, Any] = {}
         super().__init__(module, gather, lanes.count)
         unseen = {path: seen_by(metric) for path, metric in self._metrics.items()}
@@ -43,18 +43,18 @@ class LaneMetrics(TorchmetricsState):
         for path, metric in metrics.items():
             if self._seen:
                 raise NotExact(
-                    f"lanes with the metric {path}, a {type(metric).__name__} that came up after the module was set "
-                    "up: what each lane has seen of it cannot be told apart. Make it in __init__ or setup."
+                    f"lanes with the metric {path}, a {type(metric).__name__} that was added after setup: its states "
+                    "cannot be told apart by lane. Make it in __init__ or setup."
                 )
             if self._lanes.count > 1 and exchanges_itself(metric):
                 raise NotExact(
                     f"lanes with the metric {path}, a {type(metric).__name__}: it exchanges its state with other ranks "
-                    "itself, and would leave out the lanes of this one. Log its value, or leave lanes out."
+                    "itself, without the lanes of one rank. Log its value, or leave lanes out."
                 )
             self._follow_resets(path, metric)
 
     def _follow_resets(self, path: str, metric: Any) -> None:
-        """Let a reset outside a lane be one of all lanes."""
+        """Apply a reset outside a lane to all lanes."""
         reset = metric.reset
 
         def reset_lanes(_: Any) -> None:
@@ -67,7 +67,7 @@ class LaneMetrics(TorchmetricsState):
 
     @contextmanager
     def lane(self, lane: int) -> Iterator[None]:
-        """Let the metrics within be those of `lane`."""
+        """Give the metrics the state of `lane` in the block."""
         if not self._metrics:
             yield
             return
@@ -80,14 +80,14 @@ class LaneMetrics(TorchmetricsState):
             self._lane = outer
 
     def _load_seen(self, seen: dict[str, dict[str, Any]]) -> None:
-        """Have every metric hold what it has seen according to `seen`, by path."""
+        """Give every metric its state in `seen`, by path."""
         for path, metric in self._metrics.items():
             vars(metric).update(seen[path])
         for collection in self._collections.values():
             link_groups(collection)
 
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
-        """Return what `share` gives in every lane, in their order."""
+        """Return the result of `share` in every lane, in the order of lanes."""
         now = {path: seen_by(metric) for path, metric in self._metrics.items()}
         own = self._lanes.each(self.lane, share)
         self._load_seen(now)
@@ -98,9 +98,9 @@ class LaneMetrics(TorchmetricsState):
         return self._lanes.state_dict(self.lane, super().state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take every lane's states back."""
+        """Restore the states of every lane."""
         self._lanes.load_state_dict(self.lane, super().load_state_dict, state_dict)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return what the metrics of this rank's lanes have seen, wherever those were run."""
+        """Return the states of the lanes of this rank, from the ranks that ran them before."""
         return self._lanes.resharded(states)

@@ -1,50 +1,85 @@
-"""Logged values: taken batch by batch, reduced over an epoch and over the ranks."""
+"""Collects the values of `self.log` batch by batch, and reduces them over an epoch and over the ranks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.accumulator import (
+    REDUCTIONS,
     Accumulator,
     over_ranks,
     states_over_ranks,
     steps_over_ranks,
     weighted_over_ranks,
 )
-from midstride.engine.metrics.epoch_share import EpochShare, logged_once, newest_over_ranks, reduced_over_ranks, union
-from midstride.engine.metrics.log_target import LoggingStage, LogRequest, LogTarget, log_target
 from midstride.engine.metrics.metric_log import MetricLog, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
-from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, of_batch, warn_not_taken
+from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
 from midstride.engine.trees import samples_in
 
-__all__ = ["MetricLogger"]
+__all__ = ["LogRequest", "LoggingStage", "MetricLogger"]
+
+#: the running loop
+LoggingStage = Literal["train", "validate", "test", "predict"]
+
+#: the arguments of `TrainingModule.log`: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx
+LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
+
+
+class LogTarget(NamedTuple):
+    """The names under which a value is kept, derived from the arguments of `self.log`; "" where it is not kept."""
+
+    step: str
+    epoch: str
+    also: str
+    sync: bool
+    reduce_fx: str
+    #: whether only this rank's value of a step is kept, the common case
+    plain: bool
+
+
+class EpochShare(NamedTuple):
+    """One rank's share of the values of an epoch, or of an evaluation.
+
+    Args:
+        running: logged values, reduced over the rank's batches.
+        paths: paths of the logged metrics, by the name of the value.
+        steps: values of each step of an evaluation, with their weights.
+        newest_step: values of the newest training step, if there are other ranks.
+        common_names: see `MetricLogger.common_names`.
+    """
+
+    running: dict[str, Accumulator]
+    paths: dict[str, str]
+    steps: dict[str, list[tuple[float, float]]]
+    newest_step: dict[str, Accumulator]
+    common_names: dict[str, str]
 
 
 _PLAIN = nullcontext[None]()
 
 
 class MetricLogger:
-    """What `self.log` was given until it is reduced, and the metric log it ends in.
+    """The values of `self.log` until they are reduced, and the metric log to which they are written.
 
     Args:
         gather: returns every rank's copy of a value, in the order of ranks.
         metrics: the metrics of the module.
-        size: ranks.
+        size: number of ranks.
     """
 
-    #: the batch in hand, for its number of samples; None between batches, in every attempt
+    #: the current batch, for its number of samples; None between batches
     batch: Any = None
-    #: what is going on; see `begin`
+    #: the running loop; see `begin`
     stage: LoggingStage = "train"
-    #: whether what is logged here counts; see `muted`
+    #: whether logged values are kept; see `muted`
     is_recording: bool
-    #: the key in NOT_TAKEN where no value is taken; see `begin`
+    #: a key of NOT_TAKEN while no values are accepted; see `begin`
     closed: str | None = None
     _in_epoch_hook = False
     _loader: int | None = None
@@ -53,20 +88,20 @@ class MetricLogger:
     def __init__(self, gather: Callable[[object], list[Any]], metrics: TorchmetricsState, size: int) -> None:
         self._gather, self.metrics, self._size = gather, metrics, size
         self.rows, self.is_recording, self._micro_batches = MetricLog(), True, None  # steps look these up
-        #: the newest values by name, alike on every rank
+        #: the newest values by name, the same on all ranks
         self.values: dict[str, float] = {}
-        #: the newest value of each name that an evaluation logs for its steps, which `values` lacks, and of each that a
-        #: stage logs for the epoch alone and another for both, of which `values` may have the other's
+        #: newest values that `values` lacks: of steps of an evaluation, and of the epoch alone if another stage logs
+        #: the name for steps and epoch
         self.evaluation_values: dict[str, float] = {}
-        #: of the last evaluation, what was logged for each step, over all ranks
+        #: values of each step of the last evaluation, reduced over the ranks
         self.step_values: dict[str, list[float]] = {}
-        #: hyperparameters that a logger was given beside those of module and data; those of rank 0 count
+        #: hyperparameters given to a logger, besides those of module and data; rank 0's are used
         self.hparams: dict[str, Any] = {}
         #: names of the values that were logged with `prog_bar`
         self.progress_bar_names: set[str] = set()
-        #: of what is logged for steps and for the epoch, by the name of either: the name that both go by
+        #: for values logged for steps and for the epoch: name of the step's or the epoch's value -> name without ending
         self.common_names: dict[str, str] = {}
-        #: names of the values of steps at which the ranks looked together when they met last
+        #: names of the values of the newest step, as of the last exchange between ranks
         self._of_steps: set[str] = set()
         self._running: dict[str, Accumulator] = {}
         self._evaluated: dict[str, Accumulator] = {}
@@ -75,23 +110,23 @@ class MetricLogger:
         self._targets: dict[LogRequest, LogTarget] = {}
 
     def begin(self, stage: LoggingStage, loader: int | None = None, *, closed: str | None = None) -> None:
-        """Count what is logged from now on to `stage`.
+        """Assign values to `stage` from now on.
 
         Args:
-            stage: what is going on; "predict" takes no values.
-            loader: number of the loader being evaluated, where there are several.
-            closed: from now on no value is taken, in "setup", when an evaluation is "reduced" or the fit "trained".
+            stage: the running loop; "predict" accepts no values.
+            loader: number of the evaluated loader, if there are several.
+            closed: accept no values from now on: in "setup", after an evaluation is "reduced" or the fit "trained".
         """
         self.stage, self._loader, self.batch = stage, loader, None
         self.closed = "predict" if stage == "predict" else closed
         self._targets.clear()
 
     def begin_batch(self, batch: Any) -> None:
-        """Take what is logged from now on for `batch`: its number of samples is the weight of a mean."""
+        """Assign values to `batch` from now on: its number of samples is their weight in a mean."""
         self.batch = batch
 
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
-        """Take one value in; see `TrainingModule.log`."""
+        """Add one value; see `TrainingModule.log`."""
         wanted = self._targets.get(asked) or self._log_target(asked)
         if wanted is None:
             return
@@ -112,7 +147,7 @@ class MetricLogger:
             self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:
-        """Note where a metric is that the epoch's end computes; return whether its value of this batch is kept too."""
+        """Record a metric to compute at the end of the epoch; return whether its value of this batch is kept, too."""
         name, on_step, *_ = asked
         if (path := self.metrics.path(metric)) is None:
             raise UserError(
@@ -131,7 +166,7 @@ class MetricLogger:
         return bool(on_step)
 
     def _log_target(self, asked: LogRequest) -> LogTarget | None:
-        """Return what was asked for, understood, for as long as `begin` is not called; None where nothing is taken."""
+        """Return the target of a request, cached until `begin` is called; None if the value is to be dropped."""
         if self.closed == "trained":  # a training that is done does not fail for it
             warn_not_taken(asked[0], self.closed)
             return None
@@ -182,7 +217,7 @@ class MetricLogger:
                     self.values[self.common_names[key]] = value
 
     def rollback_point(self) -> Callable[[], None]:
-        """Return what takes back everything that is logged in training from here on."""
+        """Return a function that removes everything that training logs from now on."""
         rows, values = self.rows.rollback_point(), dict(self.values)
         running = {name: replace(one) for name, one in self._running.items()}
         paths = dict(self._paths["train"])
@@ -195,7 +230,7 @@ class MetricLogger:
 
     @contextmanager
     def epoch_hook(self) -> Iterator[None]:
-        """Log for the epoch, by default, what is logged within, and what comes after belongs to no batch."""
+        """Log values in the block for the epoch by default; they belong to no batch."""
         self._in_epoch_hook, self.batch = True, None
         self._targets.clear()
         try:
@@ -205,12 +240,12 @@ class MetricLogger:
             self._targets.clear()
 
     def mute(self) -> None:
-        """Drop what is logged from now on: this rank's values do not count."""
+        """Drop values from now on: another rank has them."""
         self.is_recording = False
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Drop what is logged within, and what metrics see: it is there only so that other ranks can go on."""
+        """Drop values logged in the block, and revert updates of metrics."""
         back, was_recording = self.metrics.rollback_point(), self.is_recording
         self.is_recording = False
         try:
@@ -220,12 +255,12 @@ class MetricLogger:
             back()
 
     def recording(self) -> AbstractContextManager[None]:
-        """Return the context of a step of the user's: where it is muted, it leaves nothing behind."""
+        """Return the context of a user's step: if this logger is muted, updates of metrics are reverted, too."""
         return _PLAIN if self.is_recording else self.muted()
 
     @contextmanager
     def micro_batches(self) -> Iterator[None]:
-        """Make one value for the step of what the micro-batches of its batch log within, means weighted by samples."""
+        """Merge the values that micro-batches log in the block into one per step; means are weighted by samples."""
         logged = self._micro_batches = {}
         try:
             yield
@@ -235,12 +270,12 @@ class MetricLogger:
             self._log_step(key, running.pending_value, running.weight, running.sync, running.reduce_fx)
 
     def progress_bar_values(self) -> dict[str, float]:
-        """Return what the newest step logged with `prog_bar` on this rank, in the order of logging."""
+        """Return this rank's values of the newest step that were logged with `prog_bar`, in the order of logging."""
         row, names = self.rows.newest, self.progress_bar_names
         return {name: float(value) for name, value in row.items() if name in names and value is not None}
 
     def drain_rows(self) -> str:
-        """Return the closed rows as CSV, reduced over the ranks, and forget them; every rank calls this."""
+        """Return the closed rows as CSV, reduced over the ranks, and remove them; every rank calls this."""
         shares = self._gather_shares(lambda: self.rows.shares())
         cells = dict.fromkeys(cell for rank in shares for cell in rank)
         for cell in cells:
@@ -248,7 +283,7 @@ class MetricLogger:
         return self.rows.drain()
 
     def close_epoch(self) -> dict[str, float]:
-        """Reduce the epoch (or evaluation) that ends, over its batches and the ranks; alike on every rank."""
+        """Reduce the epoch, or evaluation, over its batches and the ranks; return the same values on all ranks."""
         shares = self._gather_shares(self._share_of_epoch)
         reduced = reduced_over_ranks(shares, self.metrics, reset=True)
         self._adopt(reduced, shares)
@@ -263,11 +298,11 @@ class MetricLogger:
         return reduced
 
     def names_of_steps(self) -> set[str]:
-        """Return the names of what the newest step logged, alike on every rank, as of when the ranks met last."""
+        """Return the names of the values of the newest step, as of the last exchange between ranks."""
         return {*self.rows.newest} if self._size == 1 else self._of_steps
 
     def _adopt(self, reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> None:
-        """Have `reduced` among `values`; on several ranks, which do not meet at each step, the newest step's values."""
+        """Add `reduced` to `values`; with several ranks, which do not exchange each step, also the newest step's."""
         if self._size > 1:
             self._of_steps, newest = newest_over_ranks(shares)
             self.values |= newest
@@ -275,12 +310,12 @@ class MetricLogger:
         self.evaluation_values |= logged_once(reduced, shares)
 
     def preview_epoch(self) -> None:
-        """Have what the epoch (or evaluation) that ends has logged so far among `values`: its last hook looks there."""
+        """Add the reduction of what the epoch, or evaluation, has logged so far to `values`, for its last hook."""
         shares = self._gather_shares(self._share_of_epoch)
         self._adopt(reduced_over_ranks(shares, self.metrics, reset=False), shares)
 
     def _share_of_epoch(self) -> EpochShare:
-        """Return what this rank has of the epoch that ends, and of the newest step."""
+        """Return this rank's share of the epoch, and of the newest step."""
         training = self.stage == "train"
         running = self._running if training else self._evaluated
         return EpochShare(
@@ -292,15 +327,15 @@ class MetricLogger:
         )
 
     def _steps_on_host(self) -> dict[str, list[tuple[float, float]]]:
-        """Return what was logged for each step of an evaluation, with its weight."""
+        """Return the values of each step of an evaluation, with their weights."""
         return {name: [(float(value), weight) for value, weight in steps] for name, steps in self._steps.items()}
 
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
-        """Return what `share` gives on every rank, in the order of ranks."""
+        """Return the result of `share` on every rank, in the order of ranks."""
         return self._gather(share())
 
     def _forget(self, stage: LoggingStage) -> None:
-        """Begin another epoch, or evaluation."""
+        """Clear the values of the epoch, or of the evaluation."""
         if stage == "train":
             self._running.clear()
             self._paths["train"].clear()
@@ -310,7 +345,7 @@ class MetricLogger:
             self._steps = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is logged and not yet reduced, on this rank."""
+        """Return this rank's values that are not reduced yet."""
         return {
             "rows": self.rows.state_dict(),
             "values": dict(self.values),
@@ -323,19 +358,19 @@ class MetricLogger:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take it back; what an earlier version did not keep is added, since it is read back and compared."""
+        """Restore the state from `state_dict`."""
         self.rows.load_state_dict(state_dict["rows"])
         self.values = dict(state_dict["values"])
-        names = state_dict.setdefault("names", {"progress_bar": [], "common": {}})
+        names = state_dict["names"]
         self.progress_bar_names, self.common_names = {*names["progress_bar"]}, dict(names["common"])
-        self.evaluation_values = dict(state_dict.setdefault("evaluation_values", {}))
+        self.evaluation_values = dict(state_dict["evaluation_values"])
         self._running = {name: Accumulator(**running) for name, running in state_dict["running"].items()}
         self._evaluated = {name: Accumulator(**running) for name, running in state_dict["evaluated"].items()}
         self._steps = {name: list(values) for name, values in state_dict["steps"].items()}
         self._paths = {stage: dict(paths) for stage, paths in state_dict["paths"].items()}
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return for rank 0 what all ranks have logged, put together, and for the others what adds nothing."""
+        """Return for rank 0 the merged values of all ranks, and for the others values that add nothing."""
         kinds = ("running", "evaluated")
         joined: dict[str, Any] = {kind: states_over_ranks([state[kind] for state in states]) for kind in kinds}
         steps = weighted_over_ranks([state["steps"] for state in states])
@@ -345,3 +380,63 @@ class MetricLogger:
         rows = self.rows.resharded([state["rows"] for state in states], rank)
         paths = {stage: union([state["paths"][stage] for state in states]) for stage in self._paths}
         return {**states[0], "rows": rows, **joined, "steps": steps, "paths": paths}
+
+
+def log_target(asked: LogRequest, stage: LoggingStage, loader: int | None, *, stepping: bool) -> LogTarget:
+    """Return the names under which a value is kept.
+
+    Args:
+        asked: the arguments of `self.log`.
+        stage: the running loop.
+        loader: number of the evaluated loader, if there are several.
+        stepping: whether a training step runs, not a hook of an epoch or of the whole training.
+
+    Raises:
+        UserError: the name is taken, the reduction is unknown, or the value would be kept nowhere.
+    """
+    name, on_step, on_epoch, _, sync, reduce_fx, add_dataloader_idx = asked
+    if name in ("epoch", "step"):
+        raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
+    if reduce_fx not in REDUCTIONS:
+        raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
+    on_step = stepping if on_step is None else on_step
+    on_epoch = not stepping if on_epoch is None else on_epoch
+    if not (on_step or on_epoch):
+        raise UserError(f"self.log({name!r}, on_step=False): it would be kept nowhere here; say on_epoch=True too.")
+    suffix = "" if loader is None or not add_dataloader_idx else f"/dataloader_idx_{loader}"
+    return LogTarget(
+        step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,
+        epoch=name + suffix if on_epoch else "",
+        also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
+        sync=sync,
+        reduce_fx=reduce_fx,
+        plain=on_step and stage == "train" and not (sync or on_epoch),
+    )
+
+
+def reduced_over_ranks(shares: Sequence[EpochShare], metrics: TorchmetricsState, *, reset: bool) -> dict[str, float]:
+    """Return the values of all ranks, reduced; `metrics` are reset afterwards if `reset`."""
+    reduced = over_ranks([rank.running for rank in shares])
+    paths = union([rank.paths for rank in shares])
+    for name, value in zip(paths, metrics.compute(list(paths.values()), reset=reset), strict=True):
+        reduced.update(numbers_in(name, value))
+    return reduced
+
+
+def newest_over_ranks(shares: Sequence[EpochShare]) -> tuple[set[str], dict[str, float]]:
+    """Return the names of the values that the newest step logged on some rank, and the values under all their names."""
+    found = over_ranks([rank.newest_step for rank in shares])
+    common = union([rank.common_names for rank in shares])
+    return {*found}, {**found, **{common[name]: value for name, value in found.items() if name in common}}
+
+
+def logged_once(reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> dict[str, float]:
+    """Return values in `reduced` logged for the epoch alone, under names that another stage logs for steps."""
+    common = union([rank.common_names for rank in shares])
+    once = {*common.values()} - {common[name] for name in reduced if name in common}
+    return {name: value for name, value in reduced.items() if name in once}
+
+
+def union(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the entries of all ranks; for a name that several have, the entry of the first."""
+    return {name: value for rank in reversed(ranks) for name, value in rank.items()}

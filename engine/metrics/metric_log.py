@@ -1,8 +1,7 @@
-"""The metric log: one row a step, no duplicates, no holes.
+"""The metric log: one row per step, without duplicates and without gaps.
 
-A row stays open until the next step closes it, so what a validation or the end of an epoch
-logs stands in the row of the step after which it came. Rows travel in segments, one a
-snapshot; the open row is part of the run's state.
+A row stays open until the next step closes it, so values logged by a validation or at the end of an epoch are in the
+row of the step before. Rows are written in segments, one per snapshot. The open row is part of the state of a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +15,14 @@ __all__ = ["MetricLog", "merge_shares"]
 Key = TypeVar("Key")
 
 
-#: one rank's share of a value that is reduced over the ranks: value, which may be on a device, weight, reduction
+#: one rank's share of a value to reduce over the ranks: value (on any device), weight, reduction
 Share = tuple[Any, float, str]
-#: where a value stands: step and name
+#: the place of a value: step and name
 Cell = tuple[int, str]
 
 
 def merge_shares(shares: Sequence[Share]) -> Accumulator:
-    """Return the value that the ranks' shares make."""
+    """Return the reduction of the shares of several ranks."""
     merged = Accumulator(shares[0][2], sync=True)
     for value, weight, _ in shares:
         merged.add(value, weight)
@@ -31,7 +30,7 @@ def merge_shares(shares: Sequence[Share]) -> Accumulator:
 
 
 class MetricLog:
-    """Rows on their way to the metric log."""
+    """The rows that are not written yet."""
 
     def __init__(self) -> None:
         self._pending: dict[str, Any] = {}
@@ -41,17 +40,17 @@ class MetricLog:
         self._shares: dict[Cell, Share] = {}
 
     def set_next(self, name: str, value: Any) -> None:
-        """Keep `value` for the row of the step that is being made, in place of what was kept for it."""
+        """Set the value of `name` in the row of the next step, in place of an earlier value."""
         self._pending[name] = value
-        self._pending_shares.pop(name, None)  # of a batch before; in a world of one, ranks that are no more
+        self._pending_shares.pop(name, None)  # of an earlier batch, or of ranks of an earlier attempt
 
     def set_next_share(self, name: str, share: Share) -> None:
-        """Keep this rank's share of a value for that row, until the ranks meet."""
+        """Set this rank's share of a value in that row, to be reduced at the next exchange between ranks."""
         self._pending[name] = None
         self._pending_shares[name] = share
 
     def rollback_point(self) -> Callable[[], None]:
-        """Return what takes back everything kept for the next row from here on."""
+        """Return a function that removes everything that is set for the next row from now on."""
         pending, shares = dict(self._pending), dict(self._pending_shares)
 
         def back() -> None:
@@ -60,7 +59,7 @@ class MetricLog:
         return back
 
     def step(self, epoch: int, step: int) -> None:
-        """Close the row before and open that of `step` with what was kept for it."""
+        """Close the open row, and open the row of `step` with the values set for it."""
         if self._open:
             self._closed.append(self._open)
         self._open = {"epoch": epoch, "step": step, **self._pending}
@@ -71,7 +70,7 @@ class MetricLog:
 
     @property
     def newest(self) -> Mapping[str, Any]:
-        """The row of the newest step: numbers or tensors; None what is still to be reduced over the ranks."""
+        """The row of the newest step: numbers or tensors; None for values not reduced over the ranks yet."""
         return self._open
 
     def newest_shares(self) -> dict[str, Accumulator]:
@@ -85,9 +84,9 @@ class MetricLog:
         return shares
 
     def set_current(self, name: str, value: Any) -> None:
-        """Write `value` into the row of the last step.
+        """Set `value` in the row of the last step.
 
-        It stands in that of the next one where no step was made yet, or the row was closed, as a fit had ended there.
+        Before the first step, or after `close` at the end of a fit, set it in the row of the next step.
         """
         if self._open:
             self._open[name] = value
@@ -95,35 +94,35 @@ class MetricLog:
             self.set_next(name, value)
 
     def close(self) -> None:
-        """Close the last row: nothing more is coming."""
+        """Close the last row."""
         if self._open:
             self._closed.append(self._open)
             self._open = {}
 
     @property
     def is_closed(self) -> bool:
-        """Whether every row so far was closed and taken."""
+        """Whether all rows were closed and drained."""
         return not (self._open or self._closed)
 
     def shares(self) -> dict[Cell, Share]:
-        """Return this rank's shares of values in rows that are not taken yet, and forget them."""
+        """Return this rank's shares of values in rows that are not drained yet, and clear them."""
         shares, self._shares = self._shares, {}
         return _on_host(shares)
 
     def set_reduced(self, cell: Cell, value: float) -> None:
-        """Write the reduced value where its shares stood."""
+        """Set the reduced value in the row of its shares."""
         step, name = cell
         for row in (*reversed(self._closed), self._open):
             if row.get("step") == step:
                 row[name] = value
 
     def drain(self) -> str:
-        """Return the closed rows as CSV, and forget them."""
+        """Return the closed rows as CSV, and clear them."""
         rows, self._closed = self._closed, []
         return to_csv([{k: _plain(v) for k, v in row.items() if v is not None} for row in rows])
 
     def discard(self) -> None:
-        """Drop the closed rows: there is no log to keep them."""
+        """Drop the closed rows of a run without a metric log."""
         self._closed, self._shares = [], {}
 
     def drop_closed(self) -> None:
@@ -131,7 +130,7 @@ class MetricLog:
         self._closed = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the open row and what is kept for the next; closed rows are in segments."""
+        """Return the open row and the values of the next one; closed rows are in segments."""
         return {
             "open": dict(self._open),
             "pending": dict(self._pending),
@@ -139,13 +138,13 @@ class MetricLog:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take them back."""
+        """Restore the rows."""
         self._open, self._pending = dict(state_dict["open"]), dict(state_dict["pending"])
         self._pending_shares = dict(state_dict["pending_shares"])
         self._closed, self._shares = [], {}
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's, with the shares of all ranks for rank 0 and none for the others."""
+        """Return the rows of rank 0, with the shares of all ranks for rank 0 and none for the others."""
         shares: dict[str, Share] = {}
         for name in dict.fromkeys(name for state in states for name in state["pending_shares"]):
             running = merge_shares([s["pending_shares"][name] for s in states if name in s["pending_shares"]])

@@ -1,6 +1,6 @@
-"""torchmetrics inside a module: every rank's own state, and how the ranks put theirs together.
+"""torchmetrics inside a module: the state of each rank, and its reduction over the ranks.
 
-torchmetrics is imported only where the user has imported it: it costs seconds.
+torchmetrics is used only if the user has imported it: its import takes seconds.
 """
 
 import copy
@@ -35,7 +35,7 @@ __all__ = ["TorchmetricsState", "is_metric", "objects_in"]
 
 log = logging.getLogger(__name__)
 
-#: reductions by which states can be put together without ending there
+#: reductions by which states can be merged in the middle of an epoch
 _MERGED = frozenset({"dim_zero_sum", "dim_zero_max", "dim_zero_min", "dim_zero_cat"})
 #: methods that torchmetrics sets on each instance
 _WRAPPED = frozenset({"update", "compute"})
@@ -59,14 +59,14 @@ class TorchmetricsState:
     Every rank saves its own state: nothing is synced for saving, and a single process never syncs.
 
     Args:
-        module: where the metrics are.
+        module: the module with the metrics.
         gather: returns every rank's copy of a value.
-        size: ranks.
+        size: number of ranks.
     """
 
     def __init__(self, module: nn.Module, gather: Callable[[object], list[Any]], size: int) -> None:
         self._module, self._gather, self._size = module, gather, size
-        #: metrics and collections of them, by where they are in the module; kept, so that an id stays one metric's
+        #: metrics and collections, by path in the module; references, so that no other object gets the id of one
         self._found: dict[str, Any] = {}
         self._paths: dict[int, str] = {}
         self._metrics: dict[str, Metric] = {}
@@ -76,7 +76,7 @@ class TorchmetricsState:
         self._look_up()
 
     def _look_up(self) -> None:
-        """Find the metrics that the module has by now: its code may make and replace them at any time."""
+        """Find the metrics of the module: user code may make and replace them at any time."""
         library = sys.modules.get("torchmetrics")
         if library is None:
             return
@@ -93,16 +93,16 @@ class TorchmetricsState:
         self._adopt({path: metric for path, metric in self._metrics.items() if path in new})
 
     def _adopt(self, metrics: Mapping[str, "Metric"]) -> None:
-        """Let `metrics`, which were not here before, meet the other ranks through the engine."""
+        """Let new `metrics` exchange their states through the engine."""
         for metric in metrics.values():
             _sync_through(metric, self._gather_shares, self._size)
 
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
-        """Return what `share` gives on every rank, in the order of ranks."""
+        """Return the result of `share` on every rank, in the order of ranks."""
         return self._gather(share())
 
     def path(self, metric: object) -> str | None:
-        """Return where `metric` is in the module; None if it is not there."""
+        """Return the path of `metric` in the module; None if it is not there."""
         if id(metric) not in self._paths:
             self._look_up()
         return self._paths.get(id(metric))
@@ -111,7 +111,7 @@ class TorchmetricsState:
         """Return the values of the metrics at `paths` over all ranks; by default, reset them."""
         metrics: list[Any] = [self._found[path] for path in paths]
         with warnings.catch_warnings():
-            # A rank that had no batch of its own still takes part.
+            # A rank without a batch takes part, too.
             warnings.filterwarnings("ignore", message=".*was called before the ``update``.*")
             values = [metric.compute() for metric in metrics]
         for metric in metrics if reset else ():  # only now: one may be logged under two names
@@ -119,14 +119,14 @@ class TorchmetricsState:
         return values
 
     def warn_of_graphs(self) -> None:
-        """Warn of metrics that hold predictions with the graph they came from: it stays in memory until the reset."""
+        """Warn of metrics that hold predictions with their autograd graph, which stays in memory until a reset."""
         if hanging := [
             path for path, metric in self._metrics.items() if path not in self._reported and _holds_graph(metric)
         ]:
             self._reported.update(hanging)
             log.warning(
-                "the metric %s was given predictions that hang on a graph: the graph of every batch stays in memory "
-                "until it is reset. Give it predictions.detach()",
+                "the metric %s received predictions with an autograd graph: the graph of every batch stays in memory "
+                "until a reset. Pass predictions.detach()",
                 ", ".join(hanging),
             )
 
@@ -135,13 +135,13 @@ class TorchmetricsState:
         if path not in self._in_two_stages:
             self._in_two_stages.add(path)
             log.warning(
-                "the metric %s is logged in training and in an evaluation: what each has seen is in the value of the "
-                "other, and the end of the evaluation resets both. Make one for each",
+                "the metric %s is logged in training and in an evaluation: their updates are mixed, and the end of the "
+                "evaluation resets it. Use one metric for each",
                 path,
             )
 
     def without_states(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `weights` without what metrics have seen, which a persistent state would put among them."""
+        """Return `weights` without the states of metrics, which are included if they are persistent."""
         self._look_up()
         states = {f"{path}.{name}" if path else name for path, m in self._metrics.items() for name in defaults(m)}
         return {name: value for name, value in weights.items() if name not in states}
@@ -151,17 +151,17 @@ class TorchmetricsState:
         self._look_up()
         return {
             "metrics": {path: _state_of(metric) for path, metric in self._metrics.items()},
-            # Metrics of a collection that keep the same sums share them; which ones is found at the first update.
+            # Metrics of a collection with equal states share them; the first update finds which.
             "groups": {path: saved_groups(collection) for path, collection in self._collections.items()},
         }
 
     def rollback_point(self) -> Callable[[], None]:
-        """Return what takes back everything the metrics see from here on."""
+        """Return a function that reverts all updates of the metrics from now on."""
         state = _copied(self.state_dict())
         return lambda: self.load_state_dict(state)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take every metric's state back."""
+        """Restore the state of every metric."""
         self._look_up()
         for path, saved in state_dict["metrics"].items():
             metric = self._metrics[path]
@@ -172,10 +172,10 @@ class TorchmetricsState:
             load_groups(self._collections[path], saved)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return for rank 0 what all ranks have seen, put together, and for the others metrics that saw nothing.
+        """Return for rank 0 the merged states of all ranks, and for the others empty states.
 
         Raises:
-            NotExact: a state of a metric cannot be put together before the metric is computed.
+            NotExact: a state cannot be merged before the metric is computed.
         """
         metrics = {}
         for path, metric in self._metrics.items():
@@ -188,19 +188,19 @@ class TorchmetricsState:
 
 
 def _merge_ranks(path: str, metric: "Metric", ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one state of what several ranks have seen; nothing was lost and nothing computed."""
+    """Return the merged state of several ranks."""
     seen = [one for one in ranks if one["updates"]] or ranks[:1]
     if len(seen) == 1:
         return seen[0]
     kinds = {name: getattr(reduction, "__name__", "none") for name, reduction in reductions(metric).items()}
     lost = [name for name, kind in kinds.items() if kind not in _MERGED]
     if any(differences(seen[0]["attributes"], one["attributes"]) for one in seen):
-        lost.append("what it keeps in plain attributes")
+        lost.append("plain attributes")
     if lost:
         raise NotExact(
-            f"the metric {path}, a {type(metric).__name__}, cannot be handed to another number of processes in the "
-            f"middle of an epoch: {', '.join(lost)} cannot be put together before it is computed. Resume with the "
-            "number of processes that took the snapshot."
+            f"the metric {path}, a {type(metric).__name__}, cannot change the number of processes in the middle of an "
+            f"epoch: {', '.join(lost)} cannot be merged before it is computed. Resume with the number of processes "
+            "that took the snapshot."
         )
     states = {
         name: _joined([one["states"][name] for one in seen], reductions(metric)[name]) for name in defaults(metric)
@@ -213,7 +213,7 @@ def _merge_ranks(path: str, metric: "Metric", ranks: Sequence[dict[str, Any]]) -
 
 
 def _to_saved(metric: "Metric", name: str, value: Any) -> Any:
-    """Return `value` as the metric keeps it between updates: lists stay lists."""
+    """Return `value` as the metric holds it between updates: lists stay lists."""
     return [value] if isinstance(defaults(metric)[name], list) and isinstance(value, Tensor) else value
 
 
@@ -226,9 +226,9 @@ def _holds_graph(metric: "Metric") -> bool:
 def _state_of(metric: "Metric") -> dict[str, Any]:
     states = {name: getattr(metric, name) for name in defaults(metric)}
     return {
-        # The graph of a batch is used up by its backward pass: values are all that comes after needs.
+        # After the backward pass of a batch only values are needed, not its graph.
         "states": convert(states, Tensor.detach) if _holds_graph(metric) else states,
-        # Wrappers and metrics of the user's own keep what they have seen in plain attributes too.
+        # Wrappers and users' own metrics keep state in plain attributes, too.
         "attributes": {
             name: value
             for name, value in vars(metric).items()
@@ -239,7 +239,7 @@ def _state_of(metric: "Metric") -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Return `value` as it is now: metrics add to tensors and to lists in place, never to what a list holds."""
+    """Return a copy of `value`: metrics change tensors and lists in place, but not the items of lists."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
@@ -258,7 +258,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _sync_through(metric: "Metric", everyones: Callable[[Callable[[], Any]], list[Any]], size: int) -> None:
-    """Let `metric` meet the other ranks by `everyones`: in one exchange, whatever each of them has."""
+    """Let `metric` exchange its states by `everyones`, in one exchange, also if ranks have different states."""
     if size == 1:
         metric.distributed_available_fn = _never
         return
@@ -268,7 +268,7 @@ def _sync_through(metric: "Metric", everyones: Callable[[Callable[[], Any]], lis
             return updates(self), _on({name: getattr(self, name) for name in reductions(self)}, "cpu")
 
         ranks = everyones(mine)
-        # The defaults of a rank that has seen nothing are no values: in a mean they would count.
+        # Defaults of a rank without updates are no values: they would count in a mean.
         having = [states for count, states in ranks if count] or [states for _, states in ranks]
         for name, reduction in reductions(self).items():
             setattr(self, name, _joined([_on(states[name], self.device) for states in having], reduction))
@@ -286,7 +286,7 @@ def _never() -> bool:
 
 
 def _joined(pieces: list[Any], reduction: Callable[..., Any] | None) -> Any:
-    """Return one state of all ranks, as torchmetrics defines it: tensors stacked, lists in a row, then reduced."""
+    """Return one state of all ranks as torchmetrics defines it: stacked tensors or joined lists, then reduced."""
     together: Any = torch.stack(pieces) if isinstance(pieces[0], Tensor) else [i for piece in pieces for i in piece]
     if reduction is None or (isinstance(together, list) and not together):
         return together

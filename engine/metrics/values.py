@@ -1,4 +1,4 @@
-"""Values as `self.log` is given them, and the numbers in them."""
+"""The numbers in logged values."""
 
 import logging
 from typing import Any
@@ -13,31 +13,31 @@ __all__ = ["NOT_TAKEN", "copied", "has_number", "is_on_host", "number", "numbers
 
 log = logging.getLogger(__name__)
 
-#: where no value is taken -> what `self.log` says there
+#: situation in which no value is accepted -> the message of `self.log`
 NOT_TAKEN = {
     "setup": "in setup, before there is a row for it: log in on_train_start or later.",
-    "reduced": "comes after the values of this evaluation were put together: log in its on_..._epoch_end instead.",
-    "trained": "comes after the last row, and is in none: log in on_train_epoch_end instead.",
-    "predict": "in a prediction: there is nothing to log to. Return what you want to keep.",
+    "reduced": "after the values of this evaluation were reduced: log in its on_..._epoch_end instead.",
+    "trained": "after the last row: the value is dropped. Log in on_train_epoch_end instead.",
+    "predict": "in a prediction, which has no metric log: return the value from predict_step instead.",
 }
 
 
 def warn_not_taken(name: str, where: str) -> None:
-    """Say that the value called `name` is not taken, and what to do; `where` is a key of NOT_TAKEN."""
+    """Warn that the value called `name` is dropped; `where` is a key of NOT_TAKEN."""
     log.warning("self.log(%r) %s", name, NOT_TAKEN[where])
 
 
 def is_on_host(tensor: Tensor) -> bool:
     """Return whether `tensor` can be read without a wait for its device."""
-    return tensor.is_cpu  # a tenth of what asking for the name of its device takes
+    return tensor.is_cpu  # ten times as fast as comparing its device
 
 
 def number(name: str, value: Tensor) -> Any:
-    """Return the one number in `value`; of a device other than the CPU, as a tensor there that nothing waits for."""
+    """Return the one number in `value`; on a device other than the CPU, as a tensor there, without a wait."""
     if value.numel() != 1:
         raise UserError(
             f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: one number is needed. "
-            "Log its mean(), or the entry you mean."
+            "Log its mean(), or one entry."
         )
     if is_on_host(value):
         return value.item()
@@ -45,19 +45,19 @@ def number(name: str, value: Tensor) -> Any:
 
 
 def copied(value: Tensor) -> Tensor:
-    """Return the one number in `value` as it is now, on its device; nothing waits for it."""
-    # Not the memory itself: what replays CUDA graphs, or counts in place, has the next number there.
+    """Return a copy of the one number in `value` on its device; nothing waits for it."""
+    # A copy: CUDA graphs and in-place counters reuse the memory for the next number.
     return value.detach().reshape(()).to(torch.float64, copy=True)
 
 
 def has_number(metric: Any) -> bool:
-    """Return whether the metric was called with the last batch, and made one number of it."""
+    """Return whether the metric was called with the last batch and returned one number."""
     value = batch_value(metric)
     return isinstance(value, Tensor) and value.numel() == 1
 
 
 def of_batch(name: str, metric: Any) -> Any:
-    """Return the value of the last batch alone, which a metric knows if it was called rather than updated."""
+    """Return the value of the last batch alone, which a metric has if it was called, not updated."""
     value = batch_value(metric)
     if not isinstance(value, Tensor):
         raise UserError(
@@ -69,7 +69,7 @@ def of_batch(name: str, metric: Any) -> Any:
 
 
 def numbers_in(name: str, value: Any) -> dict[str, float]:
-    """Return the numbers in what a metric computed, each under a name of its own."""
+    """Return the numbers in the result of a metric, each under a name of its own."""
     entries: Any
     if isinstance(value, dict):
         entries = value.items()

@@ -18,9 +18,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: what monitors keep by now, and not in snapshots of earlier versions
-_ADDED = ("monitor", "mode", "stopped_epoch")
-
 
 def by_class_name(owners: Sequence[T]) -> dict[str, T]:
     """Return callbacks by the names of their classes; the second callback of a class is `Name#1`."""
@@ -37,10 +34,10 @@ class Callbacks(AlikeOnRanks):
 
     Args:
         owners: the callbacks and the DataModule.
-        device: where tensors are put that were on an accelerator.
+        device: device of tensors that were on an accelerator.
     """
 
-    description = "what a callback or the DataModule keeps"
+    description = "the state of a callback or of the DataModule"
 
     def __init__(self, owners: Sequence[Stateful], device: torch.device) -> None:
         self.by_name, self._device = by_class_name(owners), device
@@ -56,7 +53,7 @@ class Callbacks(AlikeOnRanks):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Load the state of each callback that is in `state_dict` and still monitors the same value.
 
-        Other callbacks start afresh; states of callbacks that are gone are dropped.
+        Other callbacks start over; states of callbacks that no longer exist are dropped.
         """
         for name in set(state_dict) - set(self.by_name):
             del state_dict[name]
@@ -65,9 +62,6 @@ class Callbacks(AlikeOnRanks):
                 where = f"{type(callback).__name__}.load_state_dict"
                 given = copy.deepcopy(state_dict[name], placed_tensors(state_dict[name], self._device))
                 call_user_code(where, callback.load_state_dict, given)
-                if isinstance(callback, Monitor):
-                    now = self._state_of(name)
-                    state_dict[name] = {key: now[key] for key in _ADDED if key in now} | state_dict[name]
             else:
                 state_dict[name] = self._state_of(name)
 
@@ -75,12 +69,12 @@ class Callbacks(AlikeOnRanks):
 def _watches_another(callback: Stateful, saved: dict[str, Any]) -> bool:
     """Return whether `saved` is the state of a `Monitor` of another value or mode, and warn if so.
 
-    Snapshots of earlier versions do not name the value; False then.
+    The state of a user's own monitor may not name the value; False then.
     """
     if not isinstance(callback, Monitor) or "monitor" not in saved or saved == saved | callback.watched:
         return False
     log.warning(
-        "%s watches %s (%s) now, and the snapshot has the best %s (%s): it begins anew",
+        "%s now watches %s (%s), and the snapshot has the best %s (%s): it starts over",
         *(type(callback).__name__, callback.monitor, callback.mode, saved["monitor"], saved["mode"]),
     )
     return True

@@ -1,11 +1,12 @@
-"""Callbacks: objects that are called at the hooks of a fit, beside the module, with state of their own."""
+"""Callbacks: objects with hooks and state of their own, called beside the module's hooks."""
 
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
+from midstride.engine.errors import UserError
 from midstride.engine.metrics.values import number
 
 if TYPE_CHECKING:
@@ -14,40 +15,40 @@ if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import TrainingModule
 
-__all__ = ["Callback", "LearningRateMonitor", "first_state", "keep_first_state"]
+__all__ = ["Callback", "FixedCallbacks", "LearningRateMonitor", "first_state", "keep_first_state"]
 
 
 class Callback:
-    """Base of callbacks; a hook that is not written costs nothing.
+    """Base class of callbacks; a hook that is not overridden costs nothing.
 
     A callback that depends on earlier calls overrides `state_dict` and `load_state_dict`.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that decides what this callback does next."""
+        """Return all state that affects what this callback does next."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Become the callback that gave `state_dict`."""
+        """Restore the state that `state_dict` returned."""
 
     def trainer_view(self, trainer: "TrainerInterface") -> Any:
         """Return the object that the hooks get as `trainer`; adapters, as for Lightning's callbacks, return a view."""
         return trainer
 
     def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
-        """At the start of `fit`, in every attempt, before the state of a snapshot is given back."""
+        """At the start of `fit`, in every attempt, before the state of a snapshot is restored."""
 
     def on_fit_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
         """At the end of `fit`, once everything is written."""
 
     def on_train_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
-        """After `on_fit_start`; the state of a snapshot is given back after it."""
+        """After `on_fit_start`; the state of a snapshot is restored after it."""
 
     def on_train_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
         """After the last epoch."""
 
     def on_train_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
-        """Before the first batch of an epoch; not again where a run resumes within it."""
+        """Before the first batch of an epoch; not again if a run resumes within it."""
 
     def on_train_epoch_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
         """After the last batch of an epoch, and the validation that follows it."""
@@ -60,7 +61,7 @@ class Callback:
     def on_train_batch_end(
         self, trainer: "TrainerInterface", module: "TrainingModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After a training step, and the optimizer's step where the batch ends an accumulation."""
+        """After a training step, and after the optimizer step if the batch ends an accumulation window."""
 
     def on_before_backward(self, trainer: "TrainerInterface", module: "TrainingModule", loss: "Tensor") -> None:
         """Before each backward pass."""
@@ -71,7 +72,7 @@ class Callback:
     def on_before_optimizer_step(
         self, trainer: "TrainerInterface", module: "TrainingModule", optimizer: "Optimizer"
     ) -> None:
-        """Before the optimizer's step, with all gradients there and clipped."""
+        """Before the optimizer step, when all gradients are computed and not clipped."""
 
     def on_before_zero_grad(
         self, trainer: "TrainerInterface", module: "TrainingModule", optimizer: "Optimizer"
@@ -165,12 +166,12 @@ class Callback:
     def on_save_checkpoint(
         self, trainer: "TrainerInterface", module: "TrainingModule", checkpoint: dict[str, Any]
     ) -> None:
-        """Put into `checkpoint`, which the module's hook gets too, what is not in `state_dict`."""
+        """Add state that is not in `state_dict` to `checkpoint`, which the module's hook gets, too."""
 
     def on_load_checkpoint(
         self, trainer: "TrainerInterface", module: "TrainingModule", checkpoint: dict[str, Any]
     ) -> None:
-        """Take back what `on_save_checkpoint` put in."""
+        """Restore the entries that `on_save_checkpoint` added."""
 
 
 #: id of a callback that was in a fit -> a reference to it, and its state before its first fit
@@ -201,3 +202,22 @@ class LearningRateMonitor(Callback):
         for index, rate in enumerate(rates):
             name = "lr" if len(rates) == 1 else f"lr/{index}"
             trainer.metric_logger.rows.set_next(name, number(name, rate) if isinstance(rate, Tensor) else float(rate))
+
+
+class FixedCallbacks(tuple[Callback, ...]):
+    """The callbacks of a Trainer in the order of their calls; none can be added or removed."""
+
+    __slots__ = ()
+
+    def append(self, *_: object) -> NoReturn:
+        """Refuse the change: hooks are looked up once, so it would have no effect.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(
+            "trainer.callbacks cannot be changed, since all attempts need the same ones: pass them to "
+            "Trainer(callbacks=[...]), or return them in the module's configure_callbacks."
+        )
+
+    extend = insert = remove = pop = clear = append

@@ -11,7 +11,7 @@ __all__ = ["Hyperparameters", "HyperparametersMixin", "accepted_arguments", "ens
 
 
 class Hyperparameters(dict[str, Any]):
-    """A dict whose items are attributes as well: `hparams["lr"]` is `hparams.lr`."""
+    """A dict whose items are also attributes: `hparams["lr"]` is `hparams.lr`."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -29,21 +29,21 @@ class Hyperparameters(dict[str, Any]):
 class HyperparametersMixin:
     """Gives a class `save_hyperparameters` and `hparams`."""
 
-    #: what `save_hyperparameters` has kept
+    #: the arguments that `save_hyperparameters` saved
     hparams: Hyperparameters
 
     def save_hyperparameters(self, *names: str, ignore: str | Collection[str] = ()) -> None:
-        """Keep the arguments of this object's constructor as `self.hparams`; call it in `__init__`.
+        """Save the arguments of this object's constructor as `self.hparams`; call it in `__init__`.
 
-        `load_from_checkpoint` builds a module from them. Where a derived class's `__init__` has called this one, its
-        arguments are kept as well, and its value of a name that both have.
+        `load_from_checkpoint` builds a module from them. If the `__init__` of a derived class called this one, its
+        arguments are saved, too; its values win.
 
         Args:
-            names: which; all if none is named. Those that `**` took count as named each.
-            ignore: a name or several that are not kept.
+            names: names to save, also of arguments taken by `**`; all by default.
+            ignore: one or several names that are not saved.
 
         Raises:
-            UserError: there is no argument of a name that is given.
+            UserError: a name is not an argument.
         """
         given = _arguments(self, inspect.currentframe())
         ignored = {ignore} if isinstance(ignore, str) else {*ignore}
@@ -67,8 +67,8 @@ def ensure_accepted(kind: type, arguments: Mapping[str, Any], path: object) -> N
     except TypeError as error:
         names = ", ".join(arguments) or "none"
         raise UserError(
-            f"{kind.__name__} takes other arguments than those that {path} keeps and that are given ({names}): "
-            f"{error}.\nPass what is missing, or load into the class that was trained"
+            f"{kind.__name__} takes other arguments than those saved in {path} or passed ({names}): {error}.\n"
+            "Pass the missing arguments, or load into the class that was trained"
         ) from error
 
 

@@ -1,6 +1,5 @@
-"""What a module, its hooks and its callbacks may use of the Trainer that runs them."""
+"""The part of the Trainer that modules, hooks and callbacks may use; it stands below the Trainer, for types."""
 
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,34 +11,33 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.progress import Progress
-from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
+from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
-    from midstride.engine.modules.callbacks import Callback
-    from midstride.engine.modules.fixed_callbacks import FixedCallbacks
+    from midstride.engine.modules.callbacks import Callback, FixedCallbacks
     from midstride.engine.modules.module import DataModule, TrainingModule
 
 __all__ = ["TrainerInterface"]
 
 
 class TrainerInterface(Protocol):
-    """A Trainer, as `module.trainer` and the first argument of a callback's hooks; names follow Lightning's.
+    """The Trainer as `module.trainer` and as first argument of a callback's hooks; names follow Lightning's.
 
-    Everything is for reading; what may be changed has a method.
+    Attributes are for reading; changes are made by methods.
     """
 
-    #: whether a fit is under way; False in an evaluation on its own, which moves no monitor
+    #: whether a fit is running; False in an evaluation outside a fit, which changes no monitor
     is_fitting: bool
-    #: by which the launcher sees this rank
+    #: tells the launcher that this rank makes progress
     heartbeat: Heartbeat
-    #: folder or URL of the run that was fitted last; None if it is not kept
+    #: folder or URL of the run fitted last; None without a run
     run_url: str | None
-    #: what acts beside the module: those that the Trainer was given, and the module's own
+    #: the callbacks given to the Trainer, and those that the module configures
     callbacks: "FixedCallbacks"
-    #: pairs of a given callback and the one that is called: itself, or the counterpart of one of Lightning's, or None
+    #: pairs of a given callback and the one to call: itself, or the counterpart of one of Lightning's, or None
     callback_pairs: "list[tuple[Any, Callback | None]]"
 
     @abstractmethod
@@ -49,17 +47,17 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def world(self) -> World:
-        """Where this process stands among all ranks."""
+        """The rank of this process, and the number of all ranks."""
 
     @property
     @abstractmethod
     def options(self) -> TrainerOptions:
-        """How long and how the module trains: `max_epochs`, `precision` and so on, as the Trainer was given them."""
+        """How long and how the module trains: `max_epochs`, `precision` and so on, as given to the Trainer."""
 
     @property
     @abstractmethod
     def progress(self) -> Progress:
-        """The counts of the run; in an evaluation on its own, those of that evaluation."""
+        """The counts of the run; in an evaluation outside a fit, those of the evaluation."""
 
     @property
     @abstractmethod
@@ -83,7 +81,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def schedulers(self) -> list[SchedulerConfig]:
-        """The learning rate schedulers, each with when it steps."""
+        """The learning rate schedulers, each with its interval and frequency."""
 
     @property
     @abstractmethod
@@ -93,12 +91,12 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def datamodule(self) -> "DataModule | None":
-        """The DataModule that is read, if there is one."""
+        """The DataModule of the call; None without one."""
 
     @property
     @abstractmethod
     def train_dataloader(self) -> Any:
-        """The training loader as it was given: a DataLoader or a nest of them; None before a fit has begun to read."""
+        """The training loader as it was given: a DataLoader or a nest of them; None before the fit reads batches."""
 
     @property
     @abstractmethod
@@ -108,12 +106,12 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def num_training_batches(self) -> int | None:
-        """Training batches of an epoch on this rank; None where the loader has no length."""
+        """Training batches of an epoch on this rank; None if the loader has no length."""
 
     @property
     @abstractmethod
     def num_val_batches(self) -> list[int | None]:
-        """Batches of each validation loader on this rank; None where it has no length."""
+        """Batches of each validation loader on this rank; None for a loader without a length."""
 
     @property
     @abstractmethod
@@ -133,7 +131,7 @@ class TrainerInterface(Protocol):
         """Run the backward pass of `loss` and average the module's gradients over the ranks.
 
         Args:
-            loss: of one number.
+            loss: a tensor of one number.
             options: for `Tensor.backward`, such as `retain_graph`.
 
         Raises:
@@ -146,7 +144,7 @@ class TrainerInterface(Protocol):
 
         Args:
             optimizer: one of `optimizers`.
-            closure: computes gradients, if they were not computed before.
+            closure: computes the gradients; None if they are computed.
             options: for `optimizer.step`.
         """
 
@@ -156,57 +154,53 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = True) -> None:
-        """Write the weights to one file that `load_from_checkpoint` of a LightningModule takes; on every rank.
+        """Write the weights to a file for `load_from_checkpoint` of a LightningModule; every rank calls this.
 
         Args:
-            filepath: of the file.
-            weights_only: False is understood and changes nothing: a run resumes from its snapshots.
+            filepath: path of the file.
+            weights_only: has no effect: a run resumes from its snapshots.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """End the fit at the next boundary, as if it were complete; every rank calls this at the same point."""
+        """End the fit after the current batch, as if it were complete; every rank calls this at the same point."""
 
     @property
+    @abstractmethod
     def callback_metrics(self) -> dict[str, float]:
         """The newest logged values by name, the same on every rank."""
-        return self.metric_logger.values
 
     @property
+    @abstractmethod
     def estimated_stepping_batches(self) -> float:
         """Optimizer steps of the whole fit, for schedules of the learning rate; infinite if the number is unknown."""
-        options, batches = self.options, self.num_training_batches
-        steps = math.inf if options.max_steps is None else options.max_steps
-        if batches is None or options.max_epochs is None:
-            return steps
-        return min(steps, math.ceil(batches / options.accumulate_grad_batches) * options.max_epochs)
 
     @property
+    @abstractmethod
     def current_epoch(self) -> int:
         """Epochs completed."""
-        return self.progress.epoch
 
     @property
+    @abstractmethod
     def global_step(self) -> int:
         """Optimizer steps taken."""
-        return self.progress.step
 
     @property
+    @abstractmethod
     def global_rank(self) -> int:
         """The rank of this process."""
-        return self.world.rank
 
     @property
+    @abstractmethod
     def local_rank(self) -> int:
         """The rank of this process on its machine."""
-        return self.world.local_rank
 
     @property
+    @abstractmethod
     def world_size(self) -> int:
         """The number of ranks."""
-        return self.world.size
 
     @property
+    @abstractmethod
     def is_global_zero(self) -> bool:
         """Whether this process is rank 0."""
-        return self.world.is_first

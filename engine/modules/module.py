@@ -1,4 +1,4 @@
-"""What a user writes: a module that trains, and the data it trains on. Names follow Lightning's."""
+"""The base classes of users: a module that trains, and the data it trains on. Names follow Lightning's."""
 
 import logging
 import os
@@ -7,7 +7,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError
 from midstride.engine.modules.hyperparameters import (
@@ -16,7 +17,6 @@ from midstride.engine.modules.hyperparameters import (
     accepted_arguments,
     ensure_accepted,
 )
-from midstride.engine.modules.manual_optimization import ManualOptimization
 from midstride.engine.modules.module_hooks import ModuleHooks
 from midstride.engine.trees import convert
 
@@ -44,17 +44,19 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 
 
-class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.Module):
+class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
     """An `nn.Module` that knows how to train itself.
 
-    Write `training_step` and `configure_optimizers`; `validation_step`, `test_step` and `predict_step`
-    where there is something to validate, test or predict.
+    Write `training_step` and `configure_optimizers`; to validate, test or predict, also `validation_step`,
+    `test_step` or `predict_step`.
     """
 
     #: False: `training_step` calls `self.manual_backward(loss)` and steps `self.optimizers()` itself
     automatic_optimization: bool = True
-    #: attributes that are the engine's, and in no snapshot
+    #: attributes that belong to the engine and are not part of snapshots
     not_state: frozenset[str] = frozenset()
+    #: parameters of other optimizers, which collect no gradients until `untoggle_optimizer`
+    _toggled_off: tuple[nn.Parameter, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,15 +88,15 @@ class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.M
         return []
 
     def training_step_end(self, outputs: Any) -> Any:
-        """Turn what `training_step` returned into the loss; called on every strategy."""
+        """Turn the outputs of `training_step` into the loss; called with every strategy."""
         return outputs
 
     def validation_step_end(self, outputs: Any) -> Any:
-        """Finish what `validation_step` returned."""
+        """Change the outputs of `validation_step`."""
         return outputs
 
     def test_step_end(self, outputs: Any) -> Any:
-        """Finish what `test_step` returned."""
+        """Change the outputs of `test_step`."""
         return outputs
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
@@ -113,7 +115,7 @@ class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.M
     def trainer(self) -> "TrainerInterface":
         """The Trainer that runs this module."""
         if not self._trainer:
-            raise RuntimeError(f"{type(self).__name__} is not with a Trainer: call Trainer(...).fit(module) first")
+            raise RuntimeError(f"{type(self).__name__} has no Trainer: call Trainer(...).fit(module) first")
         return self._trainer[0]
 
     @property
@@ -144,21 +146,21 @@ class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.M
         batch_size: int | None = None,
         add_dataloader_idx: bool = True,
     ) -> None:
-        """Log a number, a tensor of one number, or a torchmetrics metric; without a Trainer, nothing.
+        """Log a number, a tensor of one number, or a torchmetrics metric; without a Trainer, do nothing.
 
         Args:
             name: such as "train/loss".
-            value: what to log.
-            on_step: a value for this batch; the default in a step of training and its hooks. With on_epoch too, the
-                step's is called "..._step" and the epoch's "..._epoch" as well. Of a metric it is the batch's alone.
-            on_epoch: one value for the epoch; the default in hooks of an epoch, and while validating and testing.
-            prog_bar: while training, show it in the progress bar in place of the loss; all values of a validation
-                are there.
-            sync_dist: reduce it over the ranks; a metric always is.
-            reduce_fx: how batches become an epoch: mean (weighted by samples), sum, min or max.
-            batch_size: samples in this batch; taken from the batch's first tensor if not given.
-            add_dataloader_idx: where several loaders are evaluated, each has a value of its own:
-                "val/loss/dataloader_idx_1". False: one value over all of them.
+            value: the value to log.
+            on_step: log the value of this batch; the default in training steps and their hooks. With on_epoch too,
+                the names get the endings "_step" and "_epoch". For a metric it is the value of the batch alone.
+            on_epoch: log one value for the epoch; the default in hooks of an epoch, and while validating and testing.
+            prog_bar: show the value in the progress bar of the training in place of the loss. The values of a
+                validation are always shown.
+            sync_dist: reduce the value over the ranks; metrics always are.
+            reduce_fx: how the values of batches are reduced: mean (weighted by samples), sum, min or max.
+            batch_size: samples in this batch; by default the length of the batch's first tensor.
+            add_dataloader_idx: with several loaders, log a value for each: "val/loss/dataloader_idx_1". False: one
+                value over all loaders.
         """
         trainers = self._trainer
         if not trainers:
@@ -190,11 +192,11 @@ class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.M
         return convert(data, lambda tensor: torch.stack([*trainer.gather(tensor.detach())]))
 
     def freeze(self) -> None:
-        """Have no parameter collect gradients, and every layer in eval mode."""
+        """Stop collecting gradients for all parameters, and put all layers into eval mode."""
         self.requires_grad_(False).eval()
 
     def unfreeze(self) -> None:
-        """Undo `freeze`: every parameter collects gradients, and every layer is in training mode."""
+        """Undo `freeze`: all parameters collect gradients, and all layers are in training mode."""
         self.requires_grad_(True).train()
 
     @classmethod
@@ -221,11 +223,58 @@ class TrainingModule(ModuleHooks, ManualOptimization, HyperparametersMixin, nn.M
         module.load_state_dict(weights.state_dict)
         return module
 
+    # Optimization by hand, with `automatic_optimization = False` ------------------------------------
+
+    def optimizers(self) -> Any:
+        """Return the optimizer, or the list of them, for manual optimization."""
+        optimizers = self.trainer.optimizers
+        return optimizers[0] if len(optimizers) == 1 else optimizers
+
+    def lr_schedulers(self) -> Any:
+        """Return the scheduler, the list of them, or None."""
+        schedulers = [config.scheduler for config in self.trainer.schedulers]
+        return schedulers[0] if len(schedulers) == 1 else schedulers or None
+
+    def manual_backward(self, loss: Tensor, **options: Any) -> None:
+        """Run the backward pass of `loss`, with options of `Tensor.backward` such as `retain_graph`.
+
+        Gradients are averaged over the ranks.
+        """
+        self.trainer.backward(loss, **options)
+
+    def toggle_optimizer(self, optimizer: Optimizer) -> None:
+        """Let parameters that only other optimizers train collect no gradients, until `untoggle_optimizer`."""
+        self.untoggle_optimizer(optimizer)
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        others = (p for other in self.trainer.optimizers for group in other.param_groups for p in group["params"])
+        self._toggled_off = tuple({id(p): p for p in others if p.requires_grad and id(p) not in mine}.values())
+        for parameter in self._toggled_off:
+            parameter.requires_grad_(False)
+
+    def untoggle_optimizer(self, optimizer: Optimizer) -> None:
+        """Undo `toggle_optimizer(optimizer)`."""
+        for parameter in self._toggled_off:
+            parameter.requires_grad_(True)
+        self._toggled_off = ()
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients of the parameters of `optimizer`, by "norm" or "value", as in the options unless given."""
+        options = self.trainer.options
+        largest = options.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
+        algorithm: Any = gradient_clip_algorithm or options.gradient_clip_algorithm
+        if largest is not None:
+            self.trainer.clip_gradients(optimizer, largest, getattr(algorithm, "value", algorithm))
+
 
 class DataModule(HyperparametersMixin):
-    """The data of a run: where they come from and how they are read.
+    """The data of a run: their source and their loaders.
 
-    Each stage calls `prepare_data` in one process of each machine, then `setup` in every rank.
+    Each stage calls `prepare_data` in one process of each machine, then `setup` in all ranks.
     """
 
     def prepare_data(self) -> None:
@@ -254,17 +303,17 @@ class DataModule(HyperparametersMixin):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides the next data, besides the attributes, which snapshots hold anyway."""
+        """Return state that affects the next batches, besides the attributes, which snapshots hold anyway."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore what `state_dict` returned; called after the loaders are made, which resume on their own."""
+        """Restore the result of `state_dict`; called after the loaders are made, which resume on their own."""
 
 
 @cache
 def _warn_of_no_trainer(name: str) -> None:
-    """Warn once for each class that logged values are dropped: a step may be called without a Trainer, to try it."""
-    log.warning("%s is not with a Trainer: what self.log is given goes nowhere", name)
+    """Warn once for each class that logged values are dropped. Users call a step without a Trainer to try it."""
+    log.warning("%s has no Trainer: values passed to self.log are dropped", name)
 
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:
@@ -281,10 +330,10 @@ def set_device(module: TrainingModule, device: torch.device) -> None:
 
 
 def ensure_module(module: object, verb: str) -> None:
-    """Check that `module` is something that the method `verb` of a Trainer can be called with.
+    """Check the `module` that the method `verb` of a Trainer was called with.
 
     Raises:
-        UserError: `module` is no TrainingModule, or the class of one.
+        UserError: `module` is not a TrainingModule, or it is a class.
     """
     if isinstance(module, type):
         raise UserError(f"{verb} was given the class {module.__name__}: give an instance, {module.__name__}(...)")

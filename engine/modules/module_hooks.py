@@ -1,4 +1,4 @@
-"""The hooks of a module, called at set points of a fit, a validation, a test and a prediction."""
+"""The hooks of a module, called at fixed points of a fit, a validation, a test and a prediction."""
 
 from typing import Any
 
@@ -9,31 +9,31 @@ __all__ = ["ModuleHooks"]
 
 
 class ModuleHooks:
-    """Points at which a module may act; each does nothing unless it is written."""
+    """Hooks of a module; each does nothing unless it is overridden."""
 
     def on_fit_start(self) -> None:
-        """At the start of `fit`, in every attempt, before the state of a snapshot is given back."""
+        """At the start of `fit`, in every attempt, before the state of a snapshot is restored."""
 
     def on_fit_end(self) -> None:
         """At the end of `fit`, once everything is written."""
 
     def on_train_start(self) -> None:
-        """After `on_fit_start`; the state of a snapshot is given back after it."""
+        """After `on_fit_start`; the state of a snapshot is restored after it."""
 
     def on_train_end(self) -> None:
         """After the last epoch."""
 
     def on_train_epoch_start(self) -> None:
-        """Before the first batch of an epoch; not again where a run resumes within it."""
+        """Before the first batch of an epoch; not again if a run resumes within it."""
 
     def on_train_epoch_end(self) -> None:
-        """After the last batch of an epoch, or that at which it is stopped, and the validation that follows it."""
+        """After the last batch of an epoch, or the batch at which training is stopped, and the validation after it."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Before a training step; `batch` is on the device."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After a training step, and the optimizer's step where the batch ends an accumulation."""
+        """After a training step, and after the optimizer step if the batch ends an accumulation window."""
 
     def on_before_backward(self, loss: Tensor) -> None:
         """Before each backward pass."""
@@ -42,7 +42,7 @@ class ModuleHooks:
         """After the backward pass, before gradients are clipped."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Before the optimizer's step, with all gradients there, not clipped yet."""
+        """Before the optimizer step, when all gradients are computed and not clipped."""
 
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:
         """After the optimizer's step, before gradients are set to zero."""
@@ -102,7 +102,7 @@ class ModuleHooks:
         """After each batch of a prediction."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put into `checkpoint` what else decides how this module goes on: numbers, text, tensors, nests of them."""
+        """Add further state of this module to `checkpoint`: numbers, text, tensors, nests of them."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take back what `on_save_checkpoint` put in."""
+        """Restore the entries that `on_save_checkpoint` added."""

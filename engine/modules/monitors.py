@@ -16,14 +16,14 @@ __all__ = ["BestCheckpoint", "EarlyStopping", "Monitor"]
 
 
 class Monitor(Callback):
-    """Watches one logged value for its best.
+    """Watches one logged value, and knows its best value so far.
 
     Args:
         monitor: name of the value.
-        mode: "min" or "max": which one is best.
-        check_on_train_epoch_end: look at the end of each epoch (True) or after each validation (False); by default at
-            the end of each epoch where that is when validations are, so that the epoch's own values may be watched, and
-            where there are none.
+        mode: "min" or "max": whether the smallest or the largest value is best.
+        check_on_train_epoch_end: check the value at the end of each epoch (True) or after each validation (False). By
+            default at the end of each epoch if validations run there, so that values of the epoch can be watched, or if
+            there are no validations.
     """
 
     def __init__(self, monitor: str, mode: str = "min", *, check_on_train_epoch_end: bool | None = None) -> None:
@@ -35,7 +35,7 @@ class Monitor(Callback):
         self.best = math.inf if mode == "min" else -math.inf
 
     def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
-        """Call `judge`, if the validation is part of a fit and the end of the epoch is not waited for."""
+        """Call `judge` if the validation is part of a fit and the value is not checked at the end of the epoch."""
         if trainer.is_fitting and not self.waits_for_epoch_end(trainer.options):
             self.judge(trainer)
 
@@ -53,7 +53,7 @@ class Monitor(Callback):
 
     @property
     def watched(self) -> dict[str, str]:
-        """The monitored value and the mode, as part of the state: a best value is of use only for the same two."""
+        """The monitored value and the mode, as part of the state: a best value is valid only for the same two."""
         return {"monitor": self.monitor, "mode": self.mode}
 
     def is_better(self, value: float, margin: float = 0.0) -> bool:
@@ -114,7 +114,7 @@ class EarlyStopping(Monitor):
         mode: "min" or "max".
         min_delta: smallest change that counts as an improvement.
         check_finite: stop at once when the value is not finite.
-        strict: whether the value has to be there; without it, nothing is counted where it was not logged.
+        strict: whether a missing value is an error; otherwise it is not counted.
         stopping_threshold: stop at once when the value is better than this.
         divergence_threshold: stop at once when the value is worse than this.
         check_on_train_epoch_end: as that of `Monitor`.
@@ -184,7 +184,7 @@ class EarlyStopping(Monitor):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore the best value, the count and the epoch of the stop."""
         self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]
-        self.stopped_epoch = state_dict.get("stopped_epoch", 0)  # an earlier version kept none
+        self.stopped_epoch = state_dict["stopped_epoch"]
 
 
 def _is_number(value: Any, kind: type[Any]) -> bool:

@@ -1,32 +1,29 @@
-"""Progress: where a run stands, by counts of what was consumed."""
+"""The position of a run, as counts of consumed batches, steps and epochs."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 __all__ = ["Progress"]
 
-#: counts that older snapshots lack, 0 there; a snapshot has them where there is something to count
-_ADDED = ("skipped", "earlier_batches")
-
 
 @dataclass
 class Progress:
-    """Where a run stands; every count is of what was *consumed*, not of what was fetched ahead.
+    """The position of a run. Counts are of *consumed* batches; prefetched ones do not count.
 
     Args:
         epoch: epochs completed.
         batch: training batches of this epoch that every rank has trained on.
         step: optimizer steps taken.
-        after: boundaries since that step (batches of validation, the end of an epoch).
-        in_epoch: whether this epoch's start hooks have run.
-        at_end: whether its last batch has been trained on.
-        validated: the batch of this epoch after which validation was last completed; 0 if none was.
-        val_loader: the validation loader being read, while a validation is under way.
+        after: boundaries since the last step: batches of a validation, the end of an epoch.
+        in_epoch: whether the start hooks of this epoch have run.
+        at_end: whether the last batch of this epoch was trained on.
+        validated: the batch of this epoch after which a validation was last completed; 0 if none was.
+        val_loader: number of the validation loader that the running validation reads.
         val_batch: batches consumed of that loader.
-        validating: whether a validation is under way.
+        validating: whether a validation is running.
         stop: whether early stopping or the user requested an end at the next boundary.
         finished: whether the fit is complete.
-        skipped: batches of this epoch, from its first on, whose training step returned no loss.
+        skipped: batches at the start of this epoch whose training step returned no loss.
         earlier_batches: training batches of the epochs completed.
     """
 
@@ -46,7 +43,7 @@ class Progress:
     earlier_batches: int = 0
 
     def begin_epoch(self) -> None:
-        """Note that the epoch's start hooks are about to run."""
+        """Record that the start hooks of the epoch are about to run."""
         self.in_epoch = True
 
     def batch_done(self, *, at_end: bool, stepped: bool) -> None:
@@ -70,7 +67,7 @@ class Progress:
         self.validating, self.val_loader, self.val_batch = True, 0, 0
 
     def validation_batch_done(self) -> None:
-        """Count one batch of a validation, which is a boundary too."""
+        """Count one batch of a validation, which is also a boundary."""
         self.val_batch += 1
         self.after += 1
 
@@ -79,11 +76,11 @@ class Progress:
         self.val_loader, self.val_batch = self.val_loader + 1, 0
 
     def end_validation(self) -> None:
-        """Note that no validation is under way; its last hooks may still run."""
+        """Record that no validation is running; its last hooks may still run."""
         self.validating = False
 
     def validation_done(self) -> None:
-        """Note that a validation is complete after this batch of the epoch."""
+        """Record that a validation is complete after this batch of the epoch."""
         self.validated = self.batch
 
     def request_stop(self) -> None:
@@ -91,11 +88,11 @@ class Progress:
         self.stop = True
 
     def begin_fit(self) -> None:
-        """Note that there is something left to train."""
+        """Record that training starts or continues."""
         self.finished = False
 
     def end_fit(self) -> None:
-        """Note that the fit is complete."""
+        """Record that the fit is complete."""
         self.finished = True
 
     def next_epoch(self) -> None:
@@ -108,11 +105,10 @@ class Progress:
         self.after += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every count by name; those that older snapshots lack where there is something to count."""
-        counts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: count for name, count in counts.items() if count or name not in _ADDED}
+        """Return all counts by name."""
+        return asdict(self)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore every count."""
+        """Restore all counts."""
         for field in fields(self):
-            setattr(self, field.name, state_dict.get(field.name, 0) if field.name in _ADDED else state_dict[field.name])
+            setattr(self, field.name, state_dict[field.name])

@@ -1,20 +1,30 @@
-"""What a module has come to consist of since it was built: layers, parameters and buffers that came up in training."""
+"""How training changed the structure of a module: layers, parameters and buffers added, removed, shared or reshaped.
 
-from collections.abc import Sequence
+`ModuleStructure` is a part of the state of a run. Layers are described in `layers`, tensors here.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from midstride.engine.modules.layers import change_layers, layer_changes, layers_of, own_layers, owner_of
-from midstride.engine.modules.named_tensors import named_tensors
-from midstride.engine.modules.new_layers import NewLayers
-from midstride.engine.modules.shared_tensors import SharedTensors
-from midstride.engine.modules.tensor_forms import TensorForms
+from midstride.engine.errors import UserError
+from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.modules.layers import NewLayers, change_layers, layer_changes, layers_of, own_layers, owner_of
+from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
 from midstride.engine.objects.kinds.tensors import reshard_nodes
+from midstride.engine.state.object_nodes import instances_in
+from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
+from midstride.engine.state.tensors import is_expanded
 
-__all__ = ["ModuleStructure"]
+__all__ = ["ModuleStructure", "structure_of", "take_weights"]
+
+_BUFFERS, _PARAMETERS = "shared buffers", "shared parameters"
 
 
 class ModuleStructure:
@@ -65,3 +75,262 @@ class ModuleStructure:
         """Return the state of rank 0, with this rank's rows of distributed tensors."""
         reshard_nodes(states, self._module.parameters())
         return states[0]
+
+
+def structure_of(built: ModuleStructure) -> dict[str, Any] | UserError:
+    """Return how a module differs from when it was built, or the error if this cannot be described."""
+    try:
+        return built.state_dict()
+    except UserError as error:
+        return error
+
+
+def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: dict[str, Any] | UserError) -> None:
+    """Load `weights` of another process into `module`; if they do not fit, change its layers first.
+
+    Args:
+        module: as this process built it.
+        weights: the state_dict of the module in the other process.
+        structure: what `structure_of` returned there.
+
+    Raises:
+        UserError: this process cannot build those layers.
+    """
+    if not _fits(module, weights):
+        if isinstance(structure, UserError):
+            raise structure
+        for _, made in instances_in(structure, "object"):  # this process may not have imported its class yet
+            with suppress(ImportError):
+                import_module(made.kind.partition(":")[0])
+        ModuleStructure(module, torch.device("cpu")).load_state_dict(structure)
+    module.load_state_dict(weights)
+
+
+def _fits(module: nn.Module, weights: Mapping[str, Any]) -> bool:
+    """Return whether names and shapes of `weights` are those of `module`; a lazy layer takes its shape from them."""
+    own: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    pairs = [(own[name], value) for name, value in weights.items() if isinstance(own.get(name), Tensor)]
+    return own.keys() == weights.keys() and all(is_lazy(mine) or mine.shape == value.shape for mine, value in pairs)
+
+
+class TensorForms:
+    """The kind (parameter or buffer), shape, dtype and strides of each tensor of a module as it was built.
+
+    Args:
+        module: as it was built.
+        device: where new tensors are made, unless they were on the host.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+        self._built = {name: _form(tensor) for name, tensor in named_tensors(module).items()}
+
+    def changed(self, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Return the forms of those `tensors` that are new or have another form than they were built with."""
+        changed = {name: tensor for name, tensor in tensors.items() if self._built.get(name) != _form(tensor)}
+        return {name: self._described(tensor) for name, tensor in changed.items()}
+
+    def removed(self, tensors: dict[str, Tensor], layers: dict[str, nn.Module]) -> dict[str, str]:
+        """Return how persistent buffers disappeared that were built and are not in `tensors`.
+
+        Args:
+            tensors: the parameters and buffers now, by name.
+            layers: the layers now, by path.
+
+        Returns:
+            for each buffer whose layer is still there: "transient" (not persistent now), "none", or "away" (deleted).
+
+        Raises:
+            UserError: a parameter was removed: the next attempt could not match it to its optimizer state.
+        """
+        parameters = [name for name, form in self._built.items() if form[0] == "parameter"]
+        if gone := [name for name in parameters if not isinstance(tensors.get(name), nn.Parameter)]:
+            now = "a buffer now" if gone[0] in tensors else "gone"
+            raise UserError(
+                f"the parameter {gone[0]} was there when training began and is {now}: no other attempt could match its "
+                "optimizer state to a parameter. Change the module's parameters (pruning, parametrizations, replaced "
+                "layers) in __init__, setup or on_fit_start, which every attempt calls."
+            )
+        buffers = [name for name, form in self._built.items() if form[0] == "buffer" and name not in tensors]
+        return {name: self._removed_as(name) for name in buffers if name.rpartition(".")[0] in layers}
+
+    def _removed_as(self, name: str) -> str:
+        owner, attribute = owner_and_attribute(self._module, name)
+        if attribute not in buffers_of(owner):
+            return "away"
+        return "transient" if attribute in transient_buffers(owner) else "none"
+
+    def remove(self, name: str, removed_as: str) -> None:
+        """Remove the buffer `name`, in the way that `removed` returned."""
+        owner, attribute = owner_and_attribute(self._module, name)
+        if removed_as == "away":
+            buffers_of(owner).pop(attribute, None)
+        elif removed_as == "transient":  # NonPersistentBuffers restores its value later
+            buffers_of(owner).setdefault(attribute, None)
+            transient_buffers(owner).add(attribute)
+        else:
+            buffers_of(owner)[attribute] = None
+
+    def change(self, name: str, form: dict[str, Any]) -> None:
+        """Replace the tensor `name` by zeros of the `form` that `changed` returned, unless it has that form."""
+        owner, attribute = owner_and_attribute(self._module, name)
+        value = self._zeros(form)
+        tensor = named_tensors(self._module).get(name)
+        if tensor is not None and _form(tensor) == _form(value, form["kind"]):
+            return
+        if form["kind"] == "buffer":
+            buffers_of(owner)[attribute] = value
+            transient_buffers(owner).discard(attribute)
+        elif isinstance(tensor, nn.Parameter):
+            tensor.data = value
+        else:
+            buffers_of(owner).pop(attribute, None)
+            vars(owner).pop(attribute, None)  # a plain attribute of that name, such as None
+            owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
+
+    def _described(self, tensor: Tensor) -> dict[str, Any]:
+        kind, shape, dtype, strides, is_cut = _form(tensor)
+        form = {"kind": kind, "shape": list(shape), "dtype": dtype, "requires_grad": tensor.requires_grad}
+        if strides is not None:
+            form["strides"] = list(strides)
+        if tensor.is_cpu and self._device.type != "cpu":
+            form["on_host"] = True
+        if is_cut:
+            form["cut"] = True
+        return form
+
+    def _zeros(self, form: dict[str, Any]) -> Tensor:
+        device = "cpu" if form.get("on_host") else self._device
+        value = torch.zeros(form["shape"], dtype=form["dtype"], device=device)
+        if "strides" in form:
+            value = value.new_empty_strided(form["shape"], form["strides"]).zero_()
+        if form.get("cut"):
+            like = next(filter(is_distributed, self._module.parameters()))
+            value = distributed_tensor(shard_rows(value, *shards_of(like)), like)
+        return value
+
+
+def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:
+    """Return kind ("parameter" or "buffer"), shape, dtype, strides and whether it is distributed."""
+    kind = kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer")
+    return kind, tensor.shape, tensor.dtype, _strides(tensor), is_distributed(tensor)
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the strides of `tensor`; None if it is contiguous, expanded, or has no strides."""
+    if tensor.layout != torch.strided or tensor.is_contiguous() or 0 in tensor.stride():
+        return None
+    return tensor.stride()
+
+
+class SharedTensors:
+    """Which parameters and buffers were one tensor when the module was built.
+
+    Args:
+        module: as it was built.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._built = shared_names(named_tensors(module))
+
+    def changes(self, tensors: dict[str, Tensor]) -> dict[str, list[list[str]]]:
+        """Return the names of each shared one of `tensors`, if others are shared than when the module was built.
+
+        Names of parameters are left out if all that changed is that some of them were removed.
+
+        Raises:
+            UserError: a parameter was tied to another: the next attempt could not match it to its optimizer state.
+        """
+        shared = shared_names(tensors)
+        if shared == self._built:
+            return {}
+        self._refuse_tied(shared)
+        changes = {_BUFFERS: [names for names in shared if self._is_buffer(names[0])]}
+        groups = [names for names in shared if not self._is_buffer(names[0])]
+        if groups != self._still_tied(tensors):
+            changes[_PARAMETERS] = groups
+        return changes
+
+    def _still_tied(self, tensors: dict[str, Tensor]) -> list[list[str]]:
+        """Return groups of names of parameters that were tied when the module was built and still exist."""
+        still = [[name for name in names if name in tensors and not self._is_buffer(name)] for names in self._built]
+        return [names for names in still if len(names) > 1]
+
+    def _refuse_tied(self, shared: list[list[str]]) -> None:
+        were = [name for names in self._built for name in names[1:]]
+        for first, *others in shared:
+            if tied := [name for name in others if name not in were and not self._is_buffer(name)]:
+                raise UserError(
+                    f"the parameter {tied[0]} came to be {first} in training: no other attempt could tell them apart. "
+                    "Tie weights in __init__, setup or on_fit_start, which every attempt calls."
+                )
+
+    def apply(self, state: dict[str, Any]) -> None:
+        """Share tensors as the changes in `state` say, and give expanded buffers memory of their own."""
+        if _BUFFERS in state:
+            self._share(state[_BUFFERS], buffers=True)
+        if _PARAMETERS in state:
+            self._share(state[_PARAMETERS], buffers=False)
+        self._materialize_expanded()
+
+    def _share(self, groups: list[list[str]], *, buffers: bool) -> None:
+        """Make the buffers, or the parameters, of each group one tensor, and give all others memory of their own."""
+        tensors = named_tensors(self._module)
+        for name in [name for names in shared_names(tensors) for name in names[1:] if self._is_buffer(name) == buffers]:
+            own = tensors[name].detach().clone()
+            set_tensor(self._module, name, own if buffers else nn.Parameter(own))
+        tensors = named_tensors(self._module)
+        for first, *others in groups:
+            for name in others:
+                set_tensor(self._module, name, tensors[first])
+
+    def _materialize_expanded(self) -> None:
+        """Replace expanded buffers (strides of 0) by contiguous copies: torch cannot copy values into expanded ones."""
+        copies: dict[int, Tensor] = {}
+        for name, tensor in named_tensors(self._module).items():
+            if self._is_buffer(name) and is_expanded(tensor):
+                if id(tensor) not in copies:
+                    copies[id(tensor)] = tensor.contiguous()
+                set_tensor(self._module, name, copies[id(tensor)])
+
+    def _is_buffer(self, name: str) -> bool:
+        return is_buffer(self._module, name)
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name; not those of metrics, nor lazy ones without a shape yet."""
+    return {
+        f"{path}.{name}" if path else name: tensor
+        for path, submodule in module.named_modules()
+        if not is_metric(submodule)
+        for kind in (parameters_of(submodule), buffers_of(submodule))
+        for name, tensor in kind.items()
+        if tensor is not None and not is_lazy(tensor) and name not in transient_buffers(submodule)
+    }
+
+
+def shared_names(tensors: dict[str, Tensor]) -> list[list[str]]:
+    """Return the names of each tensor that has several."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def owner_and_attribute(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the layer that holds the parameter or buffer `name` of `module`, and the attribute's name there."""
+    return module.get_submodule(owner_of(name)), name.rpartition(".")[2]
+
+
+def is_buffer(module: nn.Module, name: str) -> bool:
+    """Return whether `name` is a buffer of `module`."""
+    owner, attribute = owner_and_attribute(module, name)
+    return attribute in buffers_of(owner)
+
+
+def set_tensor(module: nn.Module, name: str, value: Any) -> None:
+    """Set the buffer or parameter `name` of `module` to `value`."""
+    owner, attribute = owner_and_attribute(module, name)
+    kind: Any = buffers_of if attribute in buffers_of(owner) else parameters_of
+    kind(owner)[attribute] = value

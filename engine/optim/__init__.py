@@ -1,9 +1,8 @@
-"""Optimizers, learning rates and precision.
+"""Optimizers, learning rate schedulers and precision.
 
-learning_rates      learning rates, wherever torch keeps them: in optimizers' groups and in schedulers
-optimizers          what `configure_optimizers` may return, read into one shape
-precision           the arithmetic a module trains in: 32, bf16, 16 (with a gradient scaler) or 64 bits
-trained_parameters  which of a module's parameters an optimizer trains
+optimizers  reads the result of `configure_optimizers`; the state of optimizers, and which parameters each trains
+precision   the arithmetic of a module: 32, bf16, 16 (with a gradient scaler) or 64 bits
+schedulers  when each learning rate scheduler steps, their state, and the learning rates that torch keeps
 
 Tests: tests/unit/optim, tests/laws/objects/optimizers.py
 """

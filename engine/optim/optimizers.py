@@ -1,101 +1,38 @@
-"""What `configure_optimizers` may return, read into one shape."""
+"""Reads the result of `configure_optimizers`; the state of optimizers, and which parameters each trains."""
 
 import copy
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import fields
+from itertools import zip_longest
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from midstride.engine.errors import UnsupportedState, UserError
+from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
-from midstride.engine.optim.trained_parameters import TrainedParameters
-from midstride.engine.state.codec import encode_lazily
-from midstride.engine.state.stateful import AlikeOnRanks
-from midstride.engine.user_code import call_user_code
+from midstride.engine.optim.schedulers import SchedulerConfig
 
-__all__ = ["OptimizerList", "SchedulerConfig", "SchedulerList", "lazy_tensors", "read_optimizers", "scheduler_objects"]
+__all__ = [
+    "OptimizerList",
+    "TrainedParameters",
+    "lazy_tensors",
+    "read_optimizers",
+]
 
 log = logging.getLogger(__name__)
 
-_OF_A_STEP = (
-    "on several processes, what a step logs with sync_dist is reduced where the ranks next meet: watch a value of a "
-    "validation or of an epoch"
-)
-
-
-@dataclass
-class SchedulerConfig:
-    """One scheduler and when it steps.
-
-    Args:
-        scheduler: a torch scheduler.
-        interval: "epoch" or "step".
-        frequency: epochs between two of its steps; of interval "step", batches, counted anew in each epoch.
-        monitor: the logged value that it watches.
-        reduce_on_plateau: whether it steps with that value, as ReduceLROnPlateau does.
-        strict: whether the value has to be there; without it the scheduler does not step.
-        name: what the user calls it.
-    """
-
-    scheduler: Any
-    interval: Literal["epoch", "step"] = "epoch"
-    frequency: int = 1
-    monitor: str | None = None
-    reduce_on_plateau: bool = False
-    strict: bool = True
-    name: str | None = None
-    #: whether it was said that the value is missing; no field, which a user might choose
-    _has_warned = False
-
-    def due(self, count: int) -> bool:
-        """Return whether it steps after `count` epochs, or batches of an epoch."""
-        return count % self.frequency == 0
-
-    def step(self, values: dict[str, float], by: Callable[[Any, float | None], None] | None = None) -> None:
-        """Step the scheduler, with the value if it watches one; `by` a function of the user's if given."""
-        if self.reduce_on_plateau and self.monitor not in values:
-            self._miss(values)
-            return
-        value = float(values[self.monitor or ""]) if self.reduce_on_plateau else None
-        if by is not None:
-            by(self.scheduler, value)
-        else:
-            given = () if value is None else (value,)
-            call_user_code(f"{type(self.scheduler).__name__}.step", self.scheduler.step, *given)
-
-    def _miss(self, values: dict[str, float]) -> None:
-        """Say that the value is not there.
-
-        Raises:
-            UserError: it has to be.
-        """
-        kind, known = type(self.scheduler).__name__, ", ".join(sorted(values)) or "nothing"
-        if not self.strict:
-            if not self._has_warned:
-                self._has_warned = True
-                text = "%s watches %r, which is not logged so far: until it is, the learning rate stays"
-                log.warning(text, kind, self.monitor)
-            return
-        why = "; " + _OF_A_STEP if self.interval == "step" else ""
-        raise UserError(
-            f"{kind} watches {self.monitor!r}, not logged; logged so far: {known}{why}. "
-            'With "strict": False beside the scheduler it waits until the value is there.'
-        )
-
 
 class OptimizerList:
-    """All optimizers as one part of a run's state.
+    """The states of all optimizers, as one part of the state of a run.
 
     Args:
-        optimizers: returns those there are; as training begins, before it gives them more to train, they are those
-            that every attempt makes.
-        module: what they train.
+        optimizers: returns the current optimizers. When this object is made they are those that every attempt makes.
+        module: the module that they train.
     """
 
     def __init__(self, optimizers: Callable[[], list[Optimizer]], module: nn.Module) -> None:
@@ -112,16 +49,16 @@ class OptimizerList:
         if (kinds := [type(optimizer) for optimizer in optimizers]) != self._kinds:
             was, now = (", ".join(kind.__name__ for kind in some) or "none" for some in (self._kinds, kinds))
             raise UserError(
-                f"trainer.optimizers was replaced in training: {was} became {now}; a resumed run begins with {was}. "
+                f"trainer.optimizers was replaced in training: {was} became {now}; a resumed run starts with {was}. "
                 "Return them from configure_optimizers, or replace them in on_fit_start, which every attempt calls."
             )
         return optimizers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return every optimizer's state, by number, and of which parameters it is where training changed that.
+        """Return the state of each optimizer by number, and the names of its parameters if training changed them.
 
         Raises:
-            UserError: one trains what is no parameter of the module: no other attempt could find it.
+            UserError: an optimizer trains a tensor that is not a parameter of the module: no resumed run could find it.
         """
         optimizers = self._optimizers
         states: dict[str, Any] = {str(number): _saved(number, one) for number, one in enumerate(optimizers)}
@@ -135,7 +72,7 @@ class OptimizerList:
         return {**states, **({"added": added} if added else {}), **({"moved": moved} if moved else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give every optimizer its state back, and first the parameters that training gave it."""
+        """Restore the parameters that training added to each optimizer, then its state."""
         parameters = dict(self._module.named_parameters())
         for number, (optimizer, trained) in enumerate(zip(self._optimizers, self._trained, strict=True)):
             if (moved := state_dict.get("moved", {}).get(str(number))) is not None:
@@ -159,32 +96,32 @@ def _saved(number: int, optimizer: Optimizer) -> dict[str, Any]:
         if not lost:
             raise
         raise UserError(
-            f"optimizer {number} ({type(optimizer).__name__}) has state of a parameter of shape {lost[0]} that is in "
-            "none of its groups any more, which its state_dict cannot say. Where a parameter is taken from a group, "
-            "take its state too: del optimizer.state[parameter]."
+            f"optimizer {number} ({type(optimizer).__name__}) has state of a parameter of shape {lost[0]} that is no "
+            "longer in its groups, which its state_dict cannot hold. When you remove a parameter from a group, remove "
+            "its state: del optimizer.state[parameter]."
         ) from error
 
 
 def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Give `optimizer` its state back, in the types it has: torch casts it to those of the weights.
+    """Restore `optimizer` with the saved types: torch casts its state to the types of the weights.
 
-    Tensors among its options, such as a learning rate, are on the devices where they were built.
+    Tensors in its options, such as a learning rate, stay on the devices where they were built.
     """
     built = [{k: v.device for k, v in group.items() if isinstance(v, Tensor)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, devices in zip(optimizer.param_groups, built, strict=False):  # a wrapper may have more
+    for group, devices in zip(optimizer.param_groups, built, strict=False):  # a wrapping optimizer may have more groups
         group.update({k: group[k].to(device) for k, device in devices.items() if isinstance(group.get(k), Tensor)})
-    if not {"state", "param_groups"} <= state.keys():  # that of one that wraps another has a form of its own
+    if not {"state", "param_groups"} <= state.keys():  # a wrapping optimizer has a form of its own
         return
     numbers = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=False):
-        if number in state["state"] and parameter in optimizer.state:  # one that wraps another may keep it there
+        if number in state["state"] and parameter in optimizer.state:  # a wrapping optimizer may keep it there
             optimizer.state[parameter] = _uncast(state["state"][number], optimizer.state[parameter])
 
 
 def _uncast(saved: Any, loaded: Any) -> Any:
-    """Return `loaded` where it has the types of `saved`, and elsewhere what was saved, on the device it belongs to."""
+    """Return `loaded` with the types of `saved`: a tensor of another type becomes the saved one, on its device."""
     if isinstance(saved, Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if type(saved) is dict and isinstance(loaded, dict):
@@ -194,61 +131,20 @@ def _uncast(saved: Any, loaded: Any) -> Any:
     return copy.deepcopy(saved)
 
 
-def scheduler_objects(scheduler: Any) -> dict[str, Any]:
-    """Return the attributes of `scheduler` that its `state_dict`, which is torch's, holds and that cannot be written.
-
-    They are objects: another scheduler that comes after it, a random generator, a function.
-    """
-    if getattr(type(scheduler), "state_dict", None) is not LRScheduler.state_dict:
-        return {}
-    return {name: value for name, value in scheduler.state_dict().items() if not _is_writable(value)}
-
-
-def _is_writable(value: Any) -> bool:
-    try:
-        encode_lazily(value)
-    except UnsupportedState:
-        return False
-    return True
-
-
-def _state_of(scheduler: Any) -> dict[str, Any]:
-    objects = scheduler_objects(scheduler)
-    return {name: value for name, value in scheduler.state_dict().items() if name not in objects}
-
-
-class SchedulerList(AlikeOnRanks):
-    """All schedulers as one part of a run's state."""
-
-    description = "what a scheduler keeps"
-
-    def __init__(self, schedulers: list[SchedulerConfig]) -> None:
-        self._schedulers = schedulers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return every scheduler's state, by number."""
-        return {str(number): _state_of(config.scheduler) for number, config in enumerate(self._schedulers)}
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Give every scheduler its state back."""
-        for number, config in enumerate(self._schedulers):
-            config.scheduler.load_state_dict(copy.deepcopy(state_dict[str(number)]))  # some take entries out of it
-
-
 def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], list[SchedulerConfig]]:
-    """Return the optimizers and schedulers in what `configure_optimizers` returned.
+    """Return the optimizers and schedulers in the result of `configure_optimizers`.
 
     Raises:
-        UserError: it is none of the shapes that are understood, or its parts do not belong together.
+        UserError: the result has no supported form, or its parts do not belong together.
     """
     where = f"{type(module).__name__}.configure_optimizers"
     by_hand = not getattr(module, "automatic_optimization", True)
     found = ([], []) if returned is None and by_hand else _read(returned, where)
     if found is None or not (found[0] or by_hand):
         raise UserError(
-            f"{where} returned {_describe(returned)}; an optimizer, a list of them, ([optimizers], [schedulers]), or "
-            '{"optimizer": ..., "lr_scheduler": ...} is needed. A module that changes its weights without one sets '
-            "self.automatic_optimization = False, and returns None."
+            f"{where} returned {_describe(returned)}; return an optimizer, a list of them, ([optimizers], "
+            '[schedulers]), or {"optimizer": ..., "lr_scheduler": ...}. A module that changes its weights without an '
+            "optimizer sets self.automatic_optimization = False and returns None."
         )
     optimizers, schedulers = found
     if not by_hand:
@@ -257,18 +153,18 @@ def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], 
 
 
 def _check_schedulers(optimizers: list[Optimizer], schedulers: list[SchedulerConfig], where: str) -> None:
-    """Refuse schedulers that the engine would step in vain."""
+    """Refuse schedulers without effect."""
     groups = {id(group) for optimizer in optimizers for group in optimizer.param_groups}
     for config in schedulers:
         name, of = type(config.scheduler).__name__, getattr(config.scheduler, "optimizer", None)
         if isinstance(of, Optimizer) and not any(id(group) in groups for group in of.param_groups):
             raise UserError(
-                f"{where} returned a {name} of an optimizer that it did not return: it would change the learning rate "
-                "of nothing that is stepped. Build the scheduler with the optimizer that is returned."
+                f"{where} returned a {name} of an optimizer that it did not return: the scheduler would have no "
+                "effect. Build it with the returned optimizer."
             )
         if config.reduce_on_plateau and config.monitor is None:
             raise UserError(
-                f"{where} returned a {name} that watches nothing: say which logged value, as in "
+                f"{where} returned a {name} without a monitored value: name a logged value, as in "
                 '{"scheduler": ..., "monitor": "val/loss"}.'
             )
 
@@ -297,7 +193,7 @@ def _read(returned: Any, where: str) -> tuple[list[Optimizer], list[SchedulerCon
 
 
 def _describe(returned: Any) -> str:
-    """Say what a value is made of."""
+    """Return the structure of a value, for messages."""
     if isinstance(returned, (list, tuple)):
         inner = ", ".join(map(_describe, returned))
         return f"[{inner}]" if isinstance(returned, list) else f"({inner})"
@@ -307,16 +203,16 @@ def _describe(returned: Any) -> str:
 
 
 def lazy_tensors(module: nn.Module) -> str:
-    """Return text on which parameters and buffers of `module` have no shape yet; empty if all have one."""
+    """Return a message on the parameters and buffers of `module` that have no shape yet; "" if all have one."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if not lazy:
         return ""
     return (
-        f"{format_names(lazy, 3)} of {type(module).__name__} have no shape yet: a lazy module gets it from its first "
-        "input, and the optimizers, which come before, need it. Do one forward pass on an input of zeros at the end of "
-        "__init__ or in setup: with torch.no_grad(): self(torch.zeros(2, ...)); put normalising layers into "
-        "eval() for it, as they count what they see."
+        f"{format_names(lazy, 3)} of {type(module).__name__} have no shape yet: lazy modules get it from their first "
+        "input, and optimizers need it before. Run one forward pass on zeros at the end of __init__ or in setup: "
+        "with torch.no_grad(): self(torch.zeros(2, ...)). Put normalising layers into eval() for it, since they update "
+        "statistics."
     )
 
 
@@ -327,14 +223,82 @@ def _scheduler(entry: Any, monitor: str | None = None) -> SchedulerConfig:
         raise UserError(f"lr_scheduler has the keys {sorted(unknown)}; there are: {', '.join(sorted(known))}")
     scheduler = entry.get("scheduler")
     if isinstance(scheduler, Optimizer) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
-        raise UserError(f"lr_scheduler is {_describe(entry)}; a scheduler of torch.optim.lr_scheduler is needed.")
+        raise UserError(f"lr_scheduler is {_describe(entry)}; use a scheduler of torch.optim.lr_scheduler.")
     if entry.get("interval", "epoch") not in ("epoch", "step"):
         raise UserError(f"lr_scheduler has interval {entry['interval']!r}; there are: epoch, step")
     frequency = entry.get("frequency", 1)
     if type(frequency) is not int or frequency < 1:
-        raise UserError(
-            f"lr_scheduler has frequency {frequency!r}; a whole number of epochs or steps is needed, from 1"
-        )
+        raise UserError(f"lr_scheduler has frequency {frequency!r}; use a whole number of epochs or steps, from 1")
     watches = isinstance(scheduler, ReduceLROnPlateau)
     chosen: dict[str, Any] = {"monitor": monitor, "reduce_on_plateau": watches, **entry}
     return SchedulerConfig(**chosen)
+
+
+#: names of parameters by group; None for a parameter that training removed from its module
+Names = list[list[str | None]]
+
+
+class TrainedParameters:
+    """The parameters in the first groups of an optimizer, which training may swap, replace or remove.
+
+    Args:
+        optimizer: as every attempt makes it.
+        module: the module that it trains.
+        title: name of the optimizer in errors.
+    """
+
+    def __init__(self, optimizer: Optimizer, module: nn.Module, title: str) -> None:
+        self._module, self._title = module, title
+        self._known = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.groups = len(optimizer.param_groups)  #: number of first groups
+        self._built = self._names(optimizer)
+
+    def moved(self, optimizer: Optimizer) -> Names | None:
+        """Return the names of the parameters in these groups; None if they are unchanged.
+
+        Raises:
+            UserError: a new one is not a parameter of the module: no resumed run could find it.
+        """
+        if (now := self._names(optimizer)) == self._built:
+            return None
+        known = {id(parameter) for parameter in self._known}
+        for group in optimizer.param_groups[: self.groups]:
+            self.names([parameter for parameter in group["params"] if id(parameter) not in known])
+        return now
+
+    def move(self, optimizer: Optimizer, names: Names) -> None:
+        """Let an optimizer train the parameters of these names; its state is restored afterwards."""
+        parameters = dict(self._module.named_parameters())
+        if len(names) < self.groups:  # training removed the others and added none
+            del optimizer.param_groups[len(names) :]
+        for group, before, after in zip(optimizer.param_groups, self._names(optimizer), names, strict=False):
+            members = group["params"]
+            group["params"] = [
+                parameters[name] if name else members[place] if was is None else self._apart(members[place])
+                for place, (was, name) in enumerate(zip_longest(before[: len(after)], after))
+            ]
+
+    def names(self, parameters: list[Tensor]) -> list[str]:
+        """Return the names of `parameters` in the module, for a group that training added.
+
+        Raises:
+            UserError: one of them is not a parameter of the module.
+        """
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        if strange := [tuple(parameter.shape) for parameter in parameters if id(parameter) not in names]:
+            raise UserError(
+                f"{self._title} got a group of parameters in training, and one of shape {strange[0]} is not the "
+                "module's: a resumed run could not find it. Assign it to the module, or pass it to the optimizer in "
+                "configure_optimizers."
+            )
+        return [names[id(parameter)] for parameter in parameters]
+
+    def _apart(self, parameter: Tensor) -> Tensor:
+        """Return a parameter outside the module, in place of one that training removed from it."""
+        copy = nn.Parameter(parameter.detach().clone())
+        self._known.append(copy)
+        return copy
+
+    def _names(self, optimizer: Optimizer) -> Names:
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups[: self.groups]]

@@ -1,8 +1,9 @@
-"""Runs a call of a Trainer in every rank of its world; starts the ranks if no launcher has started them."""
+"""Runs a call of a Trainer in every rank; starts the ranks if no launcher has started them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from typing import Any, Protocol, TypeVar, cast
 
 from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
@@ -14,11 +15,10 @@ from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.ranks.gpus import fork_cannot_use_cuda
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
-from midstride.engine.ranks.predictions import join_ranks
 from midstride.engine.ranks.subprocess_script import ended_early, ranks_watched, start_other_ranks
 from midstride.engine.session.script_exit import exit_codes_of_errors
 
-__all__ = ["on_all_ranks"]
+__all__ = ["join_ranks", "of_loaders", "on_all_ranks"]
 
 DEFAULT_TIMEOUT_S: float = TrainerOptions.model_fields["collective_timeout_s"].default
 
@@ -43,7 +43,7 @@ class StartsRanks(Protocol):
         ...
 
     def export_result(self, built: ModuleStructure) -> dict[str, Any]:
-        """Return what a call has changed, for `adopt_result`; `built` is the structure of the module before."""
+        """Return the changes of a call, for `adopt_result`; `built` is the structure of the module before it."""
         ...
 
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
@@ -71,10 +71,14 @@ def on_all_ranks(verb: Verb) -> Verb:
         trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
         adapt(module)
         adapt(data)
-        call = _CALLS[trainer.placement.start]
+        start = trainer.placement.start
         try:
             with exit_codes_of_errors():
-                return call(verb, trainer, module, data, arguments)
+                if start == "none":
+                    return verb(trainer, module, data, **arguments)
+                if start == "subprocess":
+                    return _in_subprocesses(verb, trainer, module, data, arguments)
+                return _in_children(verb, trainer, module, data, arguments)
         except UserCodeError as error:
             raise error.as_instance_of_cause() from error.__cause__
 
@@ -116,9 +120,23 @@ def _ensure_can_fork(trainer: StartsRanks) -> None:
         raise JobError(FORK_AFTER_CUDA.message.format(strategy=name))
 
 
-def _here(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:
-    return verb(trainer, module, data, **arguments)
+class LoaderPredictions(list[Any]):
+    """The predictions of one loader, where there are several."""
 
 
-#: how the ranks start -> the function that makes a call in them
-_CALLS = {"none": _here, "subprocess": _in_subprocesses, "spawn": _in_children, "fork": _in_children}
+def of_loaders(predictions: Sequence[list[Any]]) -> list[Any]:
+    """Return a list of predictions for each loader; of a single loader, its predictions themselves."""
+    return predictions[0] if len(predictions) == 1 else [LoaderPredictions(one) for one in predictions]
+
+
+def join_ranks(ranks: Sequence[list[Any]]) -> list[Any]:
+    """Return the predictions of all ranks, concatenated in the order of ranks for each loader.
+
+    >>> join_ranks([of_loaders([["a", "b"]]), of_loaders([["c"]])])
+    ['a', 'b', 'c']
+    >>> join_ranks([of_loaders([["a"], ["x"]]), of_loaders([["b"], ["y", "z"]])])
+    [['a', 'b'], ['x', 'y', 'z']]
+    """
+    if any(isinstance(one, LoaderPredictions) for one in ranks[0]):
+        return [LoaderPredictions(chain.from_iterable(loader)) for loader in zip(*ranks, strict=True)]
+    return list(chain.from_iterable(ranks))

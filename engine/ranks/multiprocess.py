@@ -17,21 +17,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from midstride.engine.errors import EngineError, StopRequested, UserError, WorldError
 from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.modules.torch_internals import children_of
+from midstride.engine.objects.attributes import members_of
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.environment import hash_seed
 from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.processes.signal_handlers import signal_handlers
-from midstride.engine.ranks.pickling import find_unpicklable
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.strategies.torch_collective import leave_process_group, leave_process_group_of_one
 from midstride.engine.world import World
 
-__all__ = ["RankResult", "TrainerCall", "run_in_children"]
+__all__ = ["RankResult", "TrainerCall", "find_unpicklable", "run_in_children"]
 
 #: seconds that the other ranks have, after one failed, to write the errors that they raised
 _OTHERS_S = 10.0
@@ -74,7 +76,9 @@ class TrainerCall:
         faults = [fault for path, value in named.items() if (fault := find_unpicklable(value, path))]
         if faults:
             raise UserError(
-                "\n  ".join(["ddp_spawn hands these to fresh processes, which they cannot be (ddp_fork can):", *faults])
+                "\n  ".join(
+                    ["ddp_spawn pickles these for new processes, which failed (ddp_fork needs no pickling):", *faults]
+                )
             )
 
 
@@ -87,11 +91,11 @@ class RemoteTraceback(Exception):
 
 @dataclass
 class RankResult:
-    """What one rank returns to the process that started it.
+    """The result of one rank, for the process that started it.
 
     Args:
         value: return value of the call.
-        state: what `export_result` of the rank's Trainer returned.
+        state: the result of `export_result` of the rank's Trainer.
     """
 
     value: Any
@@ -106,7 +110,7 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
     Raises:
         UserError: the call cannot be pickled for fresh processes; nothing was started.
         WorldError: a rank was killed.
-        Exception: what a rank raised, with its traceback as the cause.
+        Exception: the error of a rank, with its traceback as the cause.
     """
     if method == "spawn":
         call.check_picklable()
@@ -169,9 +173,9 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return what another process has written, with tensors on the host.
+    """Return the object that another process has written, with tensors on the host.
 
-    A rank has to begin CUDA on its own GPU and no other, and a process that uses CUDA cannot fork ranks again.
+    A rank must use CUDA on its own GPU only, and a process that uses CUDA cannot fork ranks again.
     """
     return torch.load(path, map_location="cpu", weights_only=False)
 
@@ -197,3 +201,32 @@ def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
     if asked_to_stop:
         raise StopRequested(f"asked to stop, while not every rank listened: {outcome.error}")
     raise WorldError(outcome.error)
+
+
+def find_unpicklable(value: Any, path: str) -> str | None:
+    """Return path and error of the innermost part of `value` that cannot be pickled; None if all of it can.
+
+    >>> find_unpicklable({"rate": 0.1, "fn": lambda x: x}, "module.options").partition(":")[0]
+    "module.options['fn']"
+    """
+    return _innermost(value, path, set())
+
+
+def _innermost(value: Any, path: str, seen: set[int]) -> str | None:
+    if id(value) in seen:
+        return None
+    seen.add(id(value))
+    try:
+        pickle.dumps(value)
+    except Exception as error:
+        inner = (_innermost(item, f"{path}{key}", seen) for key, item in _members(value))
+        return next(filter(None, inner), f"{path}: {error}")
+    return None
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes or items of `value`, each with the code that reaches it; submodules as `.name`."""
+    if isinstance(value, nn.Module):
+        yield from ((f".{name}", child) for name, child in children_of(value).items())
+    if not isinstance(value, type):
+        yield from (member for member in members_of(value) if member[0] != "._modules")

@@ -1,4 +1,4 @@
-"""Where a Trainer trains: its strategy, its world, its devices, and how its ranks are started."""
+"""The strategy, the process group and the devices of a Trainer, and how its ranks are started."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,13 +11,12 @@ from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import Start, StrategyRequest, StrategySpec
 from midstride.engine.errors import JobError, StrategyUnavailable, UserError
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, devices_of_machine, devices_of_rank
-from midstride.engine.ranks.tpus import parse_tpu_cores
 from midstride.engine.slurm import is_one_task
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.build import build_strategy, own_strategy_faults
+from midstride.engine.strategies.build_strategy import build_strategy, own_strategy_faults
 from midstride.engine.world import World
 
-__all__ = ["Placement", "resolve_placement"]
+__all__ = ["Placement", "parse_tpu_cores", "resolve_placement"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class Placement:
 
     Args:
         strategy: attached to world and devices.
-        world: the world of this process; rank 0 of it, if the script has still to start the others.
-        start: how the Trainer starts the ranks; "none" if they are started already, or this process is the only one.
+        world: rank of this process and number of ranks; rank 0 if the script still has to start the others.
+        start: how the Trainer starts the ranks; "none" if they are started, or this process is the only one.
         ranks: number of ranks to start.
         gpus: indices of the GPUs of this machine, for all ranks on it.
         summary: strategy, processes and devices, in one line.
@@ -42,7 +41,7 @@ class Placement:
 
 
 def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Placement, list[str]]:
-    """Return where a Trainer trains, and messages on all faults of `request`; with faults, do not use the placement.
+    """Return the placement of a Trainer, and messages on all faults of `request`; with faults, do not use it.
 
     Raises:
         StrategyUnavailable: no such strategy, or its library is not installed.
@@ -230,3 +229,31 @@ def _summary(
     chunks = f", each batch in {len(devices)} parts" if len(devices) > 1 else ""
     lanes = "" if request.lanes is None else f", {request.lanes} lanes"
     return f"{strategy}, {processes} process{'es' if processes > 1 else ''} on {spec.devices or where}{lanes}{chunks}"
+
+
+#: of one machine, by which Lightning's `tpu_cores` counts
+_CORES = 8
+
+
+def parse_tpu_cores(tpu_cores: Any) -> tuple[int, int | None]:
+    """Return the number of cores that `tpu_cores` selects, and the index of the core if it names one, else None.
+
+    Args:
+        tpu_cores: 1 or 8 for so many, as a number or as text, or a list with the index of one.
+
+    Raises:
+        ValueError: `tpu_cores` is not understood.
+
+    >>> parse_tpu_cores("8"), parse_tpu_cores([5])
+    ((8, None), (1, 5))
+    """
+    if type(tpu_cores) in (int, str) and str(tpu_cores).strip() in ("1", str(_CORES)):
+        return int(tpu_cores), None
+    if isinstance(tpu_cores, (list, tuple)) and len(tpu_cores) == 1:
+        (core,) = tpu_cores
+        if type(core) is int and 0 <= core < _CORES:
+            return 1, core
+    raise ValueError(
+        f"tpu_cores={tpu_cores!r} names no cores of a TPU: 1 or {_CORES} of them are needed, or a list with the index "
+        f"of one, [0] to [{_CORES - 1}]; for another number of cores say strategy='xla' and devices"
+    )

@@ -66,9 +66,7 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
 def ended_early() -> list[str]:
     """Return a line for each other rank that has ended with an error."""
     codes = {rank: process.poll() for rank, process in _processes.items()}
-    return [
-        f"rank {rank} had ended with code {code}; what it said stands above" for rank, code in codes.items() if code
-    ]
+    return [f"rank {rank} had ended with code {code}; see its output above" for rank, code in codes.items() if code]
 
 
 @contextmanager

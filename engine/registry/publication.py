@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from midstride.engine.config.loggers import LoggerOptions
 from midstride.engine.loggers.base import LoggedRun, Logger
-from midstride.engine.loggers.build import build_logger
+from midstride.engine.loggers.build_logger import build_logger
 from midstride.engine.loggers.delivery import logged_run
 from midstride.engine.registry.registry import Champion, ModelRegistry
 from midstride.engine.storage.store import Store

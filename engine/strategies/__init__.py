@@ -2,26 +2,21 @@
 
 base               `Strategy`, the base class: how one module trains on many devices
 batch_split        cuts a batch into chunks, and joins the outputs for them, by the rules of `nn.DataParallel`
-build              builds strategies by name; the module of a strategy is imported only when it is built
-collective         exchanges between ranks other than gradients: Python values, on the host
+build_strategy     builds strategies by name; the module of a strategy is imported only when it is built
+collective         exchanges between ranks other than gradients: Python values on the host, also in a thread
 ddp                one full replica per process, gradients averaged during backward
-ddp2               a replica per process, each splitting its batch over several devices: dp inside a node, ddp across
-                   nodes
-dp                 one process that splits every batch over several devices
+ddp2               a replica per process, each splitting its batch over several devices: dp inside a machine, ddp
+                   across machines
+dp                 one process that splits every batch over several devices: a repeatable `nn.DataParallel`
 flat_tensors       groups small tensors into flat ones, to copy or sum them together
 gradient_buckets   averages gradients in buckets, the first ones while the backward pass still runs, outside of DDP
 horovod            a full replica per process, gradients averaged in buckets of a fixed layout during backward
 layer_faults       finds layers and tensors that strategies over several processes do not support
 mixins             optional abilities of strategies: one class each, which the engine checks for by `isinstance`
-object_gather      gathers Python values from every rank, in one exchange if they are short
 ordered_ddp        DDP in lanes: sums in an order that does not depend on the number of processes
 ordered_reducer    sums gradients in an order that does not depend on the number of ranks
 rendezvous         the `torch.distributed.Store` over which the ranks of a world connect
-replicas           replicas of a module, one for each chunk of a batch, within one process: a repeatable
-                   `nn.DataParallel`
 sharded            each rank has its rows of every weight, gradient and optimizer state (`fully_shard`)
-sharded_blocks     chooses the submodules that are sharded and gathered as units of their own
-side_channel       exchanges between ranks in a background thread, while training runs
 single             one process, one device
 step               runs the user's steps: the only place that calls `training_step`, `validation_step` and the like
 torch_collective   the collective over a process group of torch: NCCL on GPUs, gloo elsewhere

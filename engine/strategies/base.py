@@ -1,8 +1,9 @@
-"""What a strategy is: how one module trains on many devices."""
+"""`Strategy`, the base class of strategies: how one module trains on many devices."""
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,8 +24,8 @@ class Strategy(ABC):
     """How one module trains on many devices. Three methods are abstract; the others have defaults.
 
     A strategy never starts processes (a launcher does), never writes files (snapshots do), never reads the environment
-    (`World` does), and knows no Trainer (a `StepScope` has what it needs of one). Its `Collective` exchanges everything
-    but gradients. Abilities that only some strategies have are classes in `mixins`. The constructor takes
+    (`World` does), and does not know the Trainer (`StepScope` provides the needed parts). Its `Collective` exchanges
+    everything but gradients. Abilities that only some strategies have are classes in `mixins`. The constructor takes
     `strategy_args`.
 
     Args:
@@ -50,7 +51,7 @@ class Strategy(ABC):
 
     @property
     def identity(self) -> str:
-        """What of the strategy decides the bits of a run, as text: its name, or the import path of a user's class."""
+        """Text on the strategy that affects the bits of a run: its name, or the import path of a user's class."""
         kind = type(self)
         ours = kind.__module__.startswith("midstride.")
         return self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
@@ -61,7 +62,7 @@ class Strategy(ABC):
         return self.world
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return messages on what in `module` this strategy does not support."""
+        """Return messages on parts of `module` that this strategy does not support."""
         if self.world.size > 1 and isinstance(self.collective, SingleProcess):
             name = type(self).__name__
             return [
@@ -73,7 +74,7 @@ class Strategy(ABC):
         return sparse + (max_norm_errors(module) if samples_apart else [])
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Return messages on what in a fit this strategy does not support.
+        """Return messages on settings of a fit that this strategy does not support.
 
         Args:
             optimizers: those that `configure_optimizers` returned.
@@ -111,17 +112,18 @@ class Strategy(ABC):
                 the backward pass runs; otherwise `reduce_gradients` is called after each backward pass.
         """
 
-    def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Call the user's step and return its outputs; a training step is called inside the module from `wrap`.
+    def step_call(self, scope: StepScope, module: TrainingModule, name: StepName) -> Callable[..., Any]:
+        """Return a function that calls a step of the user's and returns its outputs.
+
+        Its arguments are this rank's batch and what else the step takes, such as `batch_idx`. A training step is
+        called inside the module from `wrap`.
 
         Args:
             scope: calls the step.
             module: the user's module.
-            name: which of its steps to call.
-            batch: this rank's batch.
-            arguments: further arguments of the step, such as `batch_idx`.
+            name: the step to call.
         """
-        return scope.call(module, name, batch, *arguments)
+        return partial(scope.call, module, name)
 
     @abstractmethod
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -136,7 +138,7 @@ class Strategy(ABC):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore what `state_dict` returned; called after `wrap` and before any other part is loaded."""
+        """Restore the result of `state_dict`; called after `wrap` and before any other part is loaded."""
 
     def clone(self) -> Self:
         """Return a copy that a state can be loaded into while this one trains; loading it calls no collective."""

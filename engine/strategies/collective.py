@@ -1,16 +1,19 @@
 """Exchanges between ranks other than gradients: Python values, on the host."""
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from itertools import repeat
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from midstride.engine.strategies.side_channel import SideChannel
 from midstride.engine.world import World
 
-__all__ = ["Collective", "SingleProcess"]
+__all__ = ["CHANNEL", "TIMEOUT", "Collective", "SideChannel", "SingleProcess", "gather_objects"]
 
 
 class Collective(ABC):
@@ -43,7 +46,7 @@ class Collective(ABC):
         """Return the `torch.distributed.Store` of the ranks under a new prefix; None if there is none."""
         return None
 
-    def side_channel(self) -> SideChannel:
+    def side_channel(self) -> "SideChannel":
         """Return a channel for exchanges in a background thread while training runs."""
         return SideChannel(1)
 
@@ -66,3 +69,65 @@ class SingleProcess(Collective):
     def gather(self, value: object) -> list[Any]:
         """Return a list of `value` alone."""
         return [value]
+
+
+#: description of its process group
+CHANNEL = "midstride channel"
+#: long, because a rank may still import modules or read its first batch while the others wait
+TIMEOUT = timedelta(minutes=30)
+
+
+class SideChannel:
+    """Lets one background thread of every rank exchange values while training exchanges gradients.
+
+    All ranks must call collectives of a group in the same order, which two threads cannot guarantee: so this has a
+    group of its own. A rank that dies closes its connections, and waits for it end with an error.
+
+    Args:
+        size: number of ranks; every rank makes its channel at the same point.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc=CHANNEL) if size > 1 else None
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks."""
+        if self._group is None:
+            return [value]
+        return gather_objects(value, self._size, self._group)
+
+    def close(self) -> None:
+        """Destroy the group; no rank may be waiting in it."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+
+#: bytes of a value that are sent with its length in the first exchange
+SHORT_BYTES = 4096 - 8
+
+
+def gather_objects(value: object, size: int, group: Any = None) -> list[Any]:
+    """Return every rank's `value`, in the order of ranks, as `all_gather_object` does in two exchanges.
+
+    Args:
+        value: picklable.
+        size: number of ranks in the group.
+        group: process group; None for the default group.
+    """
+    data = pickle.dumps(value)
+    heads = _gather_bytes(len(data).to_bytes(8, "little") + data[:SHORT_BYTES], 8 + SHORT_BYTES, size, group)
+    lengths = [int.from_bytes(head[:8], "little") for head in heads]
+    long_bytes = max(lengths) - SHORT_BYTES
+    tails = _gather_bytes(data[SHORT_BYTES:], long_bytes, size, group) if long_bytes > 0 else repeat(b"")
+    return [pickle.loads((head[8:] + tail)[:length]) for head, tail, length in zip(heads, tails, lengths, strict=False)]
+
+
+def _gather_bytes(data: bytes, length: int, size: int, group: Any) -> list[bytes]:
+    """Return every rank's `data`, padded to `length` bytes."""
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"  # a group of the user's own may have NCCL alone
+    mine = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8).to(device)
+    everyones = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(everyones, mine, group=group)
+    return [one.cpu().numpy().tobytes() for one in everyones]

@@ -1,17 +1,26 @@
-"""One process that splits every batch over several devices."""
+"""One process that splits every batch over several devices: a repeatable `nn.DataParallel`."""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.metrics.torchmetrics_internals import keeps_states
+from midstride.engine.metrics.torchmetrics_state import is_metric
+from midstride.engine.modules.module import TrainingModule, set_device
+from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.batch_split import cut, join
+from midstride.engine.strategies.flat_tensors import copy_together
 from midstride.engine.strategies.mixins import MergesOutputs
-from midstride.engine.strategies.replicas import run_on_replicas
 from midstride.engine.strategies.single import Single
 from midstride.engine.strategies.step import StepName, StepScope, loss_in
+from midstride.engine.strategies.torch_internals import replica_of
+from midstride.engine.trees import move
 
-__all__ = ["Dp", "SplitsBatches"]
+__all__ = ["Dp", "SplitsBatches", "run_on_replicas"]
 
 
 class SplitsBatches(MergesOutputs, Strategy):
@@ -34,13 +43,16 @@ class SplitsBatches(MergesOutputs, Strategy):
             "each part of a batch, and each would step the optimizers. Use ddp, or automatic optimization.",
         ]
 
-    def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Return the joined outputs of the user's step on the chunks of `batch`."""
+    def step_call(self, scope: StepScope, module: TrainingModule, name: StepName) -> Callable[..., Any]:
+        """Return a function that calls the user's step for each chunk of a batch and joins the outputs."""
 
-        def run(replica: TrainingModule, chunk: Any) -> Any:
-            return scope.call(replica, name, chunk, *arguments)
+        def on_replicas(batch: Any, *arguments: Any) -> Any:
+            def run(replica: TrainingModule, chunk: Any) -> Any:
+                return scope.call(replica, name, chunk, *arguments)
 
-        return run_on_replicas(module, batch, self.devices, run, scope.micro_batches)
+            return run_on_replicas(module, batch, self.devices, run, scope.micro_batches)
+
+        return on_replicas
 
     def merge_outputs(self, outputs: Any) -> Any:
         """Replace a loss with one element per chunk by its mean; return other outputs as they are."""
@@ -58,3 +70,130 @@ class Dp(SplitsBatches, Single):
     """
 
     name = "dp"
+
+
+def run_on_replicas(
+    module: TrainingModule,
+    batch: Any,
+    devices: Sequence[torch.device],
+    step: Callable[[TrainingModule, Any], Any],
+    micro_batches: Callable[[], AbstractContextManager[None]],
+) -> Any:
+    """Return the joined outputs of `step(replica, chunk)` for the chunks of `batch`, one for each device.
+
+    Replicas share the weights and the metrics of `module`. The first replica has its buffers; changes to the buffers
+    of other replicas, and to plain attributes of any replica, are dropped.
+
+    Args:
+        module: of which replicas are made.
+        batch: is cut along its samples.
+        devices: one for each chunk; the same device may be listed several times.
+        step: runs a chunk.
+        micro_batches: the context in which all chunks run.
+    """
+    chunks = cut(batch, len(devices))
+    if len(chunks) == 1:
+        # join as well, so that the outputs have the same shape for any number of chunks
+        return join([step(module, batch)])
+    made: list[dict[int, Any]] = [{} for _ in chunks]
+    used = devices[: len(chunks)]
+    for device, tensors, replicas in zip(used, _tensors(module, used), made, strict=True):
+        _replica(module, tensors, device, replicas)
+    outputs = []
+    with micro_batches():
+        for chunk, device, replicas in zip(chunks, used, made, strict=True):
+            with _on(device), _metrics_at_home(module, device):
+                outputs.append(step(replicas[id(module)], move(chunk, device)))
+    _keep_buffers(module, made[0])
+    return join(outputs)
+
+
+def _tensors(module: nn.Module, devices: Sequence[torch.device]) -> list[dict[int, Tensor]]:
+    """Return for each device the copies of parameters and buffers, by the id of the original tensor."""
+    parameters, buffers = list(module.parameters()), list(module.buffers())
+    broadcast: Callable[..., tuple[Tensor, ...]] = _Broadcast.apply
+    copies = iter(broadcast(list(devices), *parameters) if parameters else ())
+    tensors = [{id(p): next(copies) for p in parameters} for _ in devices]
+    for number, device in enumerate(devices):
+        own = copy_together(buffers, device) if number else buffers
+        tensors[number].update(zip(map(id, buffers), own, strict=True))
+    return tensors
+
+
+class _Broadcast(torch.autograd.Function):
+    """Copies parameters for each replica; backward adds the gradients of the replicas in their order."""
+
+    @staticmethod
+    def forward(ctx: Any, devices: list[torch.device], *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.devices, ctx.home = devices, devices[0]
+        copies: list[Tensor] = []
+        for device in devices:
+            # Replicas on the device of the module share its weights.
+            copies += [p.view_as(p) for p in parameters] if device == ctx.home else copy_together(parameters, device)
+        frozen = [not needed for needed in ctx.needs_input_grad[1:]] * len(devices)
+        ctx.mark_non_differentiable(*(copy for copy, is_frozen in zip(copies, frozen, strict=True) if is_frozen))
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        count = len(gradients) // len(ctx.devices)
+        sums: list[Tensor | None] = [None] * count
+        for replica, device in enumerate(ctx.devices):
+            mine = zip(ctx.needs_input_grad[1:], gradients[replica * count : (replica + 1) * count], strict=True)
+            there = {i: gradient for i, (needed, gradient) in enumerate(mine) if needed and gradient is not None}
+            home = there.values() if device == ctx.home else copy_together(list(there.values()), ctx.home)
+            for number, gradient in zip(there, home, strict=True):
+                total = sums[number]
+                sums[number] = gradient if total is None else total + gradient
+        return (None, *sums)
+
+
+def _replica(module: Any, tensors: dict[int, Tensor], device: torch.device, made: dict[int, Any]) -> Any:
+    """Return a shallow copy of `module` with `tensors`; `made` maps ids of originals to copies, for shared layers."""
+    if id(module) in made or is_metric(module):
+        return made.get(id(module), module)
+    replica = made[id(module)] = replica_of(module)
+    for name, parameter in parameters_of(module).items():
+        setattr(replica, name, None if parameter is None else tensors[id(parameter)])
+    for name, buffer in buffers_of(module).items():
+        buffers_of(replica)[name] = None if buffer is None else tensors[id(buffer)]
+    for name, child in children_of(module).items():
+        children_of(replica)[name] = None if child is None else _replica(child, tensors, device, made)
+    if isinstance(module, TrainingModule):
+        set_device(replica, device)
+    return replica
+
+
+def _keep_buffers(module: nn.Module, made: dict[int, Any]) -> None:
+    """Set the buffers of `module` to those of its replica, which may have replaced them by new tensors."""
+    for original in module.modules():
+        if id(original) in made:
+            buffers_of(original).update(buffers_of(made[id(original)]))
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _metrics_at_home(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Move the arguments of `update` calls of the shared metrics to the device of the metric."""
+    metrics: list[Any] = [m for m in module.modules() if is_metric(m) and keeps_states(m)]
+    away = [metric for metric in metrics if metric.device != device]
+    updates = [metric.update for metric in away]
+    for metric, update in zip(away, updates, strict=True):
+        metric.update = _moving_arguments(update, metric.device)
+    try:
+        yield
+    finally:
+        for metric, update in zip(away, updates, strict=True):
+            metric.update = update
+
+
+def _moving_arguments(update: Callable[..., None], home: torch.device) -> Callable[..., None]:
+    def update_at_home(*args: Any, **kwargs: Any) -> None:
+        moved = [arg.to(home) if isinstance(arg, Tensor) else arg for arg in args]
+        named = {name: arg.to(home) if isinstance(arg, Tensor) else arg for name, arg in kwargs.items()}
+        update(*moved, **named)
+
+    return update_at_home

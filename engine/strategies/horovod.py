@@ -23,12 +23,11 @@ from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError, WorldError
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.optim.learning_rates import scale_learning_rates
-from midstride.engine.strategies.collective import Collective
+from midstride.engine.optim.schedulers import scale_learning_rates
+from midstride.engine.strategies.collective import Collective, SideChannel
 from midstride.engine.strategies.gradient_buckets import GradientBuckets
 from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import AveragesInBuckets, ReplicatesParameters
-from midstride.engine.strategies.side_channel import SideChannel
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.strategies.torch_internals import PrefixStore, Store, TCPStore
 from midstride.engine.world import World

@@ -17,7 +17,7 @@ def max_norm_errors(module: nn.Module) -> list[str]:
     """Return messages on embeddings with `max_norm`: their forward pass changes the weights that a batch reads."""
     return [
         f"the module's {name} is an embedding with max_norm: each process, or lane, would scale the rows of its own "
-        "batch, in weights that all share: leave max_norm out, and scale what the forward pass gets"
+        "batch in shared weights. Remove max_norm, and scale the result of the embedding"
         for name, layer in module.named_modules()
         if isinstance(layer, _EMBEDDINGS) and layer.max_norm is not None
     ]
@@ -28,7 +28,7 @@ def sparse_tensor_errors(module: nn.Module) -> list[str]:
     named = [*module.named_parameters(), *module.named_buffers()]
     return [
         f"the module's {name} is a sparse tensor, and processes, or lanes, exchange dense ones: make it dense, or keep "
-        "it in a plain attribute, of which every process has its own"
+        "it in a plain attribute, which is separate in each process"
         for name, tensor in named
         if tensor.layout != torch.strided
     ]

@@ -41,7 +41,7 @@ __all__ = [
     "stop_watching",
 ]
 
-#: the loss of a part of a batch, of the outputs for that part and of the part itself
+#: function of the outputs for a part of a batch, and of that part, that returns its loss
 LossOf = Callable[[Any, Any], Tensor]
 
 
@@ -66,7 +66,7 @@ class BackwardSync(ABC):
 
     @abstractmethod
     def no_backward_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes exchange no gradients; `wrapped` is what `wrap` returned."""
+        """Return a context in which backward passes exchange no gradients; `wrapped` is the result of `wrap`."""
 
     @abstractmethod
     def sync_pending_gradients(self) -> None:
@@ -79,7 +79,7 @@ class AveragesInBuckets(ABC):
     @property
     @abstractmethod
     def buckets(self) -> GradientBuckets | None:
-        """The buckets; None where gradients are averaged in another way."""
+        """The buckets; None if gradients are averaged in another way."""
 
 
 class RunsBackward(ABC):
@@ -90,7 +90,7 @@ class RunsBackward(ABC):
         """Run forward and backward for `batch`.
 
         Args:
-            wrapped: what `wrap` returned.
+            wrapped: the result of `wrap`.
             batch: the batch of this rank.
             index: number of the batch in the epoch.
             loss_of: returns the loss of a micro-batch; called on the rank that has its outputs.
@@ -98,7 +98,7 @@ class RunsBackward(ABC):
 
 
 class RunsLanes(ABC):
-    """Runs every batch in equal parts, the lanes, so that what is computed does not depend on the number of ranks."""
+    """Runs every batch in equal parts, the lanes, so that results do not depend on the number of ranks."""
 
     @property
     @abstractmethod
@@ -131,11 +131,11 @@ class Measures(ABC):
 
     @abstractmethod
     def measurements(self) -> dict[str, Any]:
-        """Return what was measured, as a JSON document; every snapshot holds it."""
+        """Return the measurements as a JSON document, which every snapshot holds."""
 
     @abstractmethod
     def load_measurements(self, measurements: dict[str, Any]) -> None:
-        """Take over what an earlier attempt of the run measured; called before `setup_module`."""
+        """Load the measurements of an earlier attempt of the run; called before `setup_module`."""
 
 
 class LazyDevice(ABC):
@@ -149,7 +149,7 @@ class LazyDevice(ABC):
 
     @abstractmethod
     def mark_step(self) -> None:
-        """Execute what was recorded; called at every boundary, and after each batch of an evaluation."""
+        """Execute the recorded operations; called at every boundary, and after each batch of an evaluation."""
 
 
 class ModelParallel(ABC):
@@ -168,7 +168,7 @@ class ModelParallel(ABC):
         """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same point."""
 
     def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
-        """Load what `full_state_dict` returned, before `setup_module` or after it; every rank calls this."""
+        """Load the result of `full_state_dict`, before or after `setup_module`; every rank calls this."""
         module.load_state_dict(state_dict)
 
     def wrap_state(self, part: Stateful) -> Stateful:

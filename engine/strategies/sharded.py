@@ -1,7 +1,8 @@
-"""Sharded training: each rank has its rows of every weight, of its gradient and of what the optimizer keeps of it."""
+"""Sharded training: each rank has its rows of every weight, of its gradient and of its optimizer state."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -21,14 +22,15 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.torch_internals import parameters_of
 from midstride.engine.state.row_shards import RowShard, distributed_tensor, reshard_rows, row_shard_of, shard_rows
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import FixedParameters, ModelParallel
-from midstride.engine.strategies.sharded_blocks import blocks, norms_of, uncut_tensors
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, broadcast_tensors
+from midstride.engine.strategies.torch_internals import NORMALISATION
 from midstride.engine.trees import is_state_leaf, map_leaves
 
 __all__ = ["FullySharded", "Sharded"]
@@ -184,12 +186,18 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         self.fix_parameters(step.module)
         return step
 
-    def run_step(self, scope: StepScope, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Return the outputs of the user's step; every rank calls this."""
-        outputs = super().run_step(scope, module, name, batch, *arguments)
-        if name != "training_step":
-            _reshard(module)  # after a training step, the backward pass does this
-        return outputs
+    def step_call(self, scope: StepScope, module: TrainingModule, name: StepName) -> Callable[..., Any]:
+        """Return a function that calls the user's step; every rank calls it."""
+        call = super().step_call(scope, module, name)
+        if name == "training_step":  # the backward pass reshards the weights
+            return call
+
+        def resharded(*arguments: Any) -> Any:
+            outputs = call(*arguments)
+            _reshard(module)
+            return outputs
+
+        return resharded
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Do nothing: each backward pass has averaged and sharded the gradients."""
@@ -316,3 +324,47 @@ def _row_shard(value: Any) -> Any:
             "optimizer keeps more than one number for each weight. Use strategy ddp, or another optimizer."
         )
     return shard
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the units that are gathered on their own: the elements of the outermost lists and sequences of `module`.
+
+    Elements without weights, without a `forward`, or with weights that are shared with others are left out.
+    """
+    counts = _parameter_counts(module)
+
+    def found(parent: nn.Module, listed: bool) -> Iterator[nn.Module]:
+        for child in parent.children():
+            if isinstance(child, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+                yield from found(child, True)
+            elif listed and _is_block(child, counts):
+                yield child
+            else:
+                yield from found(child, False)
+
+    return list(found(module, False))
+
+
+def _is_block(submodule: nn.Module, counts: Counter[int]) -> bool:
+    own = _parameter_counts(submodule)
+    can_be_called = type(submodule).forward is not nn.Module.forward
+    return bool(own) and can_be_called and all(counts[weight] == count for weight, count in own.items())
+
+
+def _parameter_counts(module: nn.Module) -> Counter[int]:
+    """Return how often each parameter occurs in `module`, by id."""
+    every = module.named_modules(remove_duplicate=False)
+    return Counter(id(p) for _, submodule in every for p in parameters_of(submodule).values() if p is not None)
+
+
+def norms_of(module: nn.Module) -> dict[nn.Module, None]:
+    """Return the normalisation layers with weights of their own, in order, as the keys of a dict."""
+    counts = _parameter_counts(module)
+    return {norm: None for norm in module.modules() if isinstance(norm, NORMALISATION) and _is_block(norm, counts)}
+
+
+def uncut_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the weights and buffers of `module` outside of submodules that are sharded already."""
+    cut = [submodule for submodule in module.modules() if isinstance(submodule, FSDPModule)]
+    done = {id(tensor) for submodule in cut for tensor in (*submodule.parameters(), *submodule.buffers())}
+    return [tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) not in done]

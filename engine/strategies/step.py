@@ -1,9 +1,8 @@
-"""Runs the user's steps: the only place that calls `training_step`, `validation_step`, `test_step`, `predict_step`."""
+"""Runs the user's steps: only this file calls `training_step`, `validation_step`, `test_step` and `predict_step`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -12,7 +11,7 @@ from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.user_code import call_user_code
+from midstride.engine.user_code import fork_count, users_error
 
 __all__ = ["STEPS", "StepName", "StepScope", "TrainingStep", "loss_in"]
 
@@ -75,16 +74,19 @@ class StepScope:
         Raises:
             UserCodeError: the method raised.
         """
-        logged = self.metric_logger
-        whole = logged.batch
-        where, step = f"{type(module).__name__}.{name}", getattr(module, name)
-        if batch is whole:
-            return call_user_code(where, step, batch, *arguments)
-        logged.begin_batch(batch)
+        logged, step = self.metric_logger, getattr(module, name)
+        whole, forks = logged.batch, fork_count()
+        if batch is not whole:
+            logged.begin_batch(batch)
         try:
-            return call_user_code(where, step, batch, *arguments)
+            return step(batch, *arguments)
+        except BaseException as error:  # not by call_user_code: each step saves a call, and its traceback a frame
+            if (users := users_error(f"{type(module).__name__}.{name}", error, forks)) is None:
+                raise
+            raise users from error
         finally:
-            logged.begin_batch(whole)
+            if batch is not whole:
+                logged.begin_batch(whole)
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of one forward pass: autocast, where the precision has it."""
@@ -99,29 +101,28 @@ class StepScope:
         return self.metric_logger.muted()
 
     def mute(self) -> None:
-        """Drop what this rank logs from now on, because another rank has the outputs."""
+        """Drop the values of this rank from now on, because another rank has the outputs."""
         self.metric_logger.mute()
 
 
 class TrainingStep(nn.Module):
-    """What a strategy wraps: a module whose forward is the user's training step.
+    """The module that a strategy wraps; its forward is the user's training step.
 
     Args:
         module: the user's module.
         scope: the context in which its step runs.
-        run: `run_step` of the strategy.
+        call: the strategy's call of the step, from `Strategy.step_call`.
     """
 
-    def __init__(self, module: TrainingModule, scope: StepScope, run: Callable[..., Any]) -> None:
+    def __init__(self, module: TrainingModule, scope: StepScope, call: Callable[..., Any]) -> None:
         super().__init__()
         self.module = module
-        self._run = partial(run, scope, module, "training_step")
-        self._heartbeat = scope.heartbeat
+        self._call, self._heartbeat = call, scope.heartbeat
 
     def forward(self, *args: Any) -> Any:
-        """Return what the user's `training_step` returns."""
+        """Return the outputs of the user's `training_step`."""
         heartbeat = self._heartbeat
         heartbeat.begin_work()
-        outputs = self._run(*args)
+        outputs = self._call(*args)
         heartbeat.end_work()
         return outputs

@@ -13,10 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from midstride.engine.errors import WorldError
-from midstride.engine.strategies.collective import Collective
-from midstride.engine.strategies.object_gather import gather_objects
+from midstride.engine.strategies.collective import CHANNEL, TIMEOUT, Collective, SideChannel, gather_objects
 from midstride.engine.strategies.rendezvous import rendezvous_store
-from midstride.engine.strategies.side_channel import CHANNEL, TIMEOUT, SideChannel
 from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
 from midstride.engine.world import World
 

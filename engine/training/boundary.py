@@ -1,4 +1,4 @@
-"""The boundary between two batches, at which the state parts of a fit hold everything that decides how it goes on."""
+"""The boundary between two batches: takes due snapshots and handles requests. The state of a fit is complete there."""
 
 from typing import Any
 

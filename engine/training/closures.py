@@ -60,8 +60,8 @@ def closure_returning(loss: Tensor | None, optimizer: Optimizer) -> Callable[[],
         if versions != [*map(version_of, parameters)]:
             kind = type(optimizer).__name__
             raise UserError(
-                f"the closure of {kind}.step was called after parameters had changed in the same step, and computes "
-                f"nothing: gradients are those of before. {_HOW}"
+                f"{kind}.step called its closure after it had changed parameters, and this closure computes nothing: "
+                f"the gradients are those of before the change. {_HOW}"
             )
         return loss
 
@@ -73,19 +73,19 @@ def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, str
     kind = next((type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)), None)
     if kind is None:
         return []
-    why = f"{kind} evaluates a batch several times in one step"
+    why = f"{kind} evaluates a batch several times in a step"
     faults = []
     if options.accumulate_grad_batches > 1:
         faults.append(
-            f"accumulate_grad_batches={options.accumulate_grad_batches} with {kind}: {why}, and the batches before it "
-            "in the window are gone by then. Use a larger batch_size, or another optimizer"
+            f"accumulate_grad_batches={options.accumulate_grad_batches} with {kind}: {why}, and earlier batches of the "
+            "window are gone by then. Use a larger batch_size, or another optimizer"
         )
     if options.precision == "16":
         faults.append(f"precision 16 with {kind}: {why}, and the gradient scaler scales it once. Use precision bf16")
     if options.on_nan == "skip":
-        faults.append(f"on_nan: skip with {kind}: {why}, and has moved by then. Use on_nan: fail")
+        faults.append(f"on_nan: skip with {kind}: {why}, and has changed the weights by then. Use on_nan: fail")
     if isinstance(strategy, RunsLanes):
-        faults.append(f"lanes with {kind}: {why}, and a lane is run once. Use another optimizer, or leave lanes out")
+        faults.append(f"lanes with {kind}: {why}, and a lane runs once. Use another optimizer, or leave lanes out")
     if isinstance(strategy, (LazyDevice, ModelParallel)):
         faults.append(f"strategy {strategy.name} with {kind}: {why}. Use single or ddp, or another optimizer")
     return faults

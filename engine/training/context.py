@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +15,13 @@ from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.lanes import Lanes
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.hooks import Hooks, own_hook
+from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.interface import TrainerInterface
-from midstride.engine.modules.module import TRANSFER_HOOKS, TrainingModule
+from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
-from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
+from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.signals import SignalRequests
@@ -30,11 +29,9 @@ from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.mixins import LazyDevice, ModelParallel, device_generator, lanes_of
 from midstride.engine.strategies.step import StepScope
-from midstride.engine.training.batch_stream import BatchStream
-from midstride.engine.training.finite import FiniteLosses
+from midstride.engine.training.finite_losses import FiniteLosses
 from midstride.engine.training.reporter import Reporter
 from midstride.engine.training.sample_log import SampleLog
-from midstride.engine.trees import move
 from midstride.engine.world import World
 
 __all__ = ["EvaluationContext", "FitContext", "TrainerSettings"]
@@ -139,40 +136,6 @@ class EvaluationContext:
         """Execute the operations that a lazy device, such as XLA's, has recorded; do nothing on other devices."""
         if isinstance(self.strategy, LazyDevice):
             self.strategy.mark_step()
-
-    def batch_transfer(self, loader: int = 0) -> Callable[[Any], Any]:
-        """Return a function that moves a batch of loader `loader` to this rank's device and converts its precision.
-
-        With lanes, it takes a dict of each lane's batch. The transfer hooks are looked up here, once, since a failed
-        lookup on a module takes microseconds.
-        """
-        transfer = self._batch_transfer(loader)
-        if self.lanes is None:
-            return transfer
-        return lambda batch: {lane: transfer(lane_batch) for lane, lane_batch in batch.items()}
-
-    def _batch_transfer(self, loader: int) -> Callable[[Any], Any]:
-        before, moved, after = (self._transfer_hook(name) for name in TRANSFER_HOOKS)
-        device, converted = self.device, self.precision.batch
-        if before is moved is after is None and device.type == "cpu":
-            return converted
-
-        to_device = BatchStream(device).move if device.type == "cuda" else partial(move, device=device)
-
-        def transfer(batch: Any) -> Any:
-            batch = batch if before is None else before(batch, loader)
-            batch = to_device(batch) if moved is None else moved(batch, device, loader)
-            batch = batch if after is None else after(batch, loader)
-            return converted(batch)
-
-        return transfer
-
-    def _transfer_hook(self, name: str) -> Callable[..., Any] | None:
-        """Return the hook `name` of the DataModule, or else of the module; None if neither has it."""
-        for owner in (self.trainer.datamodule, self.module):
-            if (hook := own_hook(owner, name)) is not None:
-                return hook
-        return None
 
     def inject_fault(self, phase: str, step: int | None = None) -> None:
         """Inject the fault that is planned for this phase and step, if any; `step` defaults to the current one."""

@@ -1,8 +1,12 @@
-"""The loops over the batches of an evaluation or a prediction, in a fit or outside."""
+"""Validates, tests and predicts: the loops over the batches, in a fit or outside.
+
+Ranks with different numbers of batches evaluate in lockstep: all take as many turns as the rank with the most.
+"""
 
 import inspect
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -12,16 +16,27 @@ from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.hooks import bind_step_end
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.objects.object_state import side_effects_reverted
+from midstride.engine.seeds import Generators
+from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.step import STEPS
+from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
+from midstride.engine.training.checkpointing.roots import evaluated_objects
 from midstride.engine.training.context import EvaluationContext
-from midstride.engine.training.extra_steps import extra_step
 from midstride.engine.training.lane_scope import LaneScope
-from midstride.engine.training.uneven_ranks import lockstep_batches
 from midstride.engine.trees import to_host
 
-__all__ = ["EvaluationLoop", "EvaluationStage", "PredictionLoop", "setup_evaluation"]
+__all__ = [
+    "EvaluationLoop",
+    "EvaluationStage",
+    "PredictionLoop",
+    "ensure_shared_order",
+    "extra_step",
+    "lockstep_batches",
+    "setup_evaluation",
+]
 
 EvaluationStage = Literal["validate", "test", "predict"]
 
@@ -52,7 +67,7 @@ class EvaluationLoop:
         name = STEPS[stage]
         _ensure_loader_numbers(context.module, stage, len(loaders))
         self.prefix = name.removesuffix("_step")  # in the names of hooks, such as on_validation_start
-        self.forward = partial(context.strategy.run_step, context.scope, context.module, name)
+        self.forward = context.strategy.step_call(context.scope, context.module, name)
         self.step_end = bind_step_end(context.module, name)
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
 
@@ -95,7 +110,7 @@ class EvaluationLoop:
     def loader(self, number: int) -> None:
         """Evaluate one loader; a rank without a batch left waits for the others, or joins the collectives of steps."""
         context, progress = self.context, self.context.progress
-        to_device = context.batch_transfer(number)
+        to_device = batch_transfer(context, number)
         for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
             if own:
                 self.batch(to_device(batch), progress.val_batch, number)
@@ -131,8 +146,8 @@ class EvaluationLoop:
         for lane, lane_batch in batch.items():
             with self.lanes.lane(lane, step, lane_batch, self.context.progress.step, number, index, loader=number):
                 outputs[lane] = step(lane_batch)
-        # What the hook of its end draws is alike on every rank; a rank without a batch, and so without that hook, draws
-        # on as the others do, since they are seeded anew behind it.
+        # The hook at the end of the batch draws the same numbers on all ranks. Ranks without a batch do not call it;
+        # all are seeded again after it.
         self.lanes.end_batch(self.context.progress.step, number, index, 1)
         return outputs
 
@@ -172,15 +187,15 @@ def setup_evaluation(
     context.strategy.setup_module(context.module, context.scope)
     resumables = loaders.evaluation(stage)
     if not resumables:
-        raise UserError(f"there is no {stage} loader: write {LOADER_METHODS[stage]}.")
+        raise UserError(f"no {stage} loader: define {LOADER_METHODS[stage]}(), or pass loaders to {stage}().")
     return resumables
 
 
 def _ensure_loader_numbers(module: TrainingModule, stage: EvaluationStage, loaders: int) -> None:
-    """Refuse a step or a hook that is not told, or has to be told, which of several loaders a batch is from.
+    """Check that steps and hooks take the number of the loader if there are several, and do not require it for one.
 
     Raises:
-        UserError: naming it.
+        UserError: a step or hook does not.
     """
     step = STEPS[stage]
     prefix, kind = step.removesuffix("_step"), type(module)
@@ -193,13 +208,86 @@ def _ensure_loader_numbers(module: TrainingModule, stage: EvaluationStage, loade
         except ValueError:  # it has none that could be read
             continue
         except TypeError as error:
-            way = "dataloader_idx=0 as its last argument"
             many = f"there are {loaders} {stage} loaders, and {kind.__name__}.{name} takes no dataloader_idx"
-            one = f"there is one {stage} loader, and {kind.__name__}.{name} needs more than it is given ({error})"
-            raise UserError(f"{many if loaders > 1 else one}: write {way}.") from None
+            one = f"there is one {stage} loader, and {kind.__name__}.{name} requires further arguments ({error})"
+            raise UserError(f"{many if loaders > 1 else one}: write dataloader_idx=0 as its last argument.") from None
 
 
 def _ensure_written(module: TrainingModule, step: str) -> None:
     kind = type(module)
     if getattr(kind, step) is getattr(TrainingModule, step):
-        raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Write it.")
+        raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Define it.")
+
+
+_NONE = object()  # a batch may be None
+
+
+def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start: int) -> Iterator[tuple[Any, bool]]:
+    """Yield pairs of a batch and whether it is this rank's own, from batch `start` on.
+
+    If not, the batch is one to repeat if calls of the module are collectives, and otherwise a placeholder.
+    """
+    collective, batches = context.collective, loader.batches(0, start)
+    spare: Any = None
+    for index in count(start):
+        context.inject_fault("validation")
+        batch = next(batches, _NONE)
+        own = batch is not _NONE
+        # Without a length, the ranks agree on the end.
+        if index >= loader.max_batches if loader.is_sized else collective.all_agree(not own):
+            return
+        if index == 0:
+            ensure_shared_order(collective, loader, "an evaluation", reads=own)
+        if not context.forward_is_collective:
+            yield batch, own
+            continue
+        if own:
+            spare = batch
+        if index == start:
+            spare = _batch_of_another(collective, spare, own)
+        yield spare, own
+
+
+def _batch_of_another(collective: Collective, batch: Any, own: bool) -> Any:
+    """Return `batch` if every rank has one of its own, else that of the first rank that has."""
+    if collective.all_agree(own):
+        return batch
+    theirs = [one for has, one in collective.gather((own, batch)) if has]
+    return batch if own else theirs[0]
+
+
+def ensure_shared_order(collective: Collective, loader: ResumableLoader, where: str, *, reads: bool = True) -> None:
+    """Compare the orders that the samplers of this epoch gave; every rank calls this at its first batch.
+
+    Args:
+        collective: collective of the ranks.
+        loader: loader of this rank.
+        where: the epoch or evaluation, for the message.
+        reads: whether this rank has a batch; without one it has run no sampler.
+
+    Raises:
+        UserError: the orders differ.
+    """
+    if (order := loader.shared_order()) is None:
+        return
+    orders = [theirs for has_read, theirs in collective.gather((reads, order)) if has_read]
+    if len({*orders}) > 1:
+        raise UserError(
+            f"samplers of different ranks gave different orders in {where} (digests {', '.join(orders)}), and the "
+            "ranks share one order. Give all samplers the same data, as by torch.distributed.all_gather_object, or "
+            "set use_distributed_sampler=False."
+        )
+
+
+@contextmanager
+def extra_step(context: EvaluationContext, loader: ResumableLoader) -> Iterator[None]:
+    """Discard values logged in the block, and revert its changes of the module, of generators and of user objects.
+
+    Args:
+        context: context of the step.
+        loader: loader of its batch.
+    """
+    generators = Generators(context.generator, devices=context.strategy.devices)
+    objects = evaluated_objects(context, loader)
+    with side_effects_reverted(context.module, generators, objects), context.metric_logger.muted():
+        yield

@@ -3,7 +3,8 @@
 import inspect
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from midstride.engine.config.loggers import run_name_faults
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.overrides import is_own
-from midstride.engine.data.loader import FitLoaders
+from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.errors import JobError, UserError, WorldError
 from midstride.engine.formatting import format_count, url_name
 from midstride.engine.modules.hooks import own_hook
@@ -26,12 +27,13 @@ from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.step import TrainingStep
+from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
 from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
 from midstride.engine.training.determinism import refuse_cudnn_dropout
-from midstride.engine.training.extra_steps import peek_batch
+from midstride.engine.training.evaluation import extra_step
 from midstride.engine.training.fit_loop import FitLoop
 from midstride.engine.training.fit_warnings import idle_evaluation, layers_in_eval_mode, untrained_parameters
 from midstride.engine.training.sample_log import SampleLog
@@ -73,7 +75,7 @@ class Fit:
         self._last_seen: LastSeen | None = None
 
     def errors(self, strategy: Strategy) -> list[str]:
-        """Return messages on what of this fit `strategy` does not support."""
+        """Return messages on settings of this fit that `strategy` does not support."""
         context = self.context
         batch_size = context.loaders.training.batch_size
         return _fit_errors(strategy, context.module, context.optimizers, context.options, batch_size)
@@ -97,8 +99,31 @@ class Fit:
             resume: as in `Trainer.fit`.
             devices: description of the devices for the user.
         """
+        context, progress = self.context, self.context.progress
+        with self._errors_explained():
+            loop = self._begin(run, resume)
+            if (store := context.collective.key_value_store()) is not None:
+                self._last_seen = LastSeen(store, context.world, lambda: progress.step)
+            with context.requests.listening(store, context.world, self._last_seen):
+                # These lines and this event invite requests, so they come once signals are heard.
+                self._announce(loop, devices)
+                generation = self.checkpointer.generation if self.checkpointer is not None else None
+                context.reporter.begin(progress, loop.batches, context.options, generation)
+                if not (progress.finished and loop.is_done()):
+                    progress.begin_fit()
+                    with context.collective.timeout(context.options.collective_timeout_s):
+                        loop.run()
+                    progress.end_fit()
+                if self.checkpointer is not None:
+                    self.checkpointer.finish()
+            context.hooks.call("on_fit_end")
+            context.reporter.emit("finished", step=progress.step, epoch=progress.epoch)
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        """Raise an error of the block as its cause: a failed snapshot, or the loss of another rank; close snapshots."""
         try:
-            self._train(run, resume, devices)
+            yield
         except Exception as error:
             cause = error if self.checkpointer is None else self.checkpointer.cause_of(error)
             if self._last_seen is not None and self._is_loss_of_rank(cause):
@@ -110,26 +135,6 @@ class Fit:
             if self.checkpointer is not None:
                 self.checkpointer.close()
 
-    def _train(self, run: str | None, resume: Resume, devices: str) -> None:
-        context, progress = self.context, self.context.progress
-        loop = self._begin(run, resume)
-        if (store := context.collective.key_value_store()) is not None:
-            self._last_seen = LastSeen(store, context.world, lambda: progress.step)
-        with context.requests.listening(store, context.world, self._last_seen):
-            # Requests may follow these lines and this event. They come here, as an earlier signal is not heard.
-            self._announce(loop, devices)
-            generation = self.checkpointer.generation if self.checkpointer is not None else None
-            context.reporter.begin(progress, loop.batches, context.options, generation)
-            if not (progress.finished and loop.is_done()):
-                progress.begin_fit()
-                with context.collective.timeout(context.options.collective_timeout_s):
-                    loop.run()
-                progress.end_fit()
-            if self.checkpointer is not None:
-                self.checkpointer.finish()
-        context.hooks.call("on_fit_end")
-        context.reporter.emit("finished", step=progress.step, epoch=progress.epoch)
-
     def _is_loss_of_rank(self, error: Exception) -> bool:
         """Return whether `error` says that another rank ended, in a step or while a snapshot was written."""
         collective, origin = self.context.collective, error.__cause__
@@ -139,14 +144,12 @@ class Fit:
 
     def _lost_rank_message(self, error: Exception, seen: LastSeen) -> str:
         context = self.context
-        way_on = (
-            "a retry resumes from the newest snapshot" if self.checkpointer is not None else "no snapshots are taken"
-        )
+        way_on = "a retry resumes from the newest snapshot" if self.checkpointer is not None else "there is no snapshot"
         said = _GLOO_DETAILS.sub("", (str(error).splitlines() or [""])[0])
         return (
             f"rank {context.world.rank} lost another rank after step {context.progress.step} "
-            f"({said}): {seen.others()}; {way_on}. Where a rank may keep the others "
-            f"waiting for longer than collective_timeout_s, {context.options.collective_timeout_s:g} s, give it more"
+            f"({said}): {seen.others()}; {way_on}. If ranks may wait for each other longer than "
+            f"{context.options.collective_timeout_s:g} s, raise collective_timeout_s"
         )
 
     def _begin(self, run: str | None, resume: Resume) -> FitLoop:
@@ -170,7 +173,7 @@ class Fit:
         return FitLoop(context, self.checkpointer)
 
     def _announce(self, loop: FitLoop, devices: str) -> None:
-        """Tell the user on what it trains, and if nothing is left to train."""
+        """Log the devices and the batch sizes, and whether nothing is left to train."""
         context, progress = self.context, self.context.progress
         context.reporter.announce(self._announcement(devices))
         if progress.step and loop.is_done():
@@ -197,7 +200,7 @@ def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
         JobError: a tracker does not accept the name of the run.
     """
     if settings.loggers and (run is None or settings.snapshots is None):
-        raise UserError("loggers get rows as snapshots with them are committed: fit needs a run, and snapshots on")
+        raise UserError("loggers receive rows when a snapshot is committed: fit needs a run, with snapshots on")
     if run is not None and (faults := run_name_faults(settings.loggers, url_name(run))):
         raise JobError.of(f"fit(run={run!r})", faults)
 
@@ -210,8 +213,8 @@ def _refuse_to_start_over(run: str) -> None:
     """
     if taken := SnapshotCatalog(Store.open(run, StoreOptions("none"))).snapshots():
         raise UserError(
-            f"{run} has snapshots, the newest {taken[-1].name}, and snapshots is null (None), which resumes nothing: "
-            "to resume, leave it out; to start over, give another run name"
+            f"{run} has snapshots (newest: {taken[-1].name}), and with snapshots=None (null) a fit cannot resume: to "
+            "resume, leave the option out; to start over, use another run name"
         )
 
 
@@ -224,7 +227,7 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
     module, strategy, options = ready.module, ready.strategy, ready.options
     if lazy := lazy_tensors(module):
         raise JobError(lazy)
-    strategy.setup_module(module, ready.scope, lambda: peek_batch(ready, loaders.training))
+    strategy.setup_module(module, ready.scope, lambda: _peek_batch(ready, loaders.training))
     with collector_paused():  # the first optimizer of a process imports torch._dynamo
         configured = call_user_code("configure_optimizers", module.configure_optimizers)
     optimizers, schedulers = read_optimizers(configured, module)
@@ -235,6 +238,7 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
         for line in [*untrained_parameters(optimizers, module), *layers_in_eval_mode(module), *idle]:
             log.warning("%s", line)
     strategy.setup_optimizers(optimizers, [config.scheduler for config in schedulers])
+    step = TrainingStep(module, ready.scope, strategy.step_call(ready.scope, module, "training_step"))
     one = module.automatic_optimization and len(optimizers) == 1
     return FitContext(
         **vars(ready),
@@ -243,8 +247,17 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
         samples=SampleLog(strategy.data_world.rank, strategy.data_world.size),
         optimizers=optimizers,
         schedulers=schedulers,
-        step=_wrapped(strategy, TrainingStep(module, ready.scope, strategy.run_step), one_backward=one),
+        step=_wrapped(strategy, step, one_backward=one),
     )
+
+
+def _peek_batch(context: EvaluationContext, loader: ResumableLoader) -> Any:
+    """Return the first batch of `loader`, and restore the state of samplers and data."""
+    before = loader.state_dict()
+    with extra_step(context, loader):
+        batch = batch_transfer(context)(next(loader.batches(0)))
+    loader.load_state_dict(before)
+    return batch
 
 
 def _wrapped(strategy: Strategy, step: TrainingStep, *, one_backward: bool) -> nn.Module:
@@ -270,15 +283,15 @@ def _fit_errors(
     options: TrainerOptions,
     batch_size: int | None,
 ) -> list[str]:
-    """Return messages on what of a fit `strategy` or `options` do not support."""
+    """Return messages on settings of a fit that `strategy` or `options` do not support."""
     faults = strategy.fit_errors(optimizers, options, batch_size)
     if not module.automatic_optimization:
         return faults
     if options.precision == "16" and own_hook(module, "optimizer_step") is not None:
         faults = [
             *faults,
-            f"precision 16 with {type(module).__name__}.optimizer_step: it steps past the gradient scaler, which "
-            "leaves a step out where gradients are not finite. Use precision bf16, or leave optimizer_step out",
+            f"precision 16 with {type(module).__name__}.optimizer_step: it bypasses the gradient scaler, which skips "
+            "steps with gradients that are not finite. Use precision bf16, or remove optimizer_step",
         ]
     return [*faults, *_step_errors(module, len(optimizers)), *closure_faults(optimizers, options, strategy)]
 
@@ -301,7 +314,7 @@ def _step_errors(module: TrainingModule, optimizers: int) -> list[str]:
         name = type(module).__name__
         return [
             f"{name}.configure_optimizers returned {optimizers} optimizers, and {name}.training_step takes no "
-            "optimizer_idx: it is called once for each of them. Write training_step(self, batch, batch_idx, "
-            "optimizer_idx), or set automatic_optimization = False and step them by hand"
+            "optimizer_idx: the step is called once for each optimizer. Write training_step(self, batch, batch_idx, "
+            "optimizer_idx), or set automatic_optimization = False and step them in training_step"
         ]
     return []

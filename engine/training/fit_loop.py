@@ -1,7 +1,7 @@
 """The loop of a fit: epochs of batches, with validation in between.
 
-Between two batches, the state parts of the context hold everything that decides how the fit goes on. So it can resume
-from a snapshot that was taken between any two batches, of training or of a validation.
+Between two batches, the state parts of the context hold all state of the fit. So a fit can resume from a snapshot taken
+between any two batches, of training or of a validation.
 """
 
 import logging
@@ -11,12 +11,12 @@ from typing import Any
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.modules.monitors import Monitor
 from midstride.engine.session.heartbeat import Phase
+from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.boundary import StepBoundary
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import FitContext
-from midstride.engine.training.evaluation import EvaluationLoop
+from midstride.engine.training.evaluation import EvaluationLoop, ensure_shared_order
 from midstride.engine.training.optimizer_step import OptimizerStep
-from midstride.engine.training.shared_order import ensure_shared_order
 from midstride.engine.trees import samples_in
 
 __all__ = ["FitLoop"]
@@ -40,7 +40,7 @@ class FitLoop:
         self.context, self.checkpointer = context, checkpointer
         self.progress, self.loader = context.progress, context.loaders.training
         self._options, self._lanes = context.options, context.lanes
-        self._to_device = context.batch_transfer()
+        self._to_device = batch_transfer(context)
         self._on_fetch = context.faults_at("fetch")
         self._on_batch_start = context.hooks.bound("on_train_batch_start")
         self._on_batch_end = context.hooks.bound("on_train_batch_end")
@@ -56,13 +56,13 @@ class FitLoop:
         self._monitors, self._warned = self._monitors_of_epochs(), list[Monitor]()
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
-                f"the run stands at batch {self.progress.batch} of its epoch, which has {len(loader)} now: "
-                "start it with the data and batch size it had, or start over under another run name."
+                f"the run is at batch {self.progress.batch} of its epoch, and the epoch now has {len(loader)} batches: "
+                "use the data and the batch size of before, or another run name to start over."
             )
         self.val_every = None if self.validation is None else self._val_every(context.options.val_check_interval)
 
     def _monitors_of_epochs(self) -> list[Monitor]:
-        """Return the monitors that look at the end of each epoch, by choice or for want of a validation."""
+        """Return the monitors that are judged at the end of each epoch, by choice or without a validation."""
         monitors = [callback for callback in self.context.callbacks if isinstance(callback, Monitor)]
         if self.validation is None:
             return [one for one in monitors if one.check_on_train_epoch_end is not False]
@@ -74,14 +74,15 @@ class FitLoop:
             return None
         if self.batches is None and isinstance(interval, float):
             raise UserError(
-                f"val_check_interval={interval} is a share of an epoch, and how long one is, only reading the training "
-                "data to their end tells. Use a number of batches, or 1.0 for the end of each epoch."
+                f"val_check_interval={interval} is a share of an epoch, and the training data have no length. Use a "
+                "number of batches, or 1.0 for the end of each epoch."
             )
         over_epochs = self._options.check_val_every_n_epoch is None
         if not over_epochs and self.loader.is_sized and interval > len(self.loader):
             raise UserError(
-                f"val_check_interval={interval} batches, and an epoch has {self.batches}: it would never be due. Use a "
-                "smaller number, a share such as 1.0, or check_val_every_n_epoch=None to count over epochs."
+                f"val_check_interval={interval} batches is more than the {self.batches} of an epoch: no validation "
+                "would run. Use a smaller number, a share such as 1.0, or check_val_every_n_epoch=None to count over "
+                "epochs."
             )
         return interval if isinstance(interval, int) else max(1, int((self.batches or 0) * interval))
 
@@ -95,7 +96,7 @@ class FitLoop:
         )
 
     def _is_stopped(self) -> bool:
-        """Return whether a stop was requested, and the least number of epochs and of steps is done."""
+        """Return whether a stop was requested, and the minimum numbers of epochs and steps are done."""
         options, progress = self._options, self.progress
         return progress.stop and progress.epoch >= options.least_epochs and progress.step >= (options.min_steps or 0)
 
@@ -104,13 +105,13 @@ class FitLoop:
         self.validate_if_due()  # if resumed between a step and its validation
         self._end_epoch_if_over()  # if resumed between the last step of an epoch and its end
         while not self.is_done():
-            self.epoch()
+            self.train_epoch()
         self.context.finite_losses.verify()
         self.context.heartbeat.enter(Phase.EVALUATING)  # no step sends heartbeats from here on
         self.context.metric_logger.begin("train", closed="trained")
         self.context.hooks.call("on_train_end")
 
-    def epoch(self) -> None:
+    def train_epoch(self) -> None:
         """Train to the end of this epoch, or to the end of the fit if that comes first."""
         context, progress, heartbeat = self.context, self.progress, self.context.heartbeat
         if not progress.in_epoch:
@@ -126,11 +127,11 @@ class FitLoop:
             heartbeat.end_work(batches=1)
             if progress.batch == 0 or self.loader.begins_pass:
                 self._check_order()
-            self.batch(batch)
+            self.train_batch(batch)
         self._end_epoch_if_over()
 
     def _end_epoch_if_over(self) -> None:
-        """End the epoch after its last batch, or where a stop breaks it off; `max_steps` leaves it open, to go on."""
+        """End the epoch after its last batch, or after a requested stop; `max_steps` leaves it open, to continue."""
         progress = self.progress
         if progress.at_end or (progress.in_epoch and self._is_stopped()):
             self.end_epoch()
@@ -142,7 +143,7 @@ class FitLoop:
             context.samples.plan(progress.epoch, planned)
         ensure_shared_order(context.collective, self.loader, f"epoch {progress.epoch}")
 
-    def batch(self, batch: Any) -> None:
+    def train_batch(self, batch: Any) -> None:
         """Train on one batch, and step at the end of an accumulation window."""
         progress, index = self.progress, self.progress.batch
         self.context.metric_logger.begin_batch(batch)
@@ -225,7 +226,7 @@ class FitLoop:
         self.loader.set_at_end(False)
 
     def _judge_epoch(self, reduced: Mapping[str, float]) -> None:
-        """Let monitors judge an epoch; without validation, by `reduced` and the values of its last step."""
+        """Let monitors judge an epoch; without a validation, by `reduced` and the values of its last step."""
         logger, world = self.context.metric_logger, self.context.world
         of_epoch = {*reduced, *logger.names_of_steps()}
         known = logger.values.keys() & of_epoch  # not values of validations in an earlier attempt
@@ -235,8 +236,8 @@ class FitLoop:
             elif world.is_first and monitor not in self._warned:
                 self._warned.append(monitor)
                 log.warning(
-                    "%s does nothing: it monitors %s, of which the epoch has no value, and there is no validation; it "
-                    "has %s",
+                    "%s has no effect: it monitors %s, which the epoch did not log, and there is no validation. "
+                    "Logged: %s",
                     type(monitor).__name__,
                     monitor.monitor,
                     ", ".join(sorted(known)) or "nothing",
@@ -244,9 +245,9 @@ class FitLoop:
 
 
 def _ensure_epoch_goes_on(returned: object, index: int) -> None:
-    """Refuse -1 from `on_train_batch_start`, by which Lightning skips the rest of the epoch."""
+    """Refuse -1 from `on_train_batch_start`, with which Lightning skips the rest of the epoch."""
     if isinstance(returned, int) and returned == -1:
         raise UserError(
-            f"on_train_batch_start returned -1 for batch {index}, and no rest of an epoch is left out here: say "
+            f"on_train_batch_start returned -1 for batch {index}: skipping the rest of an epoch is not supported. Use "
             "limit_train_batches, or set self.trainer.should_stop = True to end the fit"
         )

@@ -23,15 +23,15 @@ def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> 
     lines = []
     if strange := len(given - set(own)):
         lines.append(
-            f"{strange} of {len(given)} parameters that the optimizers train are not the module's: no weights of "
-            f"{name} hold them. Make what they belong to an attribute of the module, and build the optimizers from "
+            f"{strange} of {len(given)} parameters in the optimizers are not the module's: the weights of {name} do "
+            "not hold them. Make their layer an attribute of the module, and build the optimizers from "
             "self.parameters() in configure_optimizers"
         )
     trains = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if left := [path for path, parameter in trains.items() if id(parameter) not in given]:
         lines.append(
-            f"{len(left)} of {len(trains)} parameters of {name} that collect gradients are in no optimizer: they do "
-            f"not change: {format_names(left, 3)}. If that is meant, requires_grad_(False) saves their gradients"
+            f"{len(left)} of {len(trains)} parameters of {name} that collect gradients are in no optimizer and do not "
+            f"change: {format_names(left, 3)}. If this is intended, requires_grad_(False) saves their gradients"
         )
     return lines
 
@@ -44,9 +44,10 @@ def layers_in_eval_mode(module: nn.Module) -> list[str]:
         return []
     uppermost = [path for path in still if not path or layers[path.rpartition(".")[0]].training]
     return [
-        f"{len(still)} of {len(layers)} layers of {type(module).__name__} are in eval mode as training begins and stay "
-        "in it: dropout is off and statistics of batches do not change in "
-        f"{format_names([path or 'all of it' for path in uppermost], 3)}. If that is not meant, call train() before fit"
+        f"{len(still)} of {len(layers)} layers of {type(module).__name__} are in eval mode and stay in it during "
+        "training: dropout is off and batch statistics do not change in "
+        f"{format_names([path or 'all of it' for path in uppermost], 3)}. If this is not "
+        "intended, call train() before fit"
     ]
 
 
@@ -60,8 +61,8 @@ def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:
     if all(parameter.grad is None for parameter in parameters):
         raise UserError(
             f"the loss of {type(module).__name__}.training_step gives none of the {len(parameters)} parameters of "
-            f"{type(optimizer).__name__} a gradient: nothing is trained. Either it is made anew, as by "
-            "torch.tensor(loss.item(), requires_grad=True), or the optimizer has parameters that take no part in it."
+            f"{type(optimizer).__name__} a gradient: nothing is trained. The loss is a new tensor, such as "
+            "torch.tensor(loss.item(), requires_grad=True), or it does not depend on the optimizer's parameters."
         )
 
 
@@ -73,17 +74,17 @@ def idle_evaluation(
     has_step = type(module).validation_step is not TrainingModule.validation_step
     lines = []
     if loaders and not has_step:
-        lines.append(f"there are validation loaders, and {name} has no validation_step: nothing is evaluated on them")
+        lines.append(f"there are validation loaders, and {name} has no validation_step: they are not used")
     if has_step and not loaders:
-        lines.append(f"{name}.validation_step is never called: there is no validation loader. Write val_dataloader")
+        lines.append(f"{name}.validation_step is never called: there is no validation loader. Define val_dataloader")
     monitors, idle = [one for one in callbacks if isinstance(one, Monitor)], list[Monitor]()
     every, last = options.check_val_every_n_epoch, options.max_epochs
     if has_step and loaders and every is not None and last is not None and every > last:
-        lines.append(f"check_val_every_n_epoch is {every}, and max_epochs {last}: nothing is validated by then")
+        lines.append(f"check_val_every_n_epoch is {every}, and max_epochs {last}: no validation will run")
         idle = [one for one in monitors if not one.waits_for_epoch_end(options)]
     elif not loaders or options.limit_val_batches == 0:
         idle = [one for one in monitors if one.check_on_train_epoch_end is False]
     return lines + [
-        f"{type(one).__name__} looks at {one.monitor} after a validation, and there is none: it does nothing"
+        f"{type(one).__name__} checks {one.monitor} after a validation, and there is none: it has no effect"
         for one in idle
     ]

@@ -1,61 +1,93 @@
-"""The Trainer: builds the context of each call and runs the loops."""
+"""The Trainer: trains, validates, tests and predicts.
+
+Each call builds an `EvaluationContext` with everything that its loop uses, and runs the loop.
+"""
 
 import copy
 import gc
+import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import Optimizer
 
 from midstride.engine.config.loggers import LoggerOptions, checked_loggers
 from midstride.engine.config.options import SnapshotOptions, TrainerOptions, checked_options, short_precision
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.lightning.adapt import adapt
+from midstride.engine.lightning.callbacks import with_counterparts
+from midstride.engine.lightning.checkpoint import exported_checkpoint
 from midstride.engine.lightning.counterparts import update_lightning_callbacks
-from midstride.engine.lightning.data import LightningData
-from midstride.engine.loggers.build import logger_errors
-from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.hooks import hook_faults
-from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module
+from midstride.engine.lightning.module import LightningData
+from midstride.engine.lightning.trainer import LightningTrainer
+from midstride.engine.loggers.build_logger import logger_errors
+from midstride.engine.metrics.lane_logger import LaneLogger
+from midstride.engine.metrics.lane_metrics import LaneMetrics
+from midstride.engine.metrics.logger import MetricLogger
+from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
+from midstride.engine.modules.callbacks import Callback, FixedCallbacks, first_state, keep_first_state
+from midstride.engine.modules.hooks import Hooks, hook_faults, own_hook
+from midstride.engine.modules.interface import TrainerInterface
+from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module, set_device
+from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.progress import Progress
+from midstride.engine.modules.structure import ModuleStructure, structure_of, take_weights
+from midstride.engine.optim.precision import Precision
+from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_devices
-from midstride.engine.ranks.dispatch import on_all_ranks
+from midstride.engine.ranks.dispatch import of_loaders, on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
-from midstride.engine.ranks.predictions import of_loaders
+from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.script_exit import exit_codes_of_errors
+from midstride.engine.session.signals import SignalRequests
 from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.build import build_strategy
-from midstride.engine.strategies.mixins import Measures, device_generator, lanes_of, load_full_state_dict, stop_watching
+from midstride.engine.strategies.build_strategy import build_strategy
+from midstride.engine.strategies.mixins import (
+    Measures,
+    ModelParallel,
+    device_generator,
+    full_state_dict,
+    gradient_buckets,
+    lanes_of,
+    load_full_state_dict,
+    stop_watching,
+)
+from midstride.engine.strategies.step import StepScope
+from midstride.engine.training.calls import BoundCallback, ensure_not_running, running_call, seed_call, set_up
 from midstride.engine.training.checkpointing.run_store import Resume, run_url_of
 from midstride.engine.training.checkpointing.world_size import apply_initial_sharding
 from midstride.engine.training.context import EvaluationContext, TrainerSettings
 from midstride.engine.training.determinism import Determinism
 from midstride.engine.training.evaluation import EvaluationLoop, EvaluationStage, PredictionLoop, setup_evaluation
+from midstride.engine.training.finite_losses import FiniteLosses
 from midstride.engine.training.fit import Fit, earlier_facts
-from midstride.engine.training.running_call import ensure_not_running, running_call, seed_call
-from midstride.engine.training.setup import BoundCallback, set_up
-from midstride.engine.training.trainer_state import TrainerState
+from midstride.engine.training.reporter import Reporter
+from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
 __all__ = ["Trainer"]
 
 _DEFAULT = SnapshotOptions.model_validate({})
+#: arguments that ranks get in any case, beside the options that were given
+_FOR_RANKS = ("strategy", "strategy_args", "callbacks", "lanes", "seed", "accept_change", "identity", "loggers")
+#: parts of a metric logger's state that remain after a call
+_NEWEST = ("values", "names", "evaluation_values")
 
 
-def _given_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `TrainerOptions` among the Trainer's `arguments` that are not left at their default."""
-    defaults = Trainer.__init__.__kwdefaults__ or {}
-    return {name: arguments[name] for name in TrainerOptions.model_fields if arguments[name] is not defaults[name]}
-
-
-class Trainer(TrainerState):
+class Trainer(TrainerInterface):
     """Trains, validates, tests and predicts. A fit with a `run` takes snapshots, and resumes exactly from them.
 
     Args:
@@ -67,43 +99,43 @@ class Trainer(TrainerState):
         accelerator: "gpu", "cpu", or "auto" for GPUs if there are any.
         gpus: GPUs to use: the first n, -1 for all, or their indices as a list or text. None and 0 mean the CPU.
         tpu_cores: 1, 8, or a list with the index of one core; selects strategy "xla".
-        num_nodes: number of machines, to be checked against what the launcher started.
-        auto_select_gpus: choose GPUs that are not in use, as many as `gpus` or `devices` says.
-        lanes: number of equal parts that every batch is cut into, a power of two: any number of ranks that divides it
-            computes the same bits. The loader's `batch_size` then counts the samples of one part.
-        global_batch_size: samples in a training batch over all ranks, which share them equally; it overrides the
-            loader's `batch_size`. Not with lanes.
-        snapshots: when the whole state is written, such as {"every_steps": 100}; None takes no snapshots.
+        num_nodes: number of machines; checked against the number that the launcher started.
+        auto_select_gpus: choose free GPUs, as many as `gpus` or `devices` says.
+        lanes: number of equal parts of every batch, a power of two. Any number of ranks that divides it computes the
+            same bits. The loader's `batch_size` then counts the samples of one part.
+        global_batch_size: samples in a training batch over all ranks, in equal shares; it overrides the loader's
+            `batch_size`. Not with lanes.
+        snapshots: when to write the whole state, such as {"every_steps": 100}; None takes no snapshots.
         callbacks: one callback, or several.
-        loggers: trackers that get the metric log, as in a job: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
-        seed: seeds Python, numpy and torch, alike on every rank. Build the Trainer before the module.
+        loggers: trackers that receive the metric log, as in a job: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
+        seed: seed of Python, numpy and torch, the same on all ranks. Build the Trainer before the module.
         accept_change: one or several keys of the run's identity that may differ from its snapshot, such as "seed".
         identity: further entries of the run's identity, for callers that build the module themselves.
         max_epochs: stop after this many passes over the data; -1 for no limit; 1000 if neither this nor `max_steps` is
             given.
         max_steps: stop after this many optimizer steps.
-        min_epochs: passes over the data before early stopping may end the training.
-        min_steps: optimizer steps before it may; without `min_epochs`, one epoch, too.
+        min_epochs: passes over the data before early stopping can end the training.
+        min_steps: optimizer steps before early stopping can end the training; without `min_epochs`, also one epoch.
         precision: "32", "64", or mixed precision "bf16" or "16".
         accumulate_grad_batches: batches that make one optimizer step.
         gradient_clip_val: largest norm (or value) of the gradients; None, or 0, clips nothing.
         gradient_clip_algorithm: "norm" or "value".
-        on_nan: action on a loss that is not finite: "fail" ends the run, "skip" leaves the batch out on every rank.
+        on_nan: action on a loss that is not finite: "fail" ends the run, "skip" skips the batch on all ranks.
         val_check_interval: share of an epoch (0.5) or number of batches (100) between validations; None: a whole epoch.
         check_val_every_n_epoch: validate only in every n-th epoch; None: after every n-th batch, counted over epochs.
         limit_train_batches: share of the training batches (0.1) or number of them (10) to use; None: all.
         limit_val_batches: the same, of each validation loader.
         limit_test_batches: the same, of each test loader.
-        rng: "lazy" gives each sample random numbers of its own in the data, "batch" one seed to a whole batch.
+        rng: "lazy" seeds the random numbers of the data for each sample, "batch" for each batch.
         use_distributed_sampler: give each rank its own share of the samples.
-        deterministic: use only deterministic algorithms; by default where snapshots are taken.
-        collective_timeout_s: seconds that the ranks wait for one that does not answer in training, before they fail.
+        deterministic: use only deterministic algorithms; by default if snapshots are taken.
+        collective_timeout_s: seconds that ranks wait for a rank that does not answer in training, before they fail.
         enable_progress_bar: show a progress bar on a terminal.
-        others: arguments of Lightning's Trainer and of older versions: some are understood, the others are refused
-            with what to use here.
+        others: arguments of Lightning's Trainer, also of its older versions. Some are understood; the others are
+            refused with a substitute.
 
     Raises:
-        JobError: arguments are wrong; all faults are named at once.
+        JobError: arguments are wrong; the message names all faults.
     """
 
     def __init__(
@@ -146,13 +178,14 @@ class Trainer(TrainerState):
         enable_progress_bar: bool = True,
         **others: Any,
     ) -> None:
-        options = {**_given_options(locals()), **others}
+        given = locals()
+        defaults = Trainer.__init__.__kwdefaults__ or {}
+        options = {name: given[name] for name in TrainerOptions.model_fields if given[name] is not defaults[name]}
+        options |= others
         tie_to_parent()
         #: arguments of this Trainer, from which ranks build a copy on their own devices
-        self.arguments: dict[str, Any] = {"strategy": strategy, "strategy_args": strategy_args, "callbacks": callbacks}
-        self.arguments |= {"lanes": lanes, "seed": seed, "accept_change": accept_change, "identity": identity}
-        self.arguments |= {"loggers": loggers, "global_batch_size": global_batch_size}
-        self.arguments |= {"snapshots": snapshots, **options}
+        self.arguments: dict[str, Any] = {name: given[name] for name in _FOR_RANKS}
+        self.arguments |= {"global_batch_size": global_batch_size, "snapshots": snapshots, **options}
         request = DeviceRequest(
             strategy=strategy,
             strategy_args=strategy_args or {},
@@ -170,11 +203,43 @@ class Trainer(TrainerState):
             asked, unknown = checked_loggers(loggers)
             checked = checked_options(options, snapshots, seed, [*faults, *unknown, *logger_errors(asked)])
         accepted = (accept_change,) if isinstance(accept_change, str) else tuple(accept_change or ())
-        settings = TrainerSettings(*checked, seed, accepted, dict(identity or {}), asked, global_batch_size)
-        super().__init__(self.placement.strategy, settings, callbacks)
+        self.strategy: Strategy = self.placement.strategy
+        self.settings = TrainerSettings(*checked, seed, accepted, dict(identity or {}), asked, global_batch_size)
+        self._given = with_counterparts(callbacks, adapt)
+        #: the given callbacks and those of the module of the current or last call: see `TrainerInterface`
+        self.callback_pairs = self._given
+        self.callbacks = FixedCallbacks(_counterparts(self._given))
+        self._first_states = [first_state(callback) for callback in self.callbacks]
+        self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
+        self.heartbeat = Heartbeat.of(self.world)
+        self.reporter = Reporter(self.world, bar=self.options.enable_progress_bar)
+        self.is_fitting = False
+        self.run_url: str | None = None
+        #: loaders of the current or last fit
+        self.loaders: FitLoaders | None = None
+        self._datamodule: DataModule | None = None
+        #: the current or last fit
+        self.last_fit: Fit | None = None
+        #: context of the current or last call; before the first one, that of an empty module
+        self.context: EvaluationContext = self._context_of(TrainingModule(), Progress())
+        self._own = frozenset({*vars(self), "_own"})
         seed_call(seed)
 
-    # Public methods -----------------------------------------------------------------------------
+    if not TYPE_CHECKING:  # static type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(LightningTrainer(self), name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            is_fixed = name == "callbacks" and not isinstance(value, FixedCallbacks)
+            if is_fixed or name == "should_stop" or name in TrainerOptions.model_fields:
+                setattr(LightningTrainer(self), name, value)  # stops the fit, or raises an error with advice
+            else:
+                super().__setattr__(name, value)
+
+    # Calls ----------------------------------------------------------------------------------------
 
     @on_all_ranks
     def fit(
@@ -189,10 +254,10 @@ class Trainer(TrainerState):
         """Train `module` on `data` to the end; resume from the newest good snapshot of `run` if there is one.
 
         Args:
-            module: what to train.
+            module: the module to train.
             data: a DataModule, or a training DataLoader or nest of them; None if the module defines the loaders.
             val_dataloaders: one or several validation loaders; by default those of the DataModule, or of the module.
-            run: folder or fsspec URL of the run, which an earlier call may have begun; None writes nothing.
+            run: folder or fsspec URL of the run; the same `run` again resumes it. None writes nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         """
         if resume not in ("auto", "never") and type(resume) is not int:
@@ -219,16 +284,16 @@ class Trainer(TrainerState):
 
     @on_all_ranks
     def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
-        """Validate `module`; return what it logged, reduced over batches and ranks, by name. Arguments as of `test`."""
+        """Validate `module`; return its logged values, reduced over batches and ranks. Arguments as for `test`."""
         with self._evaluation(module, data, "validate", ckpt_path) as resumables:
             return EvaluationLoop(self.context, "validate", resumables).run()
 
     @on_all_ranks
     def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
-        """Test `module`; return what it logged, reduced over batches and ranks, by name.
+        """Test `module`; return its logged values by name, reduced over batches and ranks.
 
         Args:
-            module: what to test.
+            module: the module to test.
             data: a DataModule, or one or several DataLoaders to test on; None if the module defines them.
             ckpt_path: "best" or "last" of the run fitted last, or the path of such a folder or of a file that
                 `save_checkpoint` wrote; None for the current weights.
@@ -238,10 +303,10 @@ class Trainer(TrainerState):
 
     @on_all_ranks
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
-        """Return the outputs of `predict_step` for every batch of this rank; for several loaders, a list for each.
+        """Return the outputs of `predict_step` for the batches of this rank; with several loaders, one list per loader.
 
-        Arguments as of `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook`, the outputs of all ranks follow each
-        other.
+        Arguments as for `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook` it returns the outputs of all ranks,
+        rank by rank.
         """
         with self._evaluation(module, data, "predict", ckpt_path) as resumables:
             loop = PredictionLoop(self.context, resumables)
@@ -249,9 +314,9 @@ class Trainer(TrainerState):
             return of_loaders(loop.predictions)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
-        """Return messages on what would stop a fit on `processes` processes before its first step.
+        """Return messages on errors that would stop a fit on `processes` processes before its first step.
 
-        The check runs in this process, on a copy of this Trainer. `fit` may be called afterwards.
+        The check runs in this process, on a copy of this Trainer. You can call `fit` afterwards.
         """
         adapt(module)
         adapt(data)
@@ -273,7 +338,191 @@ class Trainer(TrainerState):
             attach(module, trainers[0] if trainers else None)
         return refused
 
-    # Context of a call ----------------------------------------------------------------------------
+    # For modules, hooks and callbacks, as `TrainerInterface` -------------------------------------------
+
+    def set_by_users(self) -> dict[str, Any]:
+        """Return the attributes that user code has set: they are part of snapshots."""
+        return {name: value for name, value in vars(self).items() if name not in self._own}
+
+    @property
+    def world(self) -> World:
+        """The rank of this process, and the number of all ranks."""
+        return self.strategy.world
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self.strategy.device
+
+    @property
+    def options(self) -> TrainerOptions:
+        """How long and how the module trains."""
+        return self.settings.options
+
+    @property
+    def progress(self) -> Progress:
+        """Counts of the run fitted last; during an evaluation outside a fit, those of the evaluation."""
+        return self.context.progress
+
+    @property
+    def metric_logger(self) -> MetricLogger:
+        """The values that `self.log` got in the current or last call."""
+        return self.context.metric_logger
+
+    @property
+    def precision(self) -> Precision:
+        """The precision that the module computes in."""
+        return self.context.precision
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers of the last fit; `on_fit_start` may set others."""
+        return [] if self.last_fit is None else self.last_fit.context.optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        self.optimizers[:] = optimizers
+
+    @property
+    def schedulers(self) -> list[SchedulerConfig]:
+        """The learning rate schedulers of the last fit."""
+        return [] if self.last_fit is None else self.last_fit.context.schedulers
+
+    @property
+    def module(self) -> TrainingModule:
+        """The module of the current or last call."""
+        return self.context.module
+
+    @property
+    def datamodule(self) -> DataModule | None:
+        """The DataModule of the current or last call; None without one."""
+        return self._datamodule
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The training loader of the fit, as it was given."""
+        return None if self.loaders is None else self.loaders.given.get("train")
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """The validation loaders of the fit, as they were given."""
+        return None if self.loaders is None else self.loaders.given.get("validate")
+
+    @property
+    def num_training_batches(self) -> int | None:
+        """Training batches in an epoch; None if the number is unknown, 0 before a fit."""
+        return 0 if self.loaders is None else self.loaders.training.estimated_batches
+
+    @property
+    def num_val_batches(self) -> list[int | None]:
+        """Batches of each validation loader; None for an unknown number, [] before a fit."""
+        return [] if self.loaders is None else [loader.estimated_batches for loader in self.loaders.validation]
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the current training batch is the last of its epoch."""
+        return self.loaders is not None and self.loaders.training.at_end
+
+    @property
+    def callback_metrics(self) -> dict[str, float]:
+        """The newest logged values by name, the same on every rank."""
+        return self.metric_logger.values
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Optimizer steps of the whole fit, for schedules of the learning rate; infinite if the number is unknown."""
+        options, batches = self.options, self.num_training_batches
+        steps = math.inf if options.max_steps is None else options.max_steps
+        if batches is None or options.max_epochs is None:
+            return steps
+        return min(steps, math.ceil(batches / options.accumulate_grad_batches) * options.max_epochs)
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs completed."""
+        return self.progress.epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken."""
+        return self.progress.step
+
+    @property
+    def global_rank(self) -> int:
+        """The rank of this process."""
+        return self.world.rank
+
+    @property
+    def local_rank(self) -> int:
+        """The rank of this process on its machine."""
+        return self.world.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.world.size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process is rank 0."""
+        return self.world.is_first
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's `value`, in the order of ranks."""
+        return self.strategy.collective.gather(value)
+
+    def clip_gradients(self, optimizer: Optimizer, largest: float, algorithm: Literal["norm", "value"]) -> None:
+        """Clip the gradients of the parameters of `optimizer`, by norm or by value, to `largest`."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        strategy = self.strategy
+        by_norm = strategy.clip_gradients if isinstance(strategy, ModelParallel) else clip_grad_norm_
+        clip = by_norm if algorithm == "norm" else clip_grad_value_
+        clip(parameters, largest)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Run the backward pass of `loss`, which must be finite, and average gradients over the ranks."""
+        hooks, module, strategy = self.context.hooks, self.context.module, self.strategy
+        self.context.finite_losses.check(loss)
+        hooks.call("on_before_backward", loss)
+        self.context.inject_fault("backward")
+        buckets = gradient_buckets(strategy)
+        with nullcontext() if buckets is None else buckets.backward(module.parameters()):
+            self.precision.backward(loss, own_hook(module, "backward") or Tensor.backward, **options)
+        strategy.reduce_gradients(module.parameters())
+        hooks.call("on_after_backward")
+
+    def step_optimizer(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """Step `optimizer` in manual optimization, after `closure` and the hooks `on_before_optimizer_step`."""
+        hooks = self.context.hooks
+        if not hooks.has("on_before_optimizer_step"):
+            return optimizer.step(**options) if closure is None else optimizer.step(closure, **options)
+
+        def evaluated() -> Any:
+            returned = None if closure is None else closure()
+            hooks.call("on_before_optimizer_step", optimizer)
+            return returned
+
+        return optimizer.step(evaluated, **options)
+
+    def save_weights(self, folder: Literal["best", "last"]) -> None:
+        """Save the module's weights to `folder` of the run, in a fit with snapshots; every rank calls this."""
+        if self.is_fitting and self.last_fit is not None:
+            self.last_fit.save_weights(folder)
+
+    def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = True) -> None:
+        """Write the weights to a file that `load_from_checkpoint` of a LightningModule can read."""
+        checkpoint = exported_checkpoint(self.module, full_state_dict(self.strategy, self.module))
+        if self.world.is_first:
+            path = Path(filepath)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with draft_of(path) as draft:
+                torch.save(checkpoint, draft)
+
+    def stop(self) -> None:
+        """Request the end of the fit after the current batch or epoch; every rank calls this at the same point."""
+        self.progress.request_stop()
+
+    # Parts of a call --------------------------------------------------------------------------------
 
     def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
         """Return messages on hooks and settings of `module` and `data` that this Trainer does not support."""
@@ -347,3 +596,110 @@ class Trainer(TrainerState):
         seed, batch = self.settings.seed, self.settings.global_batch_size
         settings = LoaderSettings(strategy.data_world, self.options, seed, lanes_of(strategy), batch)
         return LoaderResolver(settings, self.strategy.collective, module, train=train, evaluate=evaluate)
+
+    def _context_of(self, module: TrainingModule, progress: Progress) -> EvaluationContext:
+        """Return the context of a call, and convert `module` to this Trainer's precision."""
+        precision = Precision(self.options.precision, self.device)
+        precision.convert(module)
+        set_device(module, self.device)
+        metric_logger = self._logger_of(module)
+        return EvaluationContext(
+            trainer=self,
+            settings=self.settings,
+            strategy=self.strategy,
+            device=self.device,
+            callbacks=self.callbacks,
+            heartbeat=self.heartbeat,
+            reporter=self.reporter,
+            requests=self.requests,
+            faults=self._faults,
+            module=module,
+            modes=TrainingModes(module),
+            precision=precision,
+            metric_logger=metric_logger,
+            scope=StepScope(metric_logger, precision, self.heartbeat),
+            hooks=Hooks(self, module, self.callbacks),
+            progress=progress,
+            finite_losses=FiniteLosses(progress, self.world.rank, needed=precision.name != "16"),
+        )
+
+    def _logger_of(self, module: TrainingModule) -> MetricLogger:
+        gather, lanes = self.strategy.collective.gather, lanes_of(self.strategy)
+        if lanes is not None:
+            return LaneLogger(gather, LaneMetrics(module, gather, lanes), lanes)
+        return MetricLogger(gather, TorchmetricsState(module, gather, self.world.size), self.world.size)
+
+    def reset_callbacks(self) -> None:
+        """Restore the states that callbacks had before their first fit."""
+        for callback, state in zip(_counterparts(self._given), self._first_states, strict=True):
+            keep_first_state(callback, state)
+            callback.load_state_dict(copy.deepcopy(state))
+
+    def take_callbacks(self, module: TrainingModule) -> None:
+        """Add the callbacks that `module` configures; each replaces a given callback of its class."""
+        where = f"{type(module).__name__}.configure_callbacks"
+        configured = with_counterparts(call_user_code(where, module.configure_callbacks), adapt)
+        kinds = {type(callback) for callback in _counterparts(configured)}
+        self.callback_pairs = [*(pair for pair in self._given if type(pair[1]) not in kinds), *configured]
+        self.callbacks = FixedCallbacks(_counterparts(self.callback_pairs))
+
+    def weights_url(self, ckpt_path: str) -> str:
+        """Return the path or URL of weights; "best" and "last" are of the run fitted last (UserError without one)."""
+        if ckpt_path not in ("best", "last"):
+            return ckpt_path
+        if self.run_url is None:
+            raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
+        return f"{self.run_url.rstrip('/')}/{ckpt_path}"
+
+    # For the process that starts the ranks of this Trainer: see `StartsRanks` -----------------------------
+
+    def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Detach `module`, so that it can be sent to ranks; return the arguments of `verb` for the ranks."""
+        attach(module, None)
+        if verb == "fit":
+            self.reset_callbacks()
+            return dict(arguments)
+        folder = arguments.get("ckpt_path")
+        return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
+
+    def export_result(self, built: ModuleStructure) -> dict[str, Any]:
+        """Return what a call has changed, with tensors on the CPU; weights are included on rank 0 only.
+
+        Args:
+            built: structure of the module before the call; hooks and training may have added layers.
+        """
+        weights = self.context.module.state_dict() if self.world.is_first else {}
+        return {
+            "structure": structure_of(built) if self.world.is_first else {},
+            "weights": {name: tensor.cpu() for name, tensor in weights.items()},
+            "progress": self.progress.state_dict(),
+            "logged": {name: state for name, state in self.metric_logger.state_dict().items() if name in _NEWEST},
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "run": self.run_url,
+        }
+
+    def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
+        """Restore what `export_result` returned into this Trainer and `module`; `fitted` if the call was `fit`."""
+        self.precision.convert(module)
+        take_weights(module, result["weights"], result["structure"])
+        attach(module, self)
+        self.context = replace(self.context, module=module)
+        self.metric_logger.load_state_dict({**self.metric_logger.state_dict(), **result["logged"]})
+        if not fitted:
+            return
+        self.run_url = result["run"]
+        self.progress.load_state_dict(result["progress"])
+        self.take_callbacks(module)
+        for callback, state in zip(self.callbacks, result["callbacks"], strict=True):
+            callback.load_state_dict(state)
+        update_lightning_callbacks(self)
+
+    def with_strategy(self, strategy: Strategy) -> Self:
+        """Return a copy of this Trainer without a fit, with `strategy`, which is attached to a world."""
+        other = copy.copy(self)
+        other.strategy, other.last_fit = strategy, None
+        return other
+
+
+def _counterparts(pairs: Sequence[tuple[Any, Callback | None]]) -> list[Callback]:
+    return [callback for _, callback in pairs if callback is not None]

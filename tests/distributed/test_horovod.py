@@ -23,7 +23,7 @@ from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import StrategyUnavailable, UserError, WorldError
 from midstride.engine.launch.launchers.build import build_launcher
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.world import World
 
@@ -104,7 +104,9 @@ def start_unevenly(folder: str) -> None:
     strategy = here()
     module, scope = Uneven(strategy.world.rank), SimpleNamespace(heartbeat=Heartbeat())
     with pytest.raises(UserError, match=r"ranks \d and \d start from different values of layer.weight"):
-        strategy.wrap(TrainingStep(module, scope, strategy.run_step), one_backward=True)
+        strategy.wrap(
+            TrainingStep(module, scope, strategy.step_call(scope, module, "training_step")), one_backward=True
+        )
 
 
 def test_ranks_that_start_differently_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import JobError, StrategyUnavailable, UserError, WorldError
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.world import World
 
 only_stand_in = pytest.mark.skipif(STAND_IN is None, reason="torch_xla's own CPU device is one process's")

@@ -126,8 +126,8 @@ ROWS = [
         "Earlier snapshots are intact. Correct the cause; the same command then resumes.",
         REFUSED,
         [Cell("in training", not_finite)],
-        says="the loss is nan at epoch {number}, batch {number}, step {number} on rank {number}. "
-        "Nothing was written after it: earlier snapshots are good.",
+        says="the loss is nan (epoch {number}, batch {number}, step {number}, rank {number}). "
+        "Nothing was written since; earlier snapshots are intact.",
     ),
     Row(
         "A rank is asked to stop (SIGTERM)",

@@ -15,7 +15,7 @@ from midstride.engine.errors import LossNotFinite
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.progress import Progress
 from midstride.engine.snapshots.weights import weights_at
-from midstride.engine.training.finite import FiniteLosses
+from midstride.engine.training.finite_losses import FiniteLosses
 
 STEPS = 24
 
@@ -114,7 +114,7 @@ def test_a_value_is_logged_as_it_was_then(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [0, 5, 7, 8, 22, STEPS - 1])
 def test_nothing_is_written_after_a_loss_that_is_not_finite(bad: int, tmp_path: Path) -> None:
-    words = f"the loss is nan at epoch 0, batch {bad}, step {bad + 1} "
+    words = rf"the loss is nan \(epoch 0, batch {bad}, step {bad + 1}, "
     with as_on_a_device(), pytest.raises(LossNotFinite, match=words):
         fit(Module(bad), tmp_path)
     kept = sorted(int(path.name.partition("-")[0]) for path in (tmp_path / "snapshots").glob("*"))
@@ -129,7 +129,7 @@ def test_losses_wait_on_their_device_for_fifty_steps_at_most() -> None:
         for number in range(49):
             losses.check(torch.tensor(float("nan") if number == 3 else 1.0))
             progress.batch_done(at_end=False, stepped=True)
-        with pytest.raises(LossNotFinite, match="the loss is nan at epoch 0, batch 3, step 4 "):
+        with pytest.raises(LossNotFinite, match=r"the loss is nan \(epoch 0, batch 3, step 4, "):
             losses.check(torch.tensor(1.0))
 
 

@@ -22,13 +22,13 @@ from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.strategies import ddp, replicas
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies import ddp, dp
+from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.strategies.pipeline import strategy as pipeline
 from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import average_gradients
-from midstride.engine.training.batch_stream import BatchStream, copy_stream
+from midstride.engine.training.batch_transfer import BatchStream, batch_transfer, copy_stream
 from midstride.engine.training.checkpointing.identity import environment_changes, environment_of
 from midstride.engine.trees import move, to_host
 from midstride.engine.world import World
@@ -102,7 +102,7 @@ def test_a_step_and_its_logged_values_stay_on_the_device(
     batch = move({"x": torch.zeros(6, 4)}, strategy.device)
     around.metric_logger.begin_batch(batch)
     for _ in range(2):
-        outputs = strategy.run_step(around, module, "training_step", batch, 0)
+        outputs = strategy.step_call(around, module, "training_step")(batch, 0)
     assert outputs.device == strategy.device
     assert module.seen.device == strategy.device
     values = values_of(around.metric_logger)
@@ -129,14 +129,14 @@ def test_dp_copies_all_tensors_of_a_net_together(fake: FakeTensorMode) -> None:
     layers = [nn.Linear(4, 4), nn.BatchNorm1d(4), *(nn.Linear(4, 4) for _ in range(9)), nn.Linear(4, 2)]
     net = on_gpu(nn.Sequential(*layers), GPUS[0])
     with Copies() as copies:
-        tensors = replicas._tensors(net, GPUS)
+        tensors = dp._tensors(net, GPUS)
     # parameters, and the buffers of each of their two types
     assert copies.to == {GPUS[1]: 3}
     assert [{tensor.device for tensor in there.values()} for there in tensors] == [{gpu} for gpu in GPUS]
     first, second = ([there[id(p)] for p in net.parameters()] for there in tensors)
     context: Any = SimpleNamespace(devices=GPUS, home=GPUS[0], needs_input_grad=(False, *(True for _ in first)))
     with Copies() as copies:
-        nothing, *sums = replicas._Broadcast.backward(context, *first, *second)
+        nothing, *sums = dp._Broadcast.backward(context, *first, *second)
     assert copies.to == {GPUS[0]: 1}
     assert nothing is None
     assert [total is not None and total.device for total in sums] == [GPUS[0]] * len(first)
@@ -158,7 +158,7 @@ def test_batches_of_all_loaders_come_on_one_stream(monkeypatch: pytest.MonkeyPat
     for device in GPUS:
         context = replace(Trainer(max_epochs=1).context, device=device)
         for loader in (0, 1, 0, 1):  # as in two validations
-            context.batch_transfer(loader)
+            batch_transfer(context, loader)
     assert made == GPUS
 
 
@@ -202,7 +202,8 @@ def test_ddp_takes_the_batch_as_it_is(fake: FakeTensorMode, monkeypatch: pytest.
     strategy = build_strategy("ddp", {"bucket_cap_mb": 50, "gradient_as_bucket_view": True})
     strategy.attach(World(size=2), GPUS[1:])
     module = Net()
-    step = TrainingStep(module, scope(module, monkeypatch), strategy.run_step)
+    around = scope(module, monkeypatch)
+    step = TrainingStep(module, around, strategy.step_call(around, module, "training_step"))
     strategy.wrap(step, one_backward=True)
     (options,) = made
     assert options["device_ids"] is None  # else it moves the batch again, and rebuilds its dicts
@@ -265,7 +266,7 @@ def test_layers_of_other_stages_come_to_the_host(fake: FakeTensorMode, monkeypat
     monkeypatch.setattr(torch.distributed, "recv", lambda tensor, rank: received.append(tensor.device))
     strategy: Any = build_strategy("pipeline", {"stages": 2})
     strategy.attach(World(size=2), GPUS[:1])
-    strategy._location = pipeline.PipelineLocation((1, 0), 1, None, GPUS[0])
+    strategy._location = pipeline.PipelineLocation((1, 0), 1, None, None, GPUS[0])  # type: ignore[arg-type]
     theirs = {"sequential_module.9.weight": (torch.Size([2, 2]), torch.float32)}
     strategy.collective = SimpleNamespace(gather=lambda mine: [mine, theirs])
     module = Layers()
@@ -321,7 +322,7 @@ class Moving(TrainingModule):
 def test_a_module_moves_its_batches_on_the_stream_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)  # whatever uses it fails
     context = replace(Trainer(max_epochs=1).context, module=Moving(), device=GPUS[1])
-    assert context.batch_transfer(3)([]) == ["before", "to cuda:1 of loader 3", "after"]
+    assert batch_transfer(context, 3)([]) == ["before", "to cuda:1 of loader 3", "after"]
 
 
 def test_another_gpu_or_cuda_than_before_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

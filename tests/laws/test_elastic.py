@@ -259,7 +259,7 @@ REFUSED: dict[str, tuple[int, DataModule, dict[str, Any], list[str]]] = {
     "random collate": (2, Noisy(), {}, ["training loader", "collate_fn draws random numbers"]),
     "a batch sampler": (2, Bucketed(), {}, ["training loader", "list", "dealt to the ranks whole"]),
     "samples of its own": (2, Data(), {"use_distributed_sampler": False}, ["use_distributed_sampler=False"]),
-    "a metric": (2, Data(), {"module": Correlated}, ["metric total", "PearsonCorrCoef", "cannot be put together"]),
+    "a metric": (2, Data(), {"module": Correlated}, ["metric total", "PearsonCorrCoef", "cannot be merged"]),
 }
 
 

@@ -212,7 +212,7 @@ class OpensAt(Logger):
 def test_a_logger_that_does_not_say_where_it_stands_is_named(step: Any, tmp_path: Path) -> None:
     Trainer(max_steps=2, enable_progress_bar=False).fit(SmallModule(), SmallData(1), run=str(tmp_path / "run"))
     delivery = Delivery(Store.open(str(tmp_path / "run")), OpensAt(step))
-    with pytest.raises(UserError, match=f"OpensAt.open returned {step!r}: the step of the last row that the tracker"):
+    with pytest.raises(UserError, match=f"OpensAt.open returned {step!r}: return the step of the tracker's last row"):
         delivery.deliver()
 
 
@@ -239,7 +239,7 @@ def test_a_tracker_that_is_away_catches_up(tmp_path: Path, capfd: pytest.Capture
 def test_a_logger_that_cannot_report_is_named_as_missing_rows(
     tmp_path: Path, how: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("midstride.engine.loggers.process._GRACE_S", 3.0)
+    monkeypatch.setattr("midstride.engine.loggers.logger_processes._GRACE_S", 3.0)
     logger = {"path": "support.trackers:Silent", "args": {"how": how}, "wait_s": 0.1}
     run = str(tmp_path / "run")
     Setting(layout="every step", options={"loggers": [logger]}).train(run)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from midstride.engine.metrics import values
-from midstride.engine.training import finite
+from midstride.engine.training import finite_losses
 
 #: operations that give the host a number or a bool
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default}
@@ -48,8 +48,8 @@ def as_on_a_device() -> Iterator[None]:
     def never(tensor: Tensor) -> bool:
         return False
 
-    values.is_on_host = finite.is_on_host = never
+    values.is_on_host = finite_losses.is_on_host = never
     try:
         yield
     finally:
-        values.is_on_host = finite.is_on_host = before
+        values.is_on_host = finite_losses.is_on_host = before

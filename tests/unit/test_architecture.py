@@ -23,11 +23,11 @@ SOURCES = {
 SET_FROM_OUTSIDE = {
     "engine/lightning/adapt.py: owner.__class__": "Python's own",
     "engine/modules/module_state.py: module.training": "torch's own",
-    "engine/modules/tensor_forms.py: tensor.data": "torch's own",
+    "engine/modules/structure.py: tensor.data": "torch's own",
     "engine/objects/kinds/generators.py: generator.bit_generator.state": "numpy's own",
     "engine/strategies/sharded.py: tensor.data": "torch's own",
     "flows/__init__.py: sys.modules[__name__].__class__": "Python's own",
-    "engine/strategies/replicas.py: ctx.devices": "what torch's autograd hands from forward to backward",
+    "engine/strategies/dp.py: ctx.devices": "what torch's autograd hands from forward to backward",
 }
 LONGEST_FUNCTION, LONGEST_CONSTRUCTOR, MOST_PARAMETERS = 45, 25, 6
 MOST_MEMBERS_OF_A_STRATEGY, MOST_IGNORED_TYPES = 20, 16
@@ -184,7 +184,7 @@ PROCESSES = {
         "engine/processes/supervised_process.py": "the supervisor of a world",
         "engine/processes/fork_server.py": "what supervisors are forked from",
         "engine/ranks/subprocess_script.py": "the script again, as another rank",
-        "engine/loggers/process.py": "what feeds a tracker",
+        "engine/loggers/logger_processes.py": "what feeds a tracker",
         "flows/server.py": "a Prefect server",
     },
     "os.kill": {

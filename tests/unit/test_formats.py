@@ -79,8 +79,8 @@ WORDS = {
         format run run_id step after generation resumed_from ancestors world_size files progress facts time checksum""",
     "manifest.json/files": "rank-00000-of-00001.safetensors rank-00000-of-00001.json metrics.csv",
     "manifest.json/files/metrics.csv": "bytes xxh3_128",
-    "manifest.json/progress": "epoch earlier_batches batch step after in_epoch at_end validated validating val_loader "
-    "val_batch stop finished",
+    "manifest.json/progress": "epoch earlier_batches skipped batch step after in_epoch at_end validated validating "
+    "val_loader val_batch stop finished",
     "manifest.json/facts": """
         identity bits text_hash kinds settings in_force start strategy progress left_out weights weights_facts""",
     "manifest.json/facts/start": "size batch_size validation",

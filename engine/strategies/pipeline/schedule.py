@@ -17,10 +17,10 @@ from midstride.engine.errors import EngineError
 from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.batch_split import cut
+from midstride.engine.strategies.collective import TIMEOUT
 from midstride.engine.strategies.mixins import LossOf
 from midstride.engine.strategies.pipeline.balance import tensors_of
 from midstride.engine.strategies.pipeline.stage import Stage
-from midstride.engine.strategies.side_channel import TIMEOUT
 from midstride.engine.strategies.torch_collective import TorchCollective
 from midstride.engine.strategies.torch_internals import schedule_of
 from midstride.engine.trees import samples_in

@@ -11,7 +11,7 @@ import torch
 
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, StopRequested, StoreSilent
-from midstride.engine.loggers.process import LoggerProcesses
+from midstride.engine.loggers.logger_processes import LoggerProcesses
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.session.request import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot

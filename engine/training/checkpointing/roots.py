@@ -28,7 +28,7 @@ from midstride.engine.objects.roots import (
     user_hooks,
 )
 from midstride.engine.objects.user_modules import user_modules
-from midstride.engine.optim.optimizers import scheduler_objects
+from midstride.engine.optim.schedulers import scheduler_objects
 from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
 from midstride.engine.training.context import EvaluationContext, FitContext
 

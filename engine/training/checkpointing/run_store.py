@@ -23,7 +23,7 @@ from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.storage.urls import absolute_url, url_fault
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.side_channel import SideChannel
+from midstride.engine.strategies.collective import SideChannel
 
 __all__ = ["Resume", "RunStore", "run_url_of"]
 

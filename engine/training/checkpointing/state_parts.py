@@ -12,7 +12,8 @@ from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.module_state import NonPersistentBuffers
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.objects.kinds.tensors import mark_device_tensors, place_device_tensors
-from midstride.engine.optim.optimizers import OptimizerList, SchedulerList
+from midstride.engine.optim.optimizers import OptimizerList
+from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.strategies.mixins import ModelParallel

@@ -117,7 +117,7 @@ def test_weights_hold_nothing_that_a_metric_has_seen_and_load_beside_it(tmp_path
 
 @pytest.mark.parametrize(
     ("verb", "message"),
-    [("validate", "self.log.'late'. comes after the values"), ("predict", "self.log.'prediction'. in a prediction")],
+    [("validate", "self.log.'late'. after the values"), ("predict", "self.log.'prediction'. in a prediction")],
 )
 def test_what_nobody_would_see_is_refused(verb: str, message: str) -> None:
     data = DataOf(val_dataloader=numbers, predict_dataloader=numbers)
@@ -204,7 +204,7 @@ class KeepsGraphs(Logs):
 
 def test_a_metric_that_holds_graphs_is_named_at_once(caplog: pytest.LogCaptureFixture) -> None:
     Trainer(max_steps=1, enable_progress_bar=False).fit(KeepsGraphs(), numbers())
-    assert caplog.text.count("the metric every was given predictions that hang on a graph") == 1
+    assert caplog.text.count("the metric every received predictions with an autograd graph") == 1
 
 
 def seen_by(module: nn.Module) -> TorchmetricsState:

@@ -129,7 +129,7 @@ def test_what_was_fitted_can_be_copied_and_saved_without_its_trainer(
     other = copied(module)
     assert torch.equal(other.layer.weight, module.layer.weight)
     assert module.trainer is trainer
-    with pytest.raises(RuntimeError, match="Line is not with a Trainer"):
+    with pytest.raises(RuntimeError, match="Line has no Trainer"):
         _ = other.trainer
 
 
@@ -156,7 +156,7 @@ def test_a_file_that_was_saved_is_loaded_by_its_path(tmp_path: Path) -> None:
         loaded = Sized.load_from_checkpoint(path)
         assert loaded.hparams == {"rate": 0.5, "note": None}
         assert torch.equal(loaded.layer.weight, module.layer.weight)
-    with pytest.raises(UserError, match=r"Banded takes other .* keeps and that are given \(none\): .* 'bands'"):
+    with pytest.raises(UserError, match=r"Banded takes other arguments than those saved in .* or passed \(none\): .* 'bands'"):
         Banded.load_from_checkpoint(file)
 
 
@@ -188,7 +188,7 @@ def test_a_step_may_be_tried_without_a_trainer_and_logs_to_nothing(caplog: pytes
             return batch
 
     assert [Tried().training_step(batch, 0) for batch in "ab"] == ["a", "b"]
-    assert caplog.messages == ["Tried is not with a Trainer: what self.log is given goes nowhere"]
+    assert caplog.messages == ["Tried has no Trainer: values passed to self.log are dropped"]
 
 
 def test_a_frozen_module_collects_no_gradients_and_is_in_eval_mode_until_it_is_unfrozen() -> None:

@@ -16,7 +16,7 @@ from midstride.engine.optim.precision import Precision
 from midstride.engine.ranks import gpus
 from midstride.engine.ranks.devices import ensure_devices
 from midstride.engine.ranks.gpus import parse_devices, parse_gpus
-from midstride.engine.ranks.tpus import parse_tpu_cores
+from midstride.engine.ranks.placement import parse_tpu_cores
 from midstride.engine.strategies.collective import SingleProcess
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.strategies.dp import _Broadcast
 from midstride.engine.strategies.flat_tensors import bucket_indices, copy_together
-from midstride.engine.strategies.replicas import _Broadcast
 
 CPU = torch.device("cpu")
 

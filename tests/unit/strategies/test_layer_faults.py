@@ -8,7 +8,7 @@ from laws.horovod_world import HOROVOD
 from torch import Tensor, nn
 
 from midstride.engine import TrainingModule
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")

@@ -145,7 +145,7 @@ def test_an_optimizer_that_takes_anothers_place_may_be_refused() -> None:
     ("kind", "message"),
     [
         (Sharp, r"Sharpness.step was called without a closure. Declare it as `def step\(self, closure\)`"),
-        (SharpByHand, r"closure of Sharpness.step was called after .* Declare it as `def step\(self, closure\)`"),
+        (SharpByHand, r"Sharpness.step called its closure after .* Declare it as `def step\(self, closure\)`"),
     ],
 )
 def test_a_step_that_needs_a_closure_says_how_to_declare_it(kind: type[Line], message: str) -> None:

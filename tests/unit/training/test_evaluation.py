@@ -100,7 +100,7 @@ def test_a_batch_is_moved_once_and_that_of_each_lane_by_itself(verb: str, lanes:
 
 
 def test_a_prediction_without_data_is_refused() -> None:
-    with pytest.raises(UserError, match="there is no predict loader: write predict_dataloader"):
+    with pytest.raises(UserError, match="no predict loader: define predict_dataloader"):
         Trainer(enable_progress_bar=False).predict(Doubling())
 
 
@@ -125,7 +125,7 @@ UNTOLD: list[tuple[Callable[..., None], str, int, str]] = [
     (_step_of_one, "validation_step", 2, "there are 2 validate loaders, and {} takes no dataloader_idx"),
     (_step_of_one, "on_validation_batch_start", 3, "there are 3 validate loaders, and {} takes no dataloader_idx"),
     (_end_of_one, "on_validation_batch_end", 2, "there are 2 validate loaders, and {} takes no dataloader_idx"),
-    (_step_of_several, "validation_step", 1, "there is one validate loader, and {} needs more than it is given"),
+    (_step_of_several, "validation_step", 1, "there is one validate loader, and {} requires further arguments"),
 ]
 
 
@@ -181,7 +181,7 @@ def quiet(**options: Any) -> Trainer:
     ],
 )
 def test_a_call_that_would_take_trainer_or_module_from_a_fit_is_refused(call: Any, same: str) -> None:
-    with pytest.raises(UserError, match=f"is called inside trainer.fit of the same {same}, which could not go on"):
+    with pytest.raises(UserError, match=f"is called inside trainer.fit of the same {same}, which it would change"):
         quiet(max_epochs=1, callbacks=[InTheFit(call)]).fit(Dropping(), rows())
 
 

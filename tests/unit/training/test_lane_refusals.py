@@ -120,7 +120,7 @@ class Stream(IterableDataset[Any]):
 Refused = tuple[dict[str, Any], type[Plain], Callable[[], Any], list[str]]
 REFUSED: dict[str, Refused] = {
     "six lanes": ({"lanes": 6}, Plain, loader, ["power of two from 1 to 1024", "6"]),
-    "a metric made late": ({}, MeasuresLate, loader, ["the metric average, a MeanMetric that came up", "__init__"]),
+    "a metric made late": ({}, MeasuresLate, loader, ["average, a MeanMetric that was added after setup", "__init__"]),
     "a word": ({"lanes": "auto"}, Plain, loader, ["power of two", "'auto'"]),
     "another strategy": ({"strategy": "dp"}, Plain, loader, ["lanes with strategy dp", "single and ddp"]),
     "a strategy of one's own": (

@@ -24,10 +24,10 @@ WHERE: dict[str, tuple[str, ...] | str] = {
     **dict.fromkeys(("on_before_optimizer_step", "on_before_zero_grad", "on_train_batch_end"), STEPS),
     **dict.fromkeys(("on_validation_start", "on_validation_epoch_start", "on_validation_batch_start"), ENDS),
     **dict.fromkeys(("on_validation_batch_end", "on_validation_epoch_end", "on_train_epoch_end"), ENDS),
-    "on_validation_end": "comes after the values of this evaluation were put together: log in its on_..._epoch_end",
+    "on_validation_end": "after the values of this evaluation were reduced: log in its on_..._epoch_end",
     **dict.fromkeys(("on_train_end", "on_fit_end", "teardown"), ()),
 }
-LATE = "self.log('x') comes after the last row, and is in none: log in on_train_epoch_end instead."
+LATE = "self.log('x') after the last row: the value is dropped. Log in on_train_epoch_end instead."
 
 
 class Validated(Module):

@@ -112,7 +112,7 @@ def test_a_fault_of_the_gpu_in_a_step_is_not_the_users(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_keeps_earlier_snapshots(tmp_path: Path) -> None:
-    with pytest.raises(LossNotFinite, match="nan at epoch 0, batch 3, step 4 on rank 0") as caught:
+    with pytest.raises(LossNotFinite, match=r"nan \(epoch 0, batch 3, step 4, rank 0\)") as caught:
         fit(tmp_path / "run", module=Module(infinite))
     assert caught.value.exit_code == 2
     assert sorted(p.name[:12] for p in (tmp_path / "run" / "snapshots").iterdir()) == [f"{s:012d}" for s in (1, 2, 3)]
@@ -234,7 +234,7 @@ def test_skipped_batches_are_named_once_and_refused_where_an_epoch_begins_with_n
     told = [r.getMessage() for r in caplog.records if "is skipped" in r.getMessage()]
     assert len(told) == 1
     assert "Module.training_step returned" in told[0]
-    assert "at epoch 0, batch 0" in told[0]
+    assert "(epoch 0, batch 0)" in told[0]
 
 
 def test_a_fit_that_had_no_loss_is_not_finished_by_starting_it_again(tmp_path: Path) -> None:
@@ -265,12 +265,12 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "a validation without data": ({"module": Validates()}, "Validates.validation_step is never called"),
     "a monitor without a validation": (
         {"callbacks": [BestCheckpoint("val/loss")], "max_epochs": 2},
-        "BestCheckpoint does nothing: it monitors val/loss, of which the epoch has no value, and there is no "
-        "validation; it has nothing",
+        "BestCheckpoint has no effect: it monitors val/loss, which the epoch did not log, and there is no validation. "
+        "Logged: nothing",
     ),
     "validations that come after the last epoch": (
         {"module": Validates(), "data": Validated(DataLoader(Numbers(), 2)), "check_val_every_n_epoch": 2},
-        "check_val_every_n_epoch is 2, and max_epochs 1: nothing is validated by then",
+        "check_val_every_n_epoch is 2, and max_epochs 1: no validation will run",
     ),
     "a monitor of validations that come after the last epoch": (
         {
@@ -279,11 +279,11 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
             "check_val_every_n_epoch": 2,
             "callbacks": [BestCheckpoint("val/loss")],
         },
-        "BestCheckpoint looks at val/loss after a validation, and there is none",
+        "BestCheckpoint checks val/loss after a validation, and there is none",
     ),
     "a monitor that looks after validations alone, without one": (
         {"callbacks": [BestCheckpoint("val/loss", check_on_train_epoch_end=False)]},
-        "BestCheckpoint looks at val/loss after a validation, and there is none",
+        "BestCheckpoint checks val/loss after a validation, and there is none",
     ),
     "validation data without a step": (
         {"data": Validated(DataLoader(Numbers(), 2))},
@@ -291,18 +291,18 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "parameters in no optimizer": (
         {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight], lr=0.1))},
-        "1 of 2 parameters of Configured that collect gradients are in no optimizer: they do not change: layer.bias",
+        "1 of 2 parameters of Configured that collect gradients are in no optimizer and do not change: layer.bias",
     ),
     "parameters of another module": (
         {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight, m.layer.bias, torch.ones(1)], lr=0.1))},
-        "1 of 3 parameters that the optimizers train are not the module's",
+        "1 of 3 parameters in the optimizers are not the module's",
     ),
     "layers in eval mode": (
         {"module": Module().eval()},
-        "2 of 2 layers of Module are in eval mode as training begins and stay in it: dropout is off and statistics of "
-        "batches do not change in all of it. If that is not meant, call train() before fit",
+        "2 of 2 layers of Module are in eval mode and stay in it during training: dropout is off and batch statistics "
+        "do not change in all of it. If this is not intended, call train() before fit",
     ),
-    "a metric that holds graphs": ({"module": Holds()}, "the metric seen was given predictions that hang on a graph"),
+    "a metric that holds graphs": ({"module": Holds()}, "the metric seen received predictions with an autograd graph"),
 }
 
 
@@ -339,7 +339,7 @@ def test_a_run_that_has_snapshots_does_not_start_over_without_them(tmp_path: Pat
     fit(run, snapshots=None)
     fit(run, snapshots=None)
     fit(run)
-    with pytest.raises(UserError, match=r"run has snapshots, the newest 0{11}4\.\S+, and snapshots is null \(None\)"):
+    with pytest.raises(UserError, match=r"run has snapshots \(newest: 0{11}4\.\S+\), and with snapshots=None"):
         fit(run, snapshots=None)
     Trainer(max_epochs=1, snapshots=None).fit(Module(), DataLoader(Numbers(), 2), run=str(run), resume="never")
 

@@ -146,9 +146,9 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "no optimizer returned": (
         {"module": configured(lambda m, o: None)},
         UserError,
-        ["returned None; an optimizer", "automatic_optimization = False, and returns None"],
+        ["returned None; return an optimizer", "automatic_optimization = False and returns None"],
     ),
-    "no optimizer in a list": ({"module": configured(lambda m, o: [])}, UserError, ["returned []; an optimizer"]),
+    "no optimizer in a list": ({"module": configured(lambda m, o: [])}, UserError, ["returned []; return an"]),
     "an optimizer for a scheduler": (
         {"module": configured(lambda m, o: ([o], [o]))},
         UserError,
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "a plateau of nothing": (
         {"module": configured(lambda m, o: ([o], [ReduceLROnPlateau(o)]))},
         UserError,
-        ["ReduceLROnPlateau that watches nothing", '"monitor": "val/loss"'],
+        ["ReduceLROnPlateau without a monitored value", '"monitor": "val/loss"'],
     ),
     "a scheduler of another optimizer": (
         {"module": configured(lambda m, o: ([o], [StepLR(torch.optim.SGD(m.parameters(), lr=1.0), 1)]))},

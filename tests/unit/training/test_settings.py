@@ -175,7 +175,7 @@ def test_an_option_that_is_set_on_the_trainer_is_refused_by_name(name: str, valu
 @pytest.mark.parametrize("change", [lambda them: them.append(Sets("a", 1)), lambda them: them.clear()])
 def test_the_callbacks_of_a_trainer_cannot_be_changed_without_a_word(change: Any) -> None:
     trainer = Trainer(max_epochs=1, callbacks=Sets("a", 1))
-    with pytest.raises(UserError, match=r"trainer\.callbacks cannot be changed.* give them to Trainer"):
+    with pytest.raises(UserError, match=r"trainer\.callbacks cannot be changed.* pass them to Trainer"):
         change(trainer.callbacks)
     with pytest.raises(AttributeError, match=r"trainer\.callbacks cannot be set here.* give it to Trainer"):
         trainer.callbacks = [Sets("a", 1)]  # type: ignore[assignment]

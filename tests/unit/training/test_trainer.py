@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,25 @@ class Points(DataModule):
         return DataLoader(self.points, 3)
 
     test_dataloader = predict_dataloader = val_dataloader
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+@pytest.mark.parametrize("run", [None, "run"])
+def test_few_frames_lie_between_fit_and_the_step(automatic: bool, run: str | None, tmp_path: Path) -> None:
+    """A newcomer who follows a batch, or reads a stack, passes few functions in few files."""
+
+    class Raises(Line):
+        automatic_optimization = automatic
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            raise LookupError([frame for frame in traceback.extract_stack() if "engine" in Path(frame.filename).parts])
+
+    with pytest.raises(LookupError) as raised:
+        Trainer(max_epochs=1).fit(Raises(), Points(), run=None if run is None else tmp_path / run)
+    (frames,) = raised.value.__cause__.args if raised.value.__cause__ else raised.value.args
+    assert frames[1].name == "fit"
+    assert len(frames) <= 10, frames
+    assert len({frame.filename for frame in frames}) <= 6, frames
 
 
 def test_hooks_come_in_order(tmp_path: Path) -> None:
@@ -238,7 +258,7 @@ def test_what_an_epochs_end_logs_stands_in_its_row(tmp_path: Path) -> None:
 
 
 def test_an_interval_that_is_never_due_is_refused() -> None:
-    with pytest.raises(UserError, match=r"=3 batches, and an epoch has 2.*check_val_every_n_epoch=None"):
+    with pytest.raises(UserError, match=r"=3 batches is more than the 2 .*check_val_every_n_epoch=None"):
         Trainer(max_epochs=1, val_check_interval=3).fit(Line(), Points())
 
 
@@ -314,7 +334,7 @@ def test_a_group_of_parameters_that_no_life_could_find_is_refused(tmp_path: Path
         def on_train_epoch_start(self) -> None:
             self.optimizers().add_param_group({"params": [nn.Parameter(torch.ones(3))]})
 
-    with pytest.raises(UserError, match=r"optimizer 0 \(SGD\) .* of shape \(3,\) are not the module's"):
+    with pytest.raises(UserError, match=r"optimizer 0 \(SGD\) .* of shape \(3,\) is not the module's"):
         Trainer(max_epochs=1, snapshots={"every_steps": 1}).fit(Borrowing(), Points(), run=str(tmp_path / "run"))
 
 

@@ -14,7 +14,7 @@ from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.modules.callback_states import Callbacks
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.objects.object_state import Objects
-from midstride.engine.optim.optimizers import SchedulerList
+from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators, seed_everything
 from midstride.engine.state.differences import differences
 from midstride.engine.training.checkpointing.state_parts import Gradients

@@ -1,7 +1,7 @@
-"""Processes beside rank 0, each of which delivers to one tracker.
+"""Processes beside rank 0 that send rows to trackers, one process each.
 
-A library of a tracker draws random numbers, installs handlers, imports much and may wait for minutes: in a process of
-its own it does so at no cost to the training, and changes no bit of it.
+The library of a tracker draws random numbers, installs signal handlers, imports much and can wait for minutes. In a
+process of its own it neither slows the training nor changes its bits.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ import sys
 from collections.abc import Sequence
 
 from midstride.engine.config.loggers import LoggerOptions
-from midstride.engine.loggers.unsent_rows import UNSENT_EXIT_CODE, unsent
+from midstride.engine.loggers.delivery import UNSENT_EXIT_CODE, unsent
 from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.storage.store import Store
 
 __all__ = ["LoggerProcesses"]
 
-#: what of the environment makes a process a rank, or a part of one
+#: environment variables that make a process a rank
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-#: seconds that a process gets beyond those for which it waits for its tracker
+#: seconds that a process gets beyond its wait for the tracker
 _GRACE_S = 5.0
 
 
@@ -29,9 +29,9 @@ class LoggerProcesses:
     """The loggers of one attempt of a run.
 
     Args:
-        loggers: one process each.
-        store: of the run.
-        generation: of this attempt.
+        loggers: the options of each logger.
+        store: store of the run.
+        generation: generation of this attempt.
     """
 
     def __init__(self, loggers: Sequence[LoggerOptions], store: Store, generation: int) -> None:
@@ -39,12 +39,12 @@ class LoggerProcesses:
         self._processes = [self._start(options, store, generation) for options in loggers]
 
     def wake(self) -> None:
-        """Tell that a snapshot was committed; never waits, in any thread."""
+        """Announce a committed snapshot; does not wait, and may be called in any thread."""
         for process in self._processes:
             _tell(process, b"\n")
 
     def finish(self) -> None:
-        """Let each deliver what is left, and the best weights; as long as its options allow."""
+        """Let each process send the remaining rows and the best weights, for as long as its options allow."""
         for process in self._processes:
             _tell(process, b"end\n")
         for options, process in zip(self._loggers, self._processes, strict=True):
@@ -58,7 +58,7 @@ class LoggerProcesses:
         self.close()
 
     def close(self) -> None:
-        """End the processes; what was not delivered, the next attempt delivers."""
+        """End the processes; the next attempt sends the remaining rows."""
         for process in self._processes:
             end_within(process, 0)
             if process.stdin is not None:
@@ -88,6 +88,6 @@ class LoggerProcesses:
 
 
 def _tell(process: "subprocess.Popen[bytes]", line: bytes) -> None:
-    """Write to a process, unless it has ended or has enough to read."""
+    """Write to a process, unless it has ended or its pipe is full."""
     with contextlib.suppress(BrokenPipeError, BlockingIOError):
         os.write(process.stdin.fileno(), line)  # type: ignore[union-attr]

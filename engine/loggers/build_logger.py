@@ -1,4 +1,4 @@
-"""From a logger's name and arguments to the logger."""
+"""Builds loggers from their names and arguments."""
 
 import sys
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ def build_logger(options: LoggerOptions, key: str = "loggers", folder: str = "")
     """Return the logger that `options` name.
 
     Args:
-        options: its path and arguments.
-        key: where they stand, for messages.
-        folder: of the code; by default the one that this program is in.
+        options: path and arguments of the logger.
+        key: key of the options, for messages.
+        folder: folder of the code; by default that of this program.
 
     Raises:
-        JobError: what it needs is not installed, it cannot be imported, takes other arguments, is no Logger, or
-            has not a Logger's methods.
+        JobError: a library is not installed, the logger cannot be imported, takes other arguments, is not a Logger, or
+            lacks methods of a Logger.
         UserCodeError: importing or building it raises.
     """
     spec = LOGGERS.get(options.path)
@@ -45,7 +45,7 @@ def build_logger(options: LoggerOptions, key: str = "loggers", folder: str = "")
 
 
 def logger_errors(loggers: Sequence[LoggerOptions]) -> list[str]:
-    """Return messages on which of `loggers` cannot be built; no tracker is asked."""
+    """Return messages on loggers that cannot be built; trackers are not contacted."""
     errors: list[str] = []
     for number, options in enumerate(loggers):
         try:

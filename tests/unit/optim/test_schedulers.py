@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 
-from midstride.engine.optim.learning_rates import scale_learning_rates
+from midstride.engine.optim.schedulers import scale_learning_rates
 
 LR = 0.25
 

@@ -23,7 +23,7 @@ class FiniteLosses:
     Args:
         progress: progress of the fit.
         rank: rank in error messages.
-        needed: whether losses are checked; not with float16, in which one may overflow, and the scaler skips the step.
+        needed: whether losses are checked; not with float16, which can overflow, and then the scaler skips the step.
     """
 
     def __init__(self, progress: Progress, rank: int, *, needed: bool) -> None:
@@ -47,7 +47,7 @@ class FiniteLosses:
             self.verify()
 
     def verify(self) -> None:
-        """Check all pending losses; called before anything of a run is written, and where the host waits anyway.
+        """Check all pending losses; called before a run is written to, and when the host waits anyway.
 
         Raises:
             LossNotFinite: a loss is not finite; the message has the position of the first.
@@ -65,6 +65,6 @@ class FiniteLosses:
     def _error(self, value: float, position: tuple[int, int, int]) -> LossNotFinite:
         epoch, batch, step = position
         return LossNotFinite(
-            f"the loss is {value} at epoch {epoch}, batch {batch}, step {step}"
-            f" on rank {self._rank}. Nothing was written after it: earlier snapshots are good."
+            f"the loss is {value} (epoch {epoch}, batch {batch}, step {step}, rank {self._rank}). Nothing was written "
+            "since; earlier snapshots are intact."
         )

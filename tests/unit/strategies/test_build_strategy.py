@@ -16,7 +16,7 @@ from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.errors import JobError, StrategyUnavailable, UserCodeError, UserError
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.build import build_strategy
+from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.strategies.single import Single
 from midstride.engine.training.trainer import Trainer

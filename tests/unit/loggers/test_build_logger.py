@@ -11,7 +11,7 @@ from support.refused import fit
 from midstride.engine.config.loggers import LoggerOptions, run_name_faults
 from midstride.engine.errors import EngineError, JobError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
-from midstride.engine.loggers.build import build_logger, logger_errors
+from midstride.engine.loggers.build_logger import build_logger, logger_errors
 
 OF_ONES_OWN = """
 from midstride.engine import Logger
