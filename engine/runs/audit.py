@@ -18,8 +18,8 @@ import numpy as np
 from midstride.engine.data.order import InOrder, Shuffled, StridedOrder
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.reader import read_part
-from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.storage.store import Store
 from midstride.engine.training.sample_log import BatchRange, digest_of
 

@@ -16,7 +16,7 @@ from midstride.engine.runs.run import Run, job_of
 from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
-from midstride.engine.snapshots.rows import join_segments
+from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.weights_index import best_of, metrics_of
 from midstride.engine.storage.store import Store
 

@@ -20,7 +20,7 @@ position         where in a run a snapshot stands, and how its folder is called
 reader           one rank's tree out of one snapshot
 repair           what of a run was damaged and can be made anew from what is whole
 retention        how many snapshots stay
-rows             rows of the metric log as CSV: one text a snapshot, joined into one log
+metric_rows      rows of the metric log as CSV: one text a snapshot, joined into one log
 schedule         when a snapshot is due
 staging          a rank's state copied to where it can be written from, while training goes on
 verification     files compared with the manifest that names them

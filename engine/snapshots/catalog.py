@@ -13,9 +13,9 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
 from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.metric_rows import missing_steps
 from midstride.engine.snapshots.metric_segments import MetricSegments
 from midstride.engine.snapshots.position import Position, parse_name, snapshot_name
-from midstride.engine.snapshots.rows import missing_steps
 from midstride.engine.snapshots.verification import read_verified, verify_files
 from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
 from midstride.engine.storage.documents import read_document

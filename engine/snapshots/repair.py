@@ -15,8 +15,8 @@ from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
 from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import parse_name
-from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights_index import (
     FOLDERS,
     last_is_missing,

@@ -21,9 +21,9 @@ from midstride.engine.snapshots.buffer_pool import Buffer, BufferPool
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.committer import Committer, SnapshotRequest
 from midstride.engine.snapshots.lease import Lease
+from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.retention import Retention
-from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.staging import Staged, Stager
 from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.weights_queue import WeightsQueue

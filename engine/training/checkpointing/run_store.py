@@ -14,9 +14,9 @@ from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
+from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.rows import join_segments
 from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
