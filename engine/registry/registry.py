@@ -21,8 +21,10 @@ from midstride.engine.errors import Overtaken, SnapshotDamaged, SnapshotMissing,
 from midstride.engine.formatting import url_name
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.runs.run import Run
-from midstride.engine.snapshots.weights_index import COPY, newest_weights
-from midstride.engine.storage.checksums import check_digest, digest_of, encode_document
+from midstride.engine.snapshots.catalog import MANIFEST, copied_weights
+from midstride.engine.snapshots.verification import read_verified
+from midstride.engine.snapshots.weights import download_tensors, newest_weights
+from midstride.engine.storage.checksums import encode_document
 from midstride.engine.storage.documents import read_required_document
 from midstride.engine.storage.store import Store
 
@@ -121,9 +123,9 @@ class ModelRegistry:
         Raises:
             SnapshotMissing: they are gone.
         """
-        if (saved := newest_weights(self._store, f"weights/{champion.run}")) is None:
+        if (saved := copied_weights(self._store, f"weights/{champion.run}")) is None:
             raise SnapshotMissing(f"no weights are in {self.weights_url(champion)}")
-        return saved.download(self._store, folder / "weights.safetensors")
+        return download_tensors(self._store, saved, folder / "weights.safetensors")
 
     def promoted(self, run: str) -> Champion | None:
         """Return the champion that a promotion of `run` made; None if it was never promoted."""
@@ -186,10 +188,9 @@ class ModelRegistry:
         """Copy the weights in `folder` of a run's store to the champions: a champion outlives its run."""
         if (saved := newest_weights(source, folder)) is None:
             raise SnapshotMissing(f"no weights were saved in {source.url}/{folder}")
-        data = source.read(f"{folder}/{saved.file}")
-        check_digest(f"{source.url}/{folder}/{saved.file}", saved.expected, digest_of([data]))
-        self._store.write(f"weights/{run}/{saved.file}", data)
-        self._store.write(f"weights/{run}/{COPY}.json", encode_document(saved.manifest))
+        for name, expected in saved.manifest["files"].items():
+            self._store.write(f"weights/{run}/{name}", read_verified(source, f"{saved.path}/{name}", expected))
+        self._store.write(f"weights/{run}/{MANIFEST}", encode_document(saved.manifest))
 
     def _numbers(self) -> list[int]:
         stems = (name.removesuffix(".json") for name in self._store.list() if name.endswith(".json"))

@@ -45,8 +45,6 @@ _FOLDER = "lease"
 BLOCK = 64
 #: where a lease is damaged or gone
 WAYS_OUT = "`midstride snapshots repair` makes it anew from the manifests; or start over under another run name."
-#: folders in which a world replaces files, beside the run's own
-_REPLACED = ("best", "last", "metrics")
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def _with_ancestors(store: Store, lease: Lease) -> Lease:
 
 def _fence(store: Store, path: str) -> None:
     """Remove unfinished writes of older worlds, which check the lease before they begin further ones."""
-    store.remove_drafts("", *_REPLACED)
+    store.remove_drafts("", "metrics")
     store.remove_drafts(_FOLDER, upto=path.rpartition("/")[2])  # others may be about to take the next one
 
 

@@ -29,7 +29,7 @@ from midstride.engine.ranks.dispatch import on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.ranks.predictions import of_loaders
 from midstride.engine.session.script_exit import exit_codes_of_errors
-from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build import build_strategy
 from midstride.engine.strategies.mixins import Measures, device_generator, lanes_of, load_full_state_dict, stop_watching
