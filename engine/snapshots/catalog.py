@@ -14,7 +14,7 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.metric_rows import MetricSegments, missing_steps
+from midstride.engine.snapshots.metric_rows import MetricSegments, join_segments, missing_steps
 from midstride.engine.snapshots.position import Position, file_stem, parse_name, snapshot_name
 from midstride.engine.snapshots.verification import read_verified, verify_files
 from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
@@ -364,13 +364,29 @@ class SnapshotCatalog(Catalog):
         return {name: segments[name] for name in sorted(segments) if name <= end}
 
     def log_faults(self) -> list[str]:
-        """Return messages on what of the metric log is damaged, and which steps have no row."""
+        """Return messages about damaged segments of the metric log, and about steps without a row."""
         faults: list[str] = []
-        rows = self.rows(faults)
+        return self._log_faults(self.rows(faults), faults)
+
+    def _log_faults(self, rows: list[str], faults: list[str]) -> list[str]:
         newest = self.snapshots()[-1:]
         steps = newest[0].position.step - 1 if newest else 0  # the row of the last step may be open
         gaps = [f"{first} to {last}" if last > first else str(first) for first, last in missing_steps(rows, steps)]
         return [*faults, *([f"the metric log has no rows of steps {', '.join(gaps)}"] if gaps else [])]
+
+    def metric_log(self) -> str:
+        """Return the text that the run's `metrics.csv` should have: the rows of all snapshots that count.
+
+        If rows are lost and the present file has them besides all others, its text is returned.
+        """
+        faults: list[str] = []
+        rows = self.rows(faults)
+        text = join_segments(rows)
+        if self._log_faults(rows, faults) and self._store.exists(ROWS):
+            present = self._store.read(ROWS).decode(errors="replace")
+            if {*text.splitlines()} <= {*present.splitlines()}:
+                return present
+        return text
 
     def set_damaged_aside(self, before: Snapshot) -> None:
         """Set aside older snapshots whose manifest or metric rows are damaged, so that others can be removed."""

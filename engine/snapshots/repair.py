@@ -14,7 +14,6 @@ from typing import Any
 from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
-from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import parse_name
 from midstride.engine.snapshots.weights import last_is_missing, missing_weights, newest_weights
 from midstride.engine.storage.documents import read_document
@@ -186,7 +185,7 @@ def _log(store: Store) -> Iterator[Repair]:
     catalog = SnapshotCatalog(store)
     for fault in catalog.log_faults():
         yield Repair(f"{fault}; no snapshot has those rows: the log keeps a gap", None)
-    text = join_segments(catalog.rows(faults=[])).encode()
+    text = catalog.metric_log().encode()
     if store.exists("metrics.csv") and len(store.read("metrics.csv")) > 0 and store.read("metrics.csv") != text:
         yield Repair(
             "metrics.csv is not what the snapshots say; write it anew", lambda: store.write("metrics.csv", text)

@@ -14,7 +14,6 @@ from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
-from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.weights import missing_weights
@@ -94,7 +93,7 @@ class RunStore:
         """Warn of damaged files other than `snapshot`, which do not prevent a resume."""
         self._catalog.set_damaged_aside(before=snapshot)
         for fault in self._catalog.log_faults():
-            log.warning("%s: metrics.csv will have a gap. The training goes on", fault)
+            log.warning("%s: metrics.csv will have a gap, unless it has these rows. The training continues", fault)
         for folder in WEIGHTS:
             Catalog(self.store, folder).newest_good()
         for fault in missing_weights(self.store, snapshot).values():
@@ -221,8 +220,8 @@ class RunStore:
         self._replace(path, lambda: text)
 
     def assemble_metric_log(self) -> None:
-        """Write `metrics.csv` from the committed segments, for users; the engine does not read it."""
-        self._replace("metrics.csv", lambda: join_segments(self._catalog.rows(faults=[])))
+        """Write `metrics.csv` for users, from the rows in committed snapshots."""
+        self._replace("metrics.csv", self._catalog.metric_log)
 
     def resume_message(self) -> str:
         """Return text that says what the next attempt of this run resumes from."""
