@@ -68,7 +68,7 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
     from midstride.engine.launch.launch import launch
     from midstride.engine.processes.preload import importing
     from midstride.engine.runs.curves import LIBRARY
-    from midstride.engine.runs.publication import write_report
+    from midstride.engine.runs.report_files import write_report
 
     loaded = load_undated(job, overrides, accepted)
     with stoppable():

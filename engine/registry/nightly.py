@@ -20,9 +20,9 @@ from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.checksums import encode_document
-from midstride.engine.storage.documents import read_document
 from midstride.engine.storage.listing import Manifest
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_document
 
 __all__ = ["DATE", "NightlyRun", "date_errors", "date_to_try", "metric_of", "nightly_errors", "with_date"]
 

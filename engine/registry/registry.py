@@ -22,11 +22,10 @@ from midstride.engine.formatting import url_name
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.catalog import MANIFEST, copied_weights
-from midstride.engine.snapshots.verification import read_verified
 from midstride.engine.snapshots.weights import download_tensors, newest_weights
 from midstride.engine.storage.checksums import encode_document
-from midstride.engine.storage.documents import read_required_document
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_required_document, read_verified
 
 __all__ = ["FOLDER", "Champion", "ModelRegistry", "champion_weights_explained"]
 

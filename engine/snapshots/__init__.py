@@ -22,8 +22,7 @@ reader           one rank's tree out of a snapshot, and the weights of a run
 repair           restores damaged parts of a run from intact ones
 retention        how many snapshots stay, and which weights they need
 schedule         when a snapshot is due
-staging          copies a rank's state to where it can be written from while training continues
-verification     files compared with the manifest that names them
+state_copy       copies a rank's state into memory that is written while training continues
 weights          the best and the last weights of a run: which count, and their facts
 weights_rebuild  weights made anew from a snapshot that holds the same state
 writer           training copies its state and continues, a thread writes and commits the copy

@@ -16,10 +16,9 @@ from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMiss
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.metric_rows import MetricSegments, join_segments, missing_steps
 from midstride.engine.snapshots.position import Position, file_stem, parse_name, snapshot_name
-from midstride.engine.snapshots.verification import read_verified, verify_files
 from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
-from midstride.engine.storage.documents import read_document
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_document, read_verified, verify_files
 
 __all__ = [
     "FORMAT",
@@ -185,12 +184,14 @@ class Catalog:
 
     def set_aside_with_warning(self, name: str, reason: str) -> None:
         """Set a snapshot aside with a warning, since no run can resume from it."""
-        what = f"snapshot {name}" if self._folder == SNAPSHOTS else f"weights {self._folder}/{name}"
-        log.warning("%s is set aside, an older one is taken: %s", what, reason)
+        if self._folder == SNAPSHOTS:
+            log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
+        else:
+            log.warning("weights %s/%s are set aside, older ones count: %s", self._folder, name, reason)
         try:
             self.set_aside(name, reason)
         except OSError as refused:  # there is no folder, or none that can be written: it is not taken all the same
-            log.warning("%s cannot be marked as set aside: %s", what, refused)
+            log.warning("%s/%s cannot be marked as set aside: %s", self._folder, name, refused)
 
     def set_aside(self, name: str, reason: str) -> None:
         """Mark the snapshot called `name` as not to be used again; its files are kept for inspection."""

@@ -17,7 +17,7 @@ from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, Sup
 from midstride.engine.snapshots.catalog import FORMAT, MANIFEST, ROWS, SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.lease import Lease, ensure_newest, newest
 from midstride.engine.snapshots.position import Position, file_stem, snapshot_name
-from midstride.engine.snapshots.staging import Staged
+from midstride.engine.snapshots.state_copy import Staged
 from midstride.engine.storage.checksums import FileDigest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World

@@ -10,10 +10,10 @@ from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, WEIGHTS, Cat
 from midstride.engine.snapshots.lease import leases
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.position import parse_name
-from midstride.engine.snapshots.verification import verify_files
 from midstride.engine.snapshots.weights import error_with_remedy, last_is_missing, missing_weights, newest_weights
 from midstride.engine.storage.checksums import FileDigest
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import verify_files
 
 __all__ = ["Finding", "check_announced", "inspect_run"]
 

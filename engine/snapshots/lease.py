@@ -19,8 +19,8 @@ from uuid import uuid4
 from midstride.engine.errors import SnapshotDamaged, Superseded
 from midstride.engine.snapshots.position import parse_name
 from midstride.engine.storage.checksums import encode_document
-from midstride.engine.storage.documents import read_required_document
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_required_document
 
 __all__ = [
     "BLOCK",

@@ -11,13 +11,13 @@ import torch
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
 from midstride.engine.snapshots.catalog import MANIFEST, Snapshot, copied_weights
-from midstride.engine.snapshots.verification import read_verified
 from midstride.engine.snapshots.weights import error_with_remedy, newest_weights
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.state.codec import decode
 from midstride.engine.state.tensor_file import read_tensors
 from midstride.engine.state.tensors import FreshTensors
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_verified
 
 __all__ = ["Weights", "load_weights", "read", "read_part", "weights_at"]
 

@@ -16,8 +16,8 @@ from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, WEIGHTS, Cat
 from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
 from midstride.engine.snapshots.position import parse_name
 from midstride.engine.snapshots.weights import last_is_missing, missing_weights, newest_weights
-from midstride.engine.storage.documents import read_document
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_document
 
 __all__ = ["Repair", "repairs"]
 

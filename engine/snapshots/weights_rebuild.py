@@ -18,7 +18,7 @@ from midstride.engine.snapshots.committer import file_contents, manifest_of
 from midstride.engine.snapshots.lease import read_lease
 from midstride.engine.snapshots.position import Position, file_stem, parse_name
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.staging import Stager
+from midstride.engine.snapshots.state_copy import Stager
 from midstride.engine.snapshots.weights import is_of_the_end
 from midstride.engine.state.row_shards import RowShard, join_rows
 from midstride.engine.storage.checksums import FileDigest, digest_of, encode_document

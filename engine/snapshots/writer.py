@@ -26,7 +26,7 @@ from midstride.engine.snapshots.lease import Lease
 from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.retention import Retention, needed_weights
-from midstride.engine.snapshots.staging import Staged, Stager
+from midstride.engine.snapshots.state_copy import Staged, Stager
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 

@@ -12,7 +12,7 @@ from support.flow_runs import results, tiny_job, wait_for
 from support.machines import Machines, undisturbed
 
 from midstride.engine.runs.audit import audit
-from midstride.engine.runs.report import report_of
+from midstride.engine.runs.run_report import report_of
 from midstride.engine.runs.run import Run
 from midstride.engine.strategies.rendezvous import serve_store
 

@@ -8,7 +8,7 @@ from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.catalog import Position, Snapshot
 from midstride.engine.snapshots.committer import Committer, SnapshotRequest
 from midstride.engine.snapshots.lease import Lease, acquire, newest
-from midstride.engine.snapshots.staging import Stager
+from midstride.engine.snapshots.state_copy import Stager
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World

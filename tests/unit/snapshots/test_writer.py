@@ -18,7 +18,7 @@ from midstride.engine.snapshots.buffer_pool import LONG_WAIT_S, Buffer, BufferPo
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.staging import Stager
+from midstride.engine.snapshots.state_copy import Stager
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.state.differences import differences
 from midstride.engine.storage.local import LocalStore

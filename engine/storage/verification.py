@@ -1,12 +1,38 @@
-"""Files compared with the manifest that names them. Needs no torch."""
+"""Files and documents read from a store and compared with their checksums. Needs no torch."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
-from midstride.engine.storage.checksums import FileDigest, check_digest, check_size, digest_of
+from midstride.engine.storage.checksums import FileDigest, check_digest, check_size, decode_document, digest_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["read_verified", "verify_files"]
+__all__ = ["read_document", "read_required_document", "read_verified", "verify_files"]
+
+
+def read_document(store: Store, path: str, *keys: str) -> dict[str, Any]:
+    """Return the document at `path`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        SnapshotDamaged: it is not what was written, or lacks some of `keys`.
+    """
+    with store.reading(path):
+        return decode_document(store.read(path), f"{store.url}/{path}", *keys)
+
+
+def read_required_document(store: Store, path: str, *keys: str, way_out: str) -> dict[str, Any]:
+    """Return the document at `path`, which must be there.
+
+    Raises:
+        SnapshotDamaged: it is missing, not what was written, or lacks some of `keys`; the message ends with `way_out`.
+    """
+    try:
+        return read_document(store, path, *keys)
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(f"{store.url}/{path} is missing: {way_out}") from error
+    except SnapshotDamaged as error:
+        raise SnapshotDamaged(f"{error}: {way_out}") from error
 
 
 def read_verified(store: Store, path: str, expected: FileDigest) -> bytes:
