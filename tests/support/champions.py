@@ -10,7 +10,6 @@ from midstride.engine.snapshots.position import Position
 from midstride.engine.storage.checksums import digest_of, encode_document
 from midstride.engine.storage.store import Store
 
-
 #: where they lie in the folder of the run
 WEIGHTS = "best/000000000001-g000001"
 
