@@ -17,7 +17,7 @@ from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, Sup
 from midstride.engine.snapshots.catalog import FORMAT, MANIFEST, ROWS, SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.lease import Lease, ensure_newest, newest
 from midstride.engine.snapshots.position import Position, file_stem, snapshot_name
-from midstride.engine.snapshots.state_copy import Staged
+from midstride.engine.snapshots.state_copy import StateCopy
 from midstride.engine.storage.checksums import FileDigest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
@@ -38,7 +38,7 @@ class SnapshotRequest:
 
     Args:
         position: where the run stands.
-        staged: the state that this rank writes, or the error that kept it from being copied.
+        state: the state that this rank writes, or the error that kept it from being copied.
         facts: JSON values for the manifest; rank 0's count.
         rows: of the metric log since the snapshot before; rank 0's count; None for weights.
         probe: called with "snapshot_write" and "before_commit", for injected faults.
@@ -48,7 +48,7 @@ class SnapshotRequest:
     """
 
     position: Position
-    staged: Staged | Exception
+    state: StateCopy | Exception
     facts: dict[str, Any]
     rows: str | None = None
     probe: Callable[[str], object] = lambda phase: None
@@ -180,20 +180,20 @@ class Committer:
 
     def _write(self, folder: str, request: SnapshotRequest) -> _RankFiles:
         """Write the files of this rank."""
-        staged = request.staged
-        if isinstance(staged, Exception):
-            raise staged
+        state = request.state
+        if isinstance(state, Exception):
+            raise state
         if self._world.is_first and self.name_of(request) in request.dropped:  # never to be read half old and half new
             self._store.remove(f"{folder}/{MANIFEST}")
         digests: dict[str, FileDigest] = {}
-        with closing(self._hashed(self._files(request, staged), digests)) as files:
+        with closing(self._hashed(self._files(request, state), digests)) as files:
             self._store.write_all(folder, files)
-        return _RankFiles(digests, staged.shared)
+        return _RankFiles(digests, state.shared)
 
-    def _files(self, request: SnapshotRequest, staged: Staged) -> Iterator[tuple[str, bytes | memoryview]]:
+    def _files(self, request: SnapshotRequest, state: StateCopy) -> Iterator[tuple[str, bytes | memoryview]]:
         """Yield name and content of the files of this rank."""
         stem = file_stem(request.folder == SNAPSHOTS, self._world.rank, self._world.size)
-        tensors, document = file_contents(stem, staged)
+        tensors, document = file_contents(stem, state)
         yield tensors
         request.probe("snapshot_write")
         yield document
@@ -269,11 +269,11 @@ def manifest_of(
     }
 
 
-def file_contents(stem: str, staged: Staged) -> list[tuple[str, bytes | memoryview]]:
+def file_contents(stem: str, state: StateCopy) -> list[tuple[str, bytes | memoryview]]:
     """Return name and content of the two files of one rank: tensors, and everything else."""
-    document = {"format": FORMAT, "elsewhere": staged.stored_by_rank, "tree": staged.document}
+    document = {"format": FORMAT, "elsewhere": state.stored_by_rank, "tree": state.document}
     return [
-        (f"{stem}.safetensors", staged.data),
+        (f"{stem}.safetensors", state.data),
         (f"{stem}.json", json.dumps(document, allow_nan=False).encode()),
     ]
 

@@ -18,7 +18,7 @@ from midstride.engine.snapshots.committer import file_contents, manifest_of
 from midstride.engine.snapshots.lease import read_lease
 from midstride.engine.snapshots.position import Position, file_stem, parse_name
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.state_copy import Stager
+from midstride.engine.snapshots.state_copy import StateCopier
 from midstride.engine.snapshots.weights import is_of_the_end
 from midstride.engine.state.row_shards import RowShard, join_rows
 from midstride.engine.storage.checksums import FileDigest, digest_of, encode_document
@@ -43,8 +43,8 @@ def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callabl
     facts = saved.manifest["facts"] if saved else snapshot.manifest["facts"]["weights_facts"].get(folder)
     if facts is None:
         raise NotRebuilt(f"snapshot {snapshot.name} names no weights in {folder}")
-    staged = Stager(World(), lambda path: False).stage(_state_dict(store, snapshot), Buffer())
-    files = file_contents(file_stem(False, 0, 1), staged)
+    state = StateCopier(World(), lambda path: False).copy(_state_dict(store, snapshot), Buffer())
+    files = file_contents(file_stem(False, 0, 1), state)
     digests = {file: digest_of([data]) for file, data in files}
     tensors = files[0][0]
     _check_bits(store, f"{folder}/{name}/{tensors}", digests[tensors], saved)

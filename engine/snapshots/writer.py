@@ -26,7 +26,7 @@ from midstride.engine.snapshots.lease import Lease
 from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.retention import Retention, needed_weights
-from midstride.engine.snapshots.state_copy import Staged, Stager
+from midstride.engine.snapshots.state_copy import StateCopier, StateCopy
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
@@ -92,7 +92,7 @@ class Writer:
         self._committer = Committer(store, lease, world, gather, run)
         self._retention = Retention(store, lease, keep) if world.is_first else None
         self._weights = _WeightsQueue(Committer(store, lease, World(), lambda value: [value], run), self._retention)
-        self._stager = Stager(world, replicated)
+        self._copier = StateCopier(world, replicated)
         self._buffers = BufferPool(store.options.on_wait)
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._last: PendingSnapshot | None = None
@@ -135,14 +135,14 @@ class Writer:
         began = time.perf_counter()
         buffer, wait_s = self._buffers.acquire()
         try:
-            staged: Staged | Exception = self._stager.stage(state, buffer)
+            copied: StateCopy | Exception = self._copier.copy(state, buffer)
         except Exception as error:
-            staged = error  # the other ranks learn of it where they would have learnt that the files are there
+            copied = error  # the other ranks learn of it where they would have learned that the files are there
         self._weights.snapshot_taken(position)
         self._last = pending = PendingSnapshot(position, Future(), time.perf_counter() - began, wait_s)
-        request = SnapshotRequest(position, staged, facts, rows, probe)
+        request = SnapshotRequest(position, copied, facts, rows, probe)
         self._queue.put(partial(self._write, _WriteJob(pending, request, buffer, committed)))
-        if isinstance(staged, Exception):
+        if isinstance(copied, Exception):
             self.flush()
         return pending
 
@@ -309,7 +309,7 @@ class _WeightsQueue:
 
     def __init__(self, committer: Committer, retention: Retention | None) -> None:
         self._committer, self._retention = committer, retention
-        self._stager = Stager(World(), lambda path: False)
+        self._copier = StateCopier(World(), lambda path: False)
         self._waiting: list[_Waiting] = []  # oldest first
         self._newest: dict[str, SnapshotRequest] = {}  # by folder
         self._pending: list[Position] = []
@@ -336,11 +336,11 @@ class _WeightsQueue:
         """Copy weights; return the name that they get."""
         with self._lock:
             buffer = self._free.pop() if self._free else Buffer()
-        staged = self._stager.stage(state_dict, buffer)
+        state = self._copier.copy(state_dict, buffer)
         with self._lock:
             before = self._newest.get(folder)
             take = before.take + 1 if before is not None and before.position == position else 1
-            self._newest[folder] = request = SnapshotRequest(position, staged, facts, folder=folder, take=take)
+            self._newest[folder] = request = SnapshotRequest(position, state, facts, folder=folder, take=take)
             self._waiting.append(_Waiting(request, buffer))
             self._drop_unneeded()
         return self._committer.name_of(request)
