@@ -25,9 +25,8 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.registry.nightly import date_errors, date_to_try, with_date
 from midstride.engine.runs.run import Run
-from midstride.engine.session.lasting_output import LastingOutput
-from midstride.engine.session.signals import GRACE_S
-from midstride.engine.session.terminal_view import TerminalView
+from midstride.engine.session.requests import GRACE_S
+from midstride.engine.session.terminal_view import LastingOutput, TerminalView
 
 __all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main"]
 

@@ -20,7 +20,7 @@ from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.checksums import encode_document
-from midstride.engine.storage.listing import Manifest
+from midstride.engine.storage.listing import FolderListing
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.verification import read_document
 
@@ -108,13 +108,13 @@ class NightlyRun:
             self.registry.promote(self.run, compared["weights"], decision)
         return decision
 
-    def close(self, decision: PromotionDecision, data: Manifest) -> None:
+    def close(self, decision: PromotionDecision, data: FolderListing) -> None:
         """Write down what the night came to, and on which data."""
         self._store.write(
             "decision.json", encode_document({"decision": decision.model_dump(), "data": data, "time": time.time()})
         )
 
-    def is_new(self, data: Manifest) -> bool:
+    def is_new(self, data: FolderListing) -> bool:
         """Whether `data` differ, by names and sizes, from those of the newest night that came to a decision.
 
         Raises:

@@ -38,7 +38,7 @@ from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.optim.optimizers import SchedulerConfig
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.session.signals import SignalRequests
+from midstride.engine.session.requests import SignalRequests
 from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.mixins import ModelParallel, full_state_dict, gradient_buckets, lanes_of

@@ -13,7 +13,7 @@ from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, StopRequested, StoreSilent
 from midstride.engine.loggers.process import LoggerProcesses
 from midstride.engine.session.heartbeat import Phase
-from midstride.engine.session.request import Request, RequestKind
+from midstride.engine.session.requests import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.schedule import SnapshotSchedule
