@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +24,8 @@ from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.catalog import MANIFEST, copied_weights
 from midstride.engine.snapshots.weights import download_tensors, newest_weights
-from midstride.engine.storage.checksums import encode_document
+from midstride.engine.state.bounds import damaged_on_error
+from midstride.engine.storage.checksums import NUMBER, Kind, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.verification import read_required_document, read_verified
 
@@ -32,8 +34,16 @@ __all__ = ["FOLDER", "Champion", "ModelRegistry", "champion_weights_explained"]
 log = logging.getLogger(__name__)
 
 FOLDER = "_champions"
-#: the keys of a champion's file, beside the decision
-_KEYS = ("number", "run", "module", "module_args", "before", "time")
+#: the keys of a champion's file, and their types
+_KINDS: dict[str, Kind] = {
+    "number": int,
+    "run": str,
+    "module": str,
+    "module_args": dict,
+    "before": (int, NoneType),
+    "time": NUMBER,
+    "decision": (dict, NoneType),
+}
 #: what to do if the file of a champion is damaged or missing
 _WAYS_OUT = (
     "put it back from a copy; or remove it, if it has the highest number, and the champion before is in charge again"
@@ -105,12 +115,13 @@ class ModelRegistry:
             SnapshotDamaged: its file is missing or not what was written.
         """
         path = _path(number)
-        found = read_required_document(self._store, path, *_KEYS, way_out=_WAYS_OUT)
+        found = read_required_document(self._store, path, _WAYS_OUT, **_KINDS)
         if found["number"] != number:
             where = f"{self._store.url}/{path}"
             raise SnapshotDamaged(f"{where} is the file of number {found['number']}: {_WAYS_OUT}")
-        decision = found["decision"] and PromotionDecision.model_validate(found["decision"])
-        return Champion(**{key: found[key] for key in _KEYS}, decision=decision)
+        with damaged_on_error(f"{self._store.url}/{path}"):
+            decision = None if found["decision"] is None else PromotionDecision.model_validate(found["decision"])
+        return Champion(**{**{key: found[key] for key in _KINDS}, "decision": decision})
 
     def weights_url(self, champion: Champion) -> str:
         """Return the folder of its weights, for `load_from_checkpoint` and the like."""

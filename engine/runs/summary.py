@@ -49,7 +49,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
     job, attempts = job_of(store), AttemptLog(store).attempts()
     last = attempts[-1] if attempts else None
     newest = newest_snapshot(store)
-    progress = newest.manifest["facts"]["progress"] if newest else {}
+    progress = newest.manifest["facts"].get("progress", {}) if newest else {}
     steps = [progress.get("step"), last.step if last else None]
     return RunSummary(
         name,

@@ -73,8 +73,18 @@ class Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> "Outcome":
-        """Return the outcome that `to_json` wrote."""
-        return cls(**json.loads(text))
+        """Return the outcome that `to_json` wrote.
+
+        Raises:
+            WorldError: the text is not what `to_json` writes.
+        """
+        try:
+            outcome = cls(**json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise WorldError(f"the outcome of a rank is not what was written: {error}") from error
+        if outcome.kind not in CODES or type(outcome.rank) is not int or type(outcome.error) is not str:
+            raise WorldError(f"the outcome of a rank is not what was written: {text!r:.200}")
+        return outcome
 
 
 def _kind(error: BaseException) -> Kind:

@@ -17,6 +17,7 @@ from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.metric_rows import MetricSegments, join_segments, missing_steps
 from midstride.engine.snapshots.position import Position, file_stem, parse_name, snapshot_name
 from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
+from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.verification import read_document, read_verified, verify_files
 
@@ -44,7 +45,31 @@ RUN_FOLDERS = (SNAPSHOTS, "lease", "metrics", *WEIGHTS, "attempts")
 #: the files in it
 RUN_FILES = ("run.json", "job.json", "metrics.csv")
 _ASIDE = "aside.json"
-_KEYS = ("format", "step", "after", "generation", "world_size", "files", "facts")
+#: the keys of a manifest, and their types
+_KINDS: dict[str, Kind] = {
+    "format": int,
+    "run_id": str,
+    "step": int,
+    "after": int,
+    "generation": int,
+    "world_size": int,
+    "files": dict,
+    "facts": dict,
+    "time": NUMBER,
+}
+#: the types of those facts that are read without the run's code
+_FACTS: dict[str, Kind] = {
+    "identity": dict,
+    "bits": dict,
+    "progress": dict,
+    "weights": dict,
+    "weights_facts": dict,
+    "hparams": dict,
+    "overridden": dict,
+    "left_out": list,
+    "metrics": dict,
+    "monitors": list,
+}
 
 log = logging.getLogger(__name__)
 
@@ -280,6 +305,8 @@ class Catalog:
             raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {lineage.run_id}")
         if parsed != of:
             raise _Foreign(f"{where} is the manifest of snapshot {snapshot_name(*of)}, not of {name}")
+        if self._folder == SNAPSHOTS and ROWS not in manifest["files"]:
+            raise SnapshotDamaged(f"{where} names no {ROWS}")
         return Snapshot(name, *parsed, manifest, self._folder)
 
 
@@ -302,7 +329,7 @@ def copied_weights(store: Store, path: str) -> Snapshot | None:
 
 def _read_manifest(store: Store, path: str) -> dict[str, Any] | None:
     try:
-        return read_document(store, path, *_KEYS)
+        return read_document(store, path, **_KINDS)
     except FileNotFoundError:
         return None
 
@@ -313,6 +340,8 @@ def _check_manifest(manifest: dict[str, Any], where: str) -> None:
             f"{where} has format {manifest['format']}, this version reads {FORMAT}. "
             "Resume with the version that wrote it."
         )
+    check_kinds(manifest["facts"], f"{where}: facts", **_FACTS)
+    check_kinds(manifest["facts"].get("progress", {}), f"{where}: progress", step=int, epoch=int, finished=bool)
     check_files(manifest, where)
     sizes([manifest["world_size"]])
 

@@ -114,7 +114,7 @@ class MetricSegments:
         with self._store.reading(file):
             data = self._store.read(file)
         if file.startswith(_FOLDED):
-            rows: dict[str, str] = decode_document(data, where, "rows")["rows"]
+            rows: dict[str, str] = decode_document(data, where, rows=dict)["rows"]
             return rows
         name, _, digest = file.removesuffix(".csv").rpartition(".")
         check_digest(where, {"bytes": len(data), "xxh3_128": digest}, digest_of([data]))

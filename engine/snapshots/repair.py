@@ -99,7 +99,7 @@ def _documents(store: Store) -> Iterator[dict[str, Any]]:
     paths = [f"{SNAPSHOTS}/{name}/{MANIFEST}" for name in reversed(store.list(SNAPSHOTS)) if parse_name(name)]
     for path in (*paths, *map(lease_path, reversed(generations(store)))):
         try:
-            document = read_document(store, path, "generation", "run_id", "ancestors")
+            document = read_document(store, path, generation=int, run_id=str, ancestors=list)
         except (FileNotFoundError, SnapshotDamaged):
             continue
         if path.startswith(SNAPSHOTS) or lease_path(document["generation"]) == path:

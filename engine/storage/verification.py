@@ -4,31 +4,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
-from midstride.engine.storage.checksums import FileDigest, check_digest, check_size, decode_document, digest_of
+from midstride.engine.storage.checksums import FileDigest, Kind, check_digest, check_size, decode_document, digest_of
 from midstride.engine.storage.store import Store
 
 __all__ = ["read_document", "read_required_document", "read_verified", "verify_files"]
 
 
-def read_document(store: Store, path: str, *keys: str) -> dict[str, Any]:
+def read_document(store: Store, path: str, /, **kinds: Kind) -> dict[str, Any]:
     """Return the document at `path`.
+
+    Args:
+        store: that holds it.
+        path: of the document.
+        kinds: keys that it must have, and the types of their values.
 
     Raises:
         FileNotFoundError: there is none.
-        SnapshotDamaged: it is not what was written, or lacks some of `keys`.
+        SnapshotDamaged: it is not what was written, or a key of `kinds` is missing or of another type.
     """
     with store.reading(path):
-        return decode_document(store.read(path), f"{store.url}/{path}", *keys)
+        return decode_document(store.read(path), f"{store.url}/{path}", **kinds)
 
 
-def read_required_document(store: Store, path: str, *keys: str, way_out: str) -> dict[str, Any]:
-    """Return the document at `path`, which must be there.
+def read_required_document(store: Store, path: str, /, way_out: str, **kinds: Kind) -> dict[str, Any]:
+    """Return the document at `path`, which must be there; arguments as of `read_document`.
 
     Raises:
-        SnapshotDamaged: it is missing, not what was written, or lacks some of `keys`; the message ends with `way_out`.
+        SnapshotDamaged: it is missing, or as of `read_document`; the message ends with `way_out`.
     """
     try:
-        return read_document(store, path, *keys)
+        return read_document(store, path, **kinds)
     except FileNotFoundError as error:
         raise SnapshotDamaged(f"{store.url}/{path} is missing: {way_out}") from error
     except SnapshotDamaged as error:
