@@ -120,8 +120,8 @@ class ModelRegistry:
             where = f"{self._store.url}/{path}"
             raise SnapshotDamaged(f"{where} is the file of number {found['number']}: {_WAYS_OUT}")
         with damaged_on_error(f"{self._store.url}/{path}"):
-            decision = None if found["decision"] is None else PromotionDecision.model_validate(found["decision"])
-        return Champion(**{**{key: found[key] for key in _KINDS}, "decision": decision})
+            found["decision"] = found["decision"] and PromotionDecision.model_validate(found["decision"])
+        return Champion(**{key: found[key] for key in _KINDS})
 
     def weights_url(self, champion: Champion) -> str:
         """Return the folder of its weights, for `load_from_checkpoint` and the like."""
