@@ -11,8 +11,8 @@ from prefect.events.worker import EventsWorker
 
 from midstride.engine.formatting import format_run_name
 from midstride.engine.registry.comparison import PromotionDecision
-from midstride.engine.registry.nightly import NightlyRun
 from midstride.engine.registry.night_report import NightlyReport, nightly_markdown, nightly_report
+from midstride.engine.registry.nightly import NightlyRun
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.report_files import write_report
 from midstride.engine.runs.report_text import headline, markdown_of

@@ -342,6 +342,8 @@ def _check_manifest(manifest: dict[str, Any], where: str) -> None:
         )
     check_kinds(manifest["facts"], f"{where}: facts", **_FACTS)
     check_kinds(manifest["facts"].get("progress", {}), f"{where}: progress", step=int, epoch=int, finished=bool)
+    metrics = manifest["facts"].get("metrics", {})
+    check_kinds(metrics, f"{where}: metrics", **dict.fromkeys(metrics, NUMBER))
     check_files(manifest, where)
     sizes([manifest["world_size"]])
 
