@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from midstride.engine.errors import NotExact
@@ -107,7 +106,13 @@ class Generators:
                 "such as dropout, could not go on. Resume with the strategy of the snapshot, or begin another run with "
                 "the weights of this one."
             )
-        gpu_states = self._of_own_gpus(state_dict["cuda"])
+        gpu_states = state_dict["cuda"]
+        if len(gpu_states) != len(self._gpus):
+            raise NotExact(
+                f"the snapshot has the random numbers of {_count(len(gpu_states))}, and this rank trains on "
+                f"{_count(len(self._gpus))}: draws on a GPU, such as dropout, could not continue. Resume on as many "
+                "GPUs for each process, or start another run with the weights of this one."
+            )
         torch.set_rng_state(state_dict["torch"])
         for gpu, state in zip(self._gpus, gpu_states, strict=True):
             torch.cuda.set_rng_state(state, gpu)
@@ -115,19 +120,6 @@ class Generators:
         random.setstate(state_dict["random"])
         if self._device is not None:
             self._device.set_state(state_dict["device"])
-
-    def _of_own_gpus(self, states: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Those of `states` that are of this rank's GPUs; earlier versions kept one for each GPU of the machine."""
-        indices = [gpu.index or 0 for gpu in self._gpus]
-        if indices and len(states) > max(len(indices), *indices):
-            states = [states[index] for index in indices]
-        if len(states) == len(indices):
-            return states
-        raise NotExact(
-            f"the snapshot has the random numbers of {_count(len(states))}, and this rank trains on "
-            f"{_count(len(indices))}: what is drawn there, such as dropout, could not go on. Resume on as many GPUs "
-            "for each process, or begin another run with the weights of this one."
-        )
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the state of a rank that was there; for a new one, one that no rank has, by a hash of rank 0's."""

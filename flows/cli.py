@@ -95,7 +95,7 @@ def _failed(job: TrainingJob, view: Any, result: BaseException, again: str) -> i
         show_error(str(result) if isinstance(result, EngineError) else f"{type(result).__name__}: {result}")
     if view.url:
         from midstride.engine.cli.report_view import show_report
-        from midstride.engine.runs.report import report_of
+        from midstride.engine.runs.run_report import report_of
 
         run = url_name(view.url)
         with suppress(OSError, SnapshotError):  # the credentials went with the flow, or the store has gone

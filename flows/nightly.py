@@ -10,8 +10,8 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
 from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.processes.preload import importing
+from midstride.engine.registry.night_report import NightlyReport
 from midstride.engine.registry.nightly import DATE, NightlyRun
-from midstride.engine.registry.report import NightlyReport
 from midstride.engine.runs.curves import LIBRARY
 from midstride.flows.run_states import KEPT, PROMOTED, cancelled_if_paused, completed, failed, nightly_name
 from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_launch

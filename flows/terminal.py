@@ -11,7 +11,7 @@ from rich.table import Table
 
 from midstride.engine.formatting import format_number
 from midstride.engine.registry.comparison import PromotionDecision
-from midstride.engine.registry.report import NightlyReport
+from midstride.engine.registry.night_report import NightlyReport
 from midstride.engine.session.terminal_view import TerminalView
 
 __all__ = ["FlowView", "quiet_prefect", "show_nightly_report"]

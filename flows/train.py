@@ -14,8 +14,8 @@ from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.processes.preload import importing
 from midstride.engine.registry.nightly import date_errors
 from midstride.engine.runs.curves import LIBRARY
-from midstride.engine.runs.report import Report
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import Report
 from midstride.flows.run_states import cancelled_if_paused, failed, is_automatic_retry, tag_run, train_name
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.detach import detach

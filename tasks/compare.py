@@ -11,7 +11,7 @@ from midstride.engine.errors import JobError, Overtaken, WorldError
 from midstride.engine.jobs.operations import run_operation
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun, nightly_errors
-from midstride.engine.storage.listing import Manifest, manifest_of
+from midstride.engine.storage.listing import FolderListing, list_folder
 from midstride.tasks.events import ModelPromoted, emit
 from midstride.tasks.job_argument import JobLike, run_of
 from midstride.tasks.resources import model
@@ -33,7 +33,7 @@ def _was_overtaken(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -
     retry_condition_fn=_was_overtaken,
 )
 def compare_and_promote(
-    job: JobLike, run: str | None = None, data: Manifest | None = None, date: str | None = None
+    job: JobLike, run: str | None = None, data: FolderListing | None = None, date: str | None = None
 ) -> PromotionDecision:
     """Compare a run with the champion on the same test data; promote it if it is better by more than the margin.
 
@@ -64,7 +64,7 @@ def compare_and_promote(
         emit(promoted, model(this.job.name))
     if this.job.loggers:
         _publish(night)
-    night.close(decision, data or manifest_of(None))
+    night.close(decision, data or list_folder(None))
     return decision
 
 

@@ -5,9 +5,9 @@ import base64
 from prefect.artifacts import create_markdown_artifact
 
 from midstride.engine.formatting import format_run_name
-from midstride.engine.runs.publication import curves_of
-from midstride.engine.runs.report import report_of
+from midstride.engine.runs.report_files import curves_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 from midstride.tasks.resources import artifact_key
 
 __all__ = ["inline", "show_curves"]

@@ -11,7 +11,7 @@ from prefect.utilities.hashing import hash_objects
 
 from midstride.engine.jobs.operations import run_operation
 from midstride.engine.runs.run import Run
-from midstride.engine.storage.listing import Manifest, is_unchanged
+from midstride.engine.storage.listing import FolderListing, is_unchanged
 from midstride.tasks.job_argument import JobLike, as_job
 from midstride.tasks.stop_requests import stop_if_asked
 
@@ -40,7 +40,7 @@ def _cache_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
     cache_policy=CacheKeyFnPolicy(cache_key_fn=_cache_key),
     result_serializer="json",
 )
-def prepare_data(job: JobLike) -> Manifest:
+def prepare_data(job: JobLike) -> FolderListing:
     """Run `prepare_data` of the job's data module; return a small manifest of the data.
 
     A retry of the flow gets the manifest from Prefect's cache, as long as the data have the same names and sizes.
@@ -53,7 +53,7 @@ def prepare_data(job: JobLike) -> Manifest:
         WorldError: the process died.
     """
     job = as_job(job)
-    manifest: Manifest = run_operation(
+    manifest: FolderListing = run_operation(
         "prepare", Run(job, job.name), on_line=get_run_logger().info, stop_if_asked=stop_if_asked
     )
     return manifest

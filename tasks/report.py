@@ -11,13 +11,13 @@ from prefect.events.worker import EventsWorker
 
 from midstride.engine.formatting import format_run_name
 from midstride.engine.registry.comparison import PromotionDecision
+from midstride.engine.registry.night_report import NightlyReport, nightly_markdown, nightly_report
 from midstride.engine.registry.nightly import NightlyRun
-from midstride.engine.registry.report import NightlyReport, nightly_markdown, nightly_report
 from midstride.engine.runs.cause import cause_of
-from midstride.engine.runs.markdown import headline, markdown_of
-from midstride.engine.runs.publication import write_report
-from midstride.engine.runs.report import Report, report_of
+from midstride.engine.runs.report_files import write_report
+from midstride.engine.runs.report_text import headline, markdown_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import Report, report_of
 from midstride.tasks.curves import inline
 from midstride.tasks.events import Event, RunFailed, RunFinished, RunStopped, emit
 from midstride.tasks.job_argument import JobLike, run_of

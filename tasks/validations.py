@@ -7,7 +7,7 @@ from midstride.engine.config.options import MonitorOptions
 from midstride.engine.formatting import format_number
 from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
-from midstride.engine.snapshots.weights_index import best_of
+from midstride.engine.snapshots.weights import best_of
 
 __all__ = ["Validations"]
 
@@ -37,7 +37,7 @@ class Validations:
         with run.store.errors_explained("read"):
             weights = best_of(run.store, monitor.metric, monitor.mode)
         value = weights.get("metrics", {}).get(monitor.metric)
-        return cls(monitor, None if value is None else (float(value), int(weights["facts"]["step"])))
+        return cls(monitor, None if value is None else (float(value), int(weights["step"])))
 
     def line(self, event: Event) -> str:
         """Return what `event` found, and the best of the run so far.

@@ -25,9 +25,8 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.registry.nightly import date_errors, date_to_try, with_date
 from midstride.engine.runs.run import Run
-from midstride.engine.session.lasting_output import LastingOutput
-from midstride.engine.session.signals import GRACE_S
-from midstride.engine.session.terminal_view import TerminalView
+from midstride.engine.session.requests import GRACE_S
+from midstride.engine.session.terminal_view import LastingOutput, TerminalView
 
 __all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main"]
 
@@ -74,7 +73,7 @@ def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, ac
     from midstride.engine.launch.launch import launch
     from midstride.engine.processes.preload import importing
     from midstride.engine.runs.curves import LIBRARY
-    from midstride.engine.runs.publication import write_report
+    from midstride.engine.runs.report_files import write_report
 
     loaded = load_undated(job, overrides, accepted)
     with stoppable():

@@ -13,8 +13,8 @@ from midstride.engine.cli.output import AsJson, print_json
 from midstride.engine.cli.table import show_table, table_console
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import UserError
-from midstride.engine.registry.publication import publish_champion
 from midstride.engine.registry.registry import FOLDER, Champion, ModelRegistry
+from midstride.engine.registry.tracker_promotion import publish_champion
 from midstride.engine.runs.run import job_of
 from midstride.engine.storage.store import Store
 

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from midstride.engine.cli.table import show_table
 from midstride.engine.formatting import format_number, format_seconds
-from midstride.engine.runs.markdown import lost_steps, summary_rows
-from midstride.engine.runs.report import Interruption, Report
+from midstride.engine.runs.report_text import lost_steps, summary_rows
+from midstride.engine.runs.run_report import Interruption, Report
 from midstride.engine.runs.summary import RunSummary
 
 __all__ = ["show_report", "show_runs"]

@@ -11,7 +11,7 @@ from midstride.engine.cli.snapshots import Url, runs_at
 from midstride.engine.cli.table import table_console
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import url_name
-from midstride.engine.runs.report import report_at
+from midstride.engine.runs.run_report import report_at
 from midstride.engine.runs.summary import summary_of
 
 __all__ = ["report", "runs"]

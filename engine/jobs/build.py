@@ -15,7 +15,7 @@ from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
 from midstride.engine.registry.registry import champion_weights_explained
 from midstride.engine.runs.run import Run
-from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.training.trainer import Trainer
 
 __all__ = ["build_callbacks", "build_data", "build_module", "build_trainer", "devices_of", "try_build"]

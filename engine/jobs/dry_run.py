@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.errors import NoLoss
 from midstride.engine.jobs.build import build_trainer
 from midstride.engine.modules.module import DataModule, TrainingModule
@@ -13,8 +14,6 @@ from midstride.engine.training.trainer import Trainer
 
 __all__ = ["dry_run"]
 
-#: strategies whose modules train on one device of one process as well
-_ALONE = ("single", "dp", "ddp", "ddp2", "horovod")
 #: batches that a module may skip before one has a loss
 _SKIPPED = 9
 
@@ -28,8 +27,9 @@ def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judge
         data: the job's, prepared.
         judged_by: the value that the test has to log, where there is one.
     """
-    if job.world.strategy not in _ALONE:
-        return []
+    strategy = STRATEGIES.get(job.world.strategy)
+    if strategy is None or strategy.shards_weights or strategy.devices:
+        return []  # its modules may not train on one device of one process
     tested: dict[str, float] = {}
     with _quietly():
         trainer = _fitted(job, module, data)

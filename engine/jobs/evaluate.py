@@ -9,7 +9,7 @@ from midstride.engine.modules.module import TrainingModule
 from midstride.engine.registry.registry import ModelRegistry, champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.seeds import seed_everything
-from midstride.engine.snapshots.weights_index import folder_to_test
+from midstride.engine.snapshots.weights import folder_to_test
 from midstride.engine.training.trainer import Trainer
 
 __all__ = ["evaluate", "evaluate_with_champion"]

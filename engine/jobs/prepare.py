@@ -5,13 +5,13 @@ import os
 from midstride.engine.errors import EngineError, StoreUnsafe, UserCodeError
 from midstride.engine.jobs.build import build_data
 from midstride.engine.runs.run import Run
-from midstride.engine.storage.listing import Manifest, manifest_of
+from midstride.engine.storage.listing import FolderListing, list_folder
 from midstride.engine.storage.urls import PASSWORD, absolute_url, holds_password
 
 __all__ = ["prepare"]
 
 
-def prepare(run: Run) -> Manifest:
+def prepare(run: Run) -> FolderListing:
     """Have the data module prepare its data; return a small manifest of what is there then.
 
     A data module that keeps its data in `self.folder` (a path or an fsspec URL) can be checked later; of any
@@ -30,7 +30,7 @@ def prepare(run: Run) -> Manifest:
         raise
     except Exception as error:
         raise UserCodeError.of("while preparing the data", error) from error
-    return manifest_of(_folder_of(data))
+    return list_folder(_folder_of(data))
 
 
 def _folder_of(data: object) -> str | None:

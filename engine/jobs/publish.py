@@ -1,7 +1,7 @@
 """Tell the trackers of a job whose weights are in charge, in a process that their libraries cannot harm."""
 
-from midstride.engine.registry.publication import publish_champion
 from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.registry.tracker_promotion import publish_champion
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.store import Store
 

@@ -11,7 +11,7 @@ from midstride.engine.processes.forked_program import ForkedProgram
 from midstride.engine.processes.preload import preload
 from midstride.engine.processes.proc_entry import show_command
 from midstride.engine.ranks.gpus import fork_cannot_use_cuda
-from midstride.engine.session.signals import SignalRequests
+from midstride.engine.session.requests import SignalRequests
 
 __all__ = ["ranks_forked"]
 

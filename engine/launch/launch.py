@@ -23,8 +23,8 @@ from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.session.events import Event, EventTail
 from midstride.engine.session.outcome import Outcome, decide, not_started
+from midstride.engine.session.requests import GRACE_S, SignalRequests
 from midstride.engine.session.session import Session
-from midstride.engine.session.signals import GRACE_S, SignalRequests
 from midstride.engine.slurm import step_tasks
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS
 from midstride.engine.storage.store import Store

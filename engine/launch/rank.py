@@ -144,7 +144,7 @@ def train_as_rank(run: Run, world: World) -> Outcome:
     The ranks end with the agent that started them; rank 0 writes the report. No supervisor of ours and no session:
     who started the world restarts it, and notices a hang.
     """
-    from midstride.engine.runs.publication import write_report
+    from midstride.engine.runs.report_files import write_report
 
     die_with_parent(os.getppid())
     _prepare_process()

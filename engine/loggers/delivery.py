@@ -28,7 +28,7 @@ from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.weights_index import best_to_show
+from midstride.engine.snapshots.weights import best_to_show, download_tensors
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store, StoreOptions
 
@@ -136,7 +136,7 @@ class Delivery:
     def _best(self, folder: Path) -> Path | None:
         """Return the file of the best weights, downloaded to `folder`; None if no current monitor has any."""
         weights = best_to_show(self._store)
-        return weights.download(self._store, folder / "best.safetensors") if weights else None
+        return download_tensors(self._store, weights, folder / "best.safetensors") if weights else None
 
 
 def _as_step(returned: Any, logger: Logger) -> int:

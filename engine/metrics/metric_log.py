@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from midstride.engine.metrics.accumulator import Accumulator
-from midstride.engine.snapshots.rows import to_csv
+from midstride.engine.snapshots.metric_rows import to_csv
 
 __all__ = ["MetricLog", "merge_shares"]
 

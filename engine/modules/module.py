@@ -211,7 +211,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
             UserError: the class cannot be made with the arguments that were saved and given.
             SnapshotError: there are no weights, or damaged ones.
         """
-        from midstride.engine.snapshots.weights import weights_at
+        from midstride.engine.snapshots.reader import weights_at
 
         weights = weights_at(path)
         left_out = accepted_arguments(cls, dict.fromkeys(weights.facts.get("hparams_left_out", [])))

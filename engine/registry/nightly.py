@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from types import NoneType
 from typing import Any, Self
 
 from midstride.engine.config.arguments import map_texts, texts_in
@@ -19,10 +20,11 @@ from midstride.engine.errors import JobError, SnapshotDamaged
 from midstride.engine.registry.comparison import PromotionDecision, compare
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
-from midstride.engine.storage.checksums import encode_document
-from midstride.engine.storage.documents import read_document
-from midstride.engine.storage.listing import Manifest
+from midstride.engine.state.bounds import damaged_on_error
+from midstride.engine.storage.checksums import Kind, encode_document
+from midstride.engine.storage.listing import FolderListing
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_document
 
 __all__ = ["DATE", "NightlyRun", "date_errors", "date_to_try", "metric_of", "nightly_errors", "with_date"]
 
@@ -67,7 +69,7 @@ class NightlyRun:
             champion = night.registry.current() if job.nightly.warm_start else None
             plan = {"date": date, "champion": champion and champion.number, "time": time.time()}
             night._store.create("night.json", encode_document(plan))
-            begun: dict[str, Any] = _read(night._store, "night.json") or plan
+            begun: dict[str, Any] = _read(night._store, "night.json", champion=(int, NoneType)) or plan
             if begun["champion"] is not None:
                 weights = night.registry.weights_url(night.registry.champion(begun["champion"]))
                 return cls(Run(night.job.model_copy(update={"weights": weights}), night.run.name), date)
@@ -80,8 +82,9 @@ class NightlyRun:
 
     def decision(self) -> PromotionDecision | None:
         """Return what the night came to; None if it is not over."""
-        found = _read(self._store, "decision.json")
-        return PromotionDecision.model_validate(found["decision"]) if found else None
+        found = _read(self._store, "decision.json", decision=dict)
+        with damaged_on_error(f"{self._store.url}/decision.json"):
+            return PromotionDecision.model_validate(found["decision"]) if found else None
 
     def decide(self, compared: Mapping[str, Any]) -> PromotionDecision:
         """Promote the run if it is better; a night that did so before has done so.
@@ -108,13 +111,13 @@ class NightlyRun:
             self.registry.promote(self.run, compared["weights"], decision)
         return decision
 
-    def close(self, decision: PromotionDecision, data: Manifest) -> None:
+    def close(self, decision: PromotionDecision, data: FolderListing) -> None:
         """Write down what the night came to, and on which data."""
         self._store.write(
             "decision.json", encode_document({"decision": decision.model_dump(), "data": data, "time": time.time()})
         )
 
-    def is_new(self, data: Manifest) -> bool:
+    def is_new(self, data: FolderListing) -> bool:
         """Whether `data` differ, by names and sizes, from those of the newest night that came to a decision.
 
         Raises:
@@ -131,7 +134,7 @@ class NightlyRun:
             if not re.fullmatch(nights, name):
                 continue
             try:
-                found = _read(runs.at(name), "decision.json")
+                found = _read(runs.at(name), "decision.json", data=dict)
             except SnapshotDamaged as error:  # to train once more than is needed loses nothing
                 log.warning("the data of the last night are unknown, those of this one count as new: %s", error)
                 return True
@@ -203,9 +206,9 @@ def _is_date(text: str) -> bool:
     return re.fullmatch(DATE, text) is not None
 
 
-def _read(store: Store, path: str) -> dict[str, Any] | None:
+def _read(store: Store, path: str, **kinds: Kind) -> dict[str, Any] | None:
     try:
-        return read_document(store, path)
+        return read_document(store, path, **kinds)
     except FileNotFoundError:
         return None
     except SnapshotDamaged as error:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 from uuid import uuid4
 
@@ -21,18 +22,28 @@ from midstride.engine.errors import Overtaken, SnapshotDamaged, SnapshotMissing,
 from midstride.engine.formatting import url_name
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.runs.run import Run
-from midstride.engine.snapshots.weights_index import COPY, newest_weights
-from midstride.engine.storage.checksums import check_digest, digest_of, encode_document
-from midstride.engine.storage.documents import read_required_document
+from midstride.engine.snapshots.catalog import MANIFEST, copied_weights
+from midstride.engine.snapshots.weights import download_tensors, newest_weights
+from midstride.engine.state.bounds import damaged_on_error
+from midstride.engine.storage.checksums import NUMBER, Kind, encode_document
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_required_document, read_verified
 
 __all__ = ["FOLDER", "Champion", "ModelRegistry", "champion_weights_explained"]
 
 log = logging.getLogger(__name__)
 
 FOLDER = "_champions"
-#: the keys of a champion's file, beside the decision
-_KEYS = ("number", "run", "module", "module_args", "before", "time")
+#: the keys of a champion's file, and their types
+_KINDS: dict[str, Kind] = {
+    "number": int,
+    "run": str,
+    "module": str,
+    "module_args": dict,
+    "before": (int, NoneType),
+    "time": NUMBER,
+    "decision": (dict, NoneType),
+}
 #: what to do if the file of a champion is damaged or missing
 _WAYS_OUT = (
     "put it back from a copy; or remove it, if it has the highest number, and the champion before is in charge again"
@@ -104,12 +115,13 @@ class ModelRegistry:
             SnapshotDamaged: its file is missing or not what was written.
         """
         path = _path(number)
-        found = read_required_document(self._store, path, *_KEYS, way_out=_WAYS_OUT)
+        found = read_required_document(self._store, path, _WAYS_OUT, **_KINDS)
         if found["number"] != number:
             where = f"{self._store.url}/{path}"
             raise SnapshotDamaged(f"{where} is the file of number {found['number']}: {_WAYS_OUT}")
-        decision = found["decision"] and PromotionDecision.model_validate(found["decision"])
-        return Champion(**{key: found[key] for key in _KEYS}, decision=decision)
+        with damaged_on_error(f"{self._store.url}/{path}"):
+            found["decision"] = found["decision"] and PromotionDecision.model_validate(found["decision"])
+        return Champion(**{key: found[key] for key in _KINDS})
 
     def weights_url(self, champion: Champion) -> str:
         """Return the folder of its weights, for `load_from_checkpoint` and the like."""
@@ -121,9 +133,9 @@ class ModelRegistry:
         Raises:
             SnapshotMissing: they are gone.
         """
-        if (saved := newest_weights(self._store, f"weights/{champion.run}")) is None:
+        if (saved := copied_weights(self._store, f"weights/{champion.run}")) is None:
             raise SnapshotMissing(f"no weights are in {self.weights_url(champion)}")
-        return saved.download(self._store, folder / "weights.safetensors")
+        return download_tensors(self._store, saved, folder / "weights.safetensors")
 
     def promoted(self, run: str) -> Champion | None:
         """Return the champion that a promotion of `run` made; None if it was never promoted."""
@@ -186,10 +198,9 @@ class ModelRegistry:
         """Copy the weights in `folder` of a run's store to the champions: a champion outlives its run."""
         if (saved := newest_weights(source, folder)) is None:
             raise SnapshotMissing(f"no weights were saved in {source.url}/{folder}")
-        data = source.read(f"{folder}/{saved.file}")
-        check_digest(f"{source.url}/{folder}/{saved.file}", saved.expected, digest_of([data]))
-        self._store.write(f"weights/{run}/{saved.file}", data)
-        self._store.write(f"weights/{run}/{COPY}.json", encode_document(saved.manifest))
+        for name, expected in saved.manifest["files"].items():
+            self._store.write(f"weights/{run}/{name}", read_verified(source, f"{saved.path}/{name}", expected))
+        self._store.write(f"weights/{run}/{MANIFEST}", encode_document(saved.manifest))
 
     def _numbers(self) -> list[int]:
         stems = (name.removesuffix(".json") for name in self._store.list() if name.endswith(".json"))

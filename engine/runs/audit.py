@@ -17,9 +17,10 @@ import numpy as np
 
 from midstride.engine.data.order import InOrder, Shuffled, StridedOrder
 from midstride.engine.errors import SnapshotMissing
-from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.reader import read_part
-from midstride.engine.snapshots.rows import join_segments
+from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store
 from midstride.engine.training.sample_log import BatchRange, digest_of
 
@@ -105,6 +106,11 @@ def audit(url: str) -> Audit:
     if not snapshots:
         raise SnapshotMissing(f"{url} holds no snapshot: what a run has used is accounted for from its first one on.")
     newest = snapshots[-1]
+    with damaged_on_error(f"{url}/snapshots/{newest.name}"):
+        return _audit(store, catalog, newest)
+
+
+def _audit(store: Store, catalog: SnapshotCatalog, newest: Snapshot) -> Audit:
     account = read_part(store, newest, 0, "samples")
     facts = newest.manifest["facts"]
     stretches = [BatchRange(*one) for one in account["stretches"]]

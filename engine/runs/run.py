@@ -61,8 +61,8 @@ class Run:
 
 
 def job_of(store: Store) -> TrainingJob | None:
-    """Return the job of the run in `store`; None where a script trains, or another version wrote it."""
+    """Return the job of the run in `store`; None if a script trains it, or if its document cannot be read."""
     try:
-        return TrainingJob.model_validate(decode_document(store.read(JOB_FILE), JOB_FILE)["job"])
+        return TrainingJob.model_validate(decode_document(store.read(JOB_FILE), JOB_FILE, job=dict)["job"])
     except (FileNotFoundError, SnapshotDamaged, ValueError):
         return None

@@ -11,7 +11,7 @@ from midstride.engine.runs.run import job_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest_process
-from midstride.engine.snapshots.weights_index import best_of
+from midstride.engine.snapshots.weights import best_of
 from midstride.engine.storage.store import Store
 
 __all__ = ["RunSummary", "last_sign", "newest_snapshot", "state_of", "summary_of"]
@@ -49,7 +49,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
     job, attempts = job_of(store), AttemptLog(store).attempts()
     last = attempts[-1] if attempts else None
     newest = newest_snapshot(store)
-    progress = newest.manifest["facts"]["progress"] if newest else {}
+    progress = newest.manifest["facts"].get("progress", {}) if newest else {}
     steps = [progress.get("step"), last.step if last else None]
     return RunSummary(
         name,

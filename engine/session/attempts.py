@@ -11,11 +11,14 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
+from types import NoneType
 from typing import Any
 
+from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.session.events import Event
-from midstride.engine.session.outcome import SUPERSEDED, Outcome
+from midstride.engine.session.outcome import CODES, SUPERSEDED, Outcome
+from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds
 from midstride.engine.storage.store import Store
 
 __all__ = ["Attempt", "AttemptLog", "Verdict", "fatal_snapshots", "retry_verdict"]
@@ -160,11 +163,14 @@ class AttemptLog:
         return [attempt for attempt in found if attempt is not None]
 
     def _attempt(self, name: str) -> Attempt | None:
+        where = f"{self._store.url}/{name}"
         try:
-            return _decode(self._store.read(name))
-        except (ValueError, TypeError, AttributeError, RecursionError, IsADirectoryError) as error:
-            log.warning("%s/%s is not what was written, that attempt does not count: %s", self._store.url, name, error)
-            return None
+            return _decode(self._store.read(name), where)
+        except SnapshotDamaged as error:
+            log.warning("that attempt does not count: %s", error)
+        except (ValueError, RecursionError, IsADirectoryError) as error:
+            log.warning("%s is not what was written, that attempt does not count: %s", where, error)
+        return None
 
     def verdict(self, retries: int, *, after: int = 0) -> Verdict:
         """Say whether another attempt makes sense.
@@ -259,6 +265,34 @@ def _encode(attempt: Attempt) -> bytes:
     return json.dumps(said, indent=2).encode()
 
 
-def _decode(data: bytes) -> Attempt:
-    known = {field.name for field in fields(Attempt)}
-    return Attempt(**{key: value for key, value in json.loads(data).items() if key in known})
+def _decode(data: bytes, where: str) -> Attempt:
+    found = json.loads(data)
+    if not isinstance(found, dict) or "number" not in found:
+        raise SnapshotDamaged(f"{where} holds another document")
+    check_kinds(found, where, **_KINDS)
+    if found.get("outcome", "lost") not in (*CODES, "lost"):
+        raise SnapshotDamaged(f"{where} names an outcome that there is not: {found['outcome']!r}")
+    return Attempt(**{key: value for key, value in found.items() if key in _KINDS})
+
+
+_TEXT, _INTEGER, _SECONDS = (str, NoneType), (int, NoneType), (*NUMBER, NoneType)
+#: the keys of an attempt's document, and their types
+_KINDS: dict[str, Kind] = {
+    "number": int,
+    "outcome": str,
+    "code": int,
+    "type": str,
+    "error": str,
+    "step": _INTEGER,
+    "rank": int,
+    "generation": _INTEGER,
+    "resumed_from": _TEXT,
+    "resumed_step": _INTEGER,
+    "snapshot": _TEXT,
+    "started": NUMBER,
+    "ended": _SECONDS,
+    "stopped": _SECONDS,
+    "first_step_at": _SECONDS,
+    "slow": list,
+    "rounds": list,
+}

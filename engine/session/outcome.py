@@ -1,7 +1,7 @@
-"""How a rank, and a world, ended. By files the ranks write, never by text or by a launcher's exit code.
+"""How a rank, and a world, ended: decided by files that the ranks write, never by text or a launcher's exit code.
 
-torchrun turns every exit code of a rank into 1; an abort while a finished process is torn down
-changes its code too. What a rank wrote before it left is the truth; a rank that wrote nothing was killed.
+torchrun turns every exit code of a rank into 1. An abort during the teardown of a finished process changes its code,
+too. The file that a rank wrote before it left is the truth. A rank without one was killed.
 
 kind        code  meaning
 done           0  the run came to its own end
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from midstride.engine import errors
 from midstride.engine.errors import EngineError, StopRequested, StopSignal, Superseded, UserError, WorldError
 from midstride.engine.formatting import format_message
 
@@ -72,8 +73,18 @@ class Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> "Outcome":
-        """Return the outcome that `to_json` wrote."""
-        return cls(**json.loads(text))
+        """Return the outcome that `to_json` wrote.
+
+        Raises:
+            WorldError: the text is not what `to_json` writes.
+        """
+        try:
+            outcome = cls(**json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise WorldError(f"the outcome of a rank is not what was written: {error}") from error
+        if outcome.kind not in CODES or type(outcome.rank) is not int or type(outcome.error) is not str:
+            raise WorldError(f"the outcome of a rank is not what was written: {text!r:.200}")
+        return outcome
 
 
 def _kind(error: BaseException) -> Kind:
@@ -146,9 +157,27 @@ def not_started(exit_code: int, printed: Sequence[str]) -> Outcome:
 
 
 def raise_for_outcome(outcome: Outcome) -> None:
-    """Raise the error that `outcome` stands for; none when all went well."""
-    errors = {"user_error": UserError, "stopped": StopRequested, "died": WorldError}
-    if outcome.type == SUPERSEDED:
-        raise Superseded(outcome.error)
-    if outcome.kind != "done":
-        raise errors[outcome.kind](outcome.error)
+    """Raise the error of the rank that decided `outcome`; return if the world is done.
+
+    Raises:
+        UserError: the job or the code is wrong; an error of the engine has its own class, such as `JobError`.
+        StopRequested: the world was asked to stop.
+        Superseded: a newer generation advances the run.
+        WorldError: the world died. An error of the engine is the cause, with its own class, such as `StoreFull`.
+    """
+    if outcome.kind == "done":
+        return
+    base = {"user_error": UserError, "stopped": StopRequested, "died": WorldError}[outcome.kind]
+    own = _engine_error(outcome.type)
+    if own is None:
+        raise base(outcome.error)
+    if issubclass(own, (base, Superseded)):
+        raise own(outcome.error)
+    raise base(outcome.error) from own(outcome.error)
+
+
+def _engine_error(name: str) -> type[EngineError] | None:
+    """Return the error of the engine with this full name; None for any other name."""
+    module, _, kind = name.rpartition(".")
+    found = getattr(errors, kind, None) if module == errors.__name__ else None
+    return found if isinstance(found, type) and issubclass(found, EngineError) else None

@@ -1,6 +1,7 @@
-"""The catalog: which snapshots of a run count. Readers ask nothing else. Needs no torch.
+"""The catalog: which snapshots and weights of a run count. All readers ask it. Needs no torch.
 
-A snapshot counts if its manifest is whole, if it belongs to this run and its lineage, and if it was not set aside.
+A snapshot counts if its manifest is whole, it belongs to this run and its lineage, and it was not set aside. Weights
+in `best` and `last` are snapshots of the module alone and follow the same rules.
 """
 
 import contextlib
@@ -13,13 +14,12 @@ from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.metric_segments import MetricSegments
-from midstride.engine.snapshots.position import Position, parse_name, snapshot_name
-from midstride.engine.snapshots.rows import missing_steps
-from midstride.engine.snapshots.verification import read_verified, verify_files
+from midstride.engine.snapshots.metric_rows import MetricSegments, join_segments, missing_steps
+from midstride.engine.snapshots.position import Position, file_stem, parse_name, snapshot_name
 from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
-from midstride.engine.storage.documents import read_document
+from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_document, read_verified, verify_files
 
 __all__ = [
     "FORMAT",
@@ -28,45 +28,95 @@ __all__ = [
     "RUN_FILES",
     "RUN_FOLDERS",
     "SNAPSHOTS",
+    "WEIGHTS",
+    "Catalog",
     "Position",
     "Snapshot",
     "SnapshotCatalog",
     "snapshot_name",
 ]
 
-FORMAT = 1  #: raised whenever the files of a snapshot change their meaning
+FORMAT = 2  #: raised whenever the files of a snapshot change their meaning
 SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
+#: the folders of weights in that of a run
+WEIGHTS = ("best", "last")
 #: the folders in that of a run
-RUN_FOLDERS = (SNAPSHOTS, "lease", "metrics", "best", "last", "attempts")
+RUN_FOLDERS = (SNAPSHOTS, "lease", "metrics", *WEIGHTS, "attempts")
 #: the files in it
 RUN_FILES = ("run.json", "job.json", "metrics.csv")
 _ASIDE = "aside.json"
-_KEYS = ("format", "step", "after", "generation", "world_size", "files", "facts")
+#: the keys of a manifest, and their types
+_KINDS: dict[str, Kind] = {
+    "format": int,
+    "run_id": str,
+    "step": int,
+    "after": int,
+    "generation": int,
+    "world_size": int,
+    "files": dict,
+    "facts": dict,
+    "time": NUMBER,
+}
+#: the types of those facts that are read without the run's code
+_FACTS: dict[str, Kind] = {
+    "identity": dict,
+    "bits": dict,
+    "progress": dict,
+    "weights": dict,
+    "weights_facts": dict,
+    "hparams": dict,
+    "overridden": dict,
+    "left_out": list,
+    "metrics": dict,
+    "monitors": list,
+}
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A committed snapshot: its name, where it stands, who took it, and its manifest."""
+    """A committed snapshot, or committed weights: name, position, generation, manifest.
+
+    Args:
+        name: of its folder.
+        position: where the run stood.
+        generation: which attempt wrote it.
+        manifest: its files, with checksums, and facts.
+        folder: the folder of the run it lies in: "snapshots", "best" or "last"; "" for a copy outside of a run.
+    """
 
     name: str
     position: Position
     generation: int
     manifest: dict[str, Any]
+    folder: str = SNAPSHOTS
+
+    @property
+    def path(self) -> str:
+        """Its folder, relative to the store."""
+        return f"{self.folder}/{self.name}" if self.folder else self.name
 
     @property
     def bytes(self) -> int:
         """Size of all its files but the manifest."""
         return sum(digest["bytes"] for digest in self.manifest["files"].values())
 
+    def stem(self, rank: int) -> str:
+        """Return the name, without its ending, of the files that `rank` wrote."""
+        return file_stem(self.folder == SNAPSHOTS, rank, self.manifest["world_size"])
 
-class SnapshotCatalog:
-    """The snapshots of the run in `store`, read afresh at every call."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._metric_segments = MetricSegments(store)
+class Catalog:
+    """The snapshots in one folder of a run, read afresh at every call.
+
+    Args:
+        store: of the run.
+        folder: "snapshots", or "best" and "last" for weights.
+    """
+
+    def __init__(self, store: Store, folder: str = SNAPSHOTS) -> None:
+        self._store, self._folder = store, folder
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots that count, oldest first; only their manifests are read."""
@@ -78,15 +128,37 @@ class SnapshotCatalog:
 
         Raises:
             SnapshotDamaged: its manifest is not what was written, or is of another snapshot.
-            SnapshotError: another version wrote it.
+            SnapshotError: its format is another one.
         """
         return self._open(name, Lineage.of(self._store))
+
+    def newest(self) -> Snapshot | None:
+        """Return the newest snapshot that counts, by its manifest; None if there is none.
+
+        Raises:
+            SnapshotDamaged: that manifest, or a lease of the run, is not what was written.
+        """
+        lineage = Lineage.of(self._store)
+        while names := [name for name, files in self._folders(lineage).items() if _counts(files)]:
+            if (snapshot := self._open(names[-1], lineage)) is not None:
+                return snapshot  # else a newer one has taken its place meanwhile
+        return None
+
+    def newest_name(self) -> str:
+        """Return the name of the newest snapshot that counts, damaged or not; empty if there is none."""
+        lineage = Lineage.of(self._store)
+        return max((name for name, files in self._folders(lineage).items() if _counts(files)), default="")
+
+    def has(self, name: str) -> bool:
+        """Return whether `name` was committed, also if it was set aside or is damaged."""
+        return MANIFEST in self._folders().get(name, set())
 
     def newest_good(self) -> Snapshot | None:
         """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning.
 
         Raises:
-            SnapshotUnreadable: none is good, and some cannot be read: whether they are damaged is unknown.
+            SnapshotUnreadable: no snapshot is good, and some cannot be read: it is unknown whether they are damaged.
+                Weights that cannot be read are set aside: a run resumes without them.
         """
         lineage = Lineage.of(self._store)
         unreadable: dict[str, SnapshotUnreadable] = {}
@@ -99,7 +171,7 @@ class SnapshotCatalog:
                 unreadable[name] = error
             except SnapshotDamaged as error:
                 self.set_aside_with_warning(name, str(error))
-        if unreadable and good is None:
+        if unreadable and good is None and self._folder == SNAPSHOTS:
             raise next(iter(unreadable.values()))
         for name, reason in unreadable.items():
             self.set_aside_with_warning(name, str(reason))
@@ -109,7 +181,7 @@ class SnapshotCatalog:
         """Return the snapshot in the folder `name` if it was committed and is whole."""
         if "" in files and parse_name(name):
             self._ensure_folder(name)
-        if MANIFEST not in files or _ASIDE in files:
+        if not _counts(files):
             return None
         try:
             if (snapshot := self._open(name, lineage)) is not None:
@@ -120,32 +192,11 @@ class SnapshotCatalog:
 
     def _ensure_folder(self, name: str) -> None:
         """Raise an error if the path of a snapshot's folder is no folder."""
-        path = f"{SNAPSHOTS}/{name}"
+        path = f"{self._folder}/{name}"
         with contextlib.suppress(FileNotFoundError), self._store.reading(path):
             self._store.list(path)
             self._store.size(path)
             raise SnapshotUnreadable(f"{self._store.url}/{path} cannot be read: it is no folder")
-
-    def set_aside_with_warning(self, name: str, reason: str) -> None:
-        """Set a snapshot aside with a warning, since no run can go on from it."""
-        log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
-        try:
-            self.set_aside(name, reason)
-        except OSError as refused:  # there is no folder, or none that can be written: it is not taken all the same
-            log.warning("snapshot %s cannot be marked as set aside: %s", name, refused)
-
-    def set_damaged_aside(self, before: Snapshot) -> None:
-        """Set aside older snapshots whose manifest or metric rows are damaged, so that others can be removed."""
-        lineage = Lineage.of(self._store)
-        for name, files in self._folders(lineage).items():
-            if name >= before.name or MANIFEST not in files or _ASIDE in files:
-                continue
-            try:
-                if (snapshot := self._open(name, lineage)) is not None:
-                    self._rows_of(snapshot)
-            except SnapshotDamaged as error:
-                log.warning("snapshot %s is set aside: %s", name, error)
-                self.set_aside(name, str(error))
 
     def verify(self, snapshot: Snapshot) -> None:
         """Read every file of `snapshot` and compare it with the manifest.
@@ -154,12 +205,23 @@ class SnapshotCatalog:
             SnapshotDamaged: a file is missing or differs; it is named with both values.
             SnapshotMissing: the snapshot is gone: pruned meanwhile.
         """
-        verify_files(self._store, f"{SNAPSHOTS}/{snapshot.name}/{MANIFEST}", snapshot.manifest["files"])
+        verify_files(self._store, f"{snapshot.path}/{MANIFEST}", snapshot.manifest["files"])
+
+    def set_aside_with_warning(self, name: str, reason: str) -> None:
+        """Set a snapshot aside with a warning, since no run can resume from it."""
+        if self._folder == SNAPSHOTS:
+            log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
+        else:
+            log.warning("weights %s/%s are set aside, older ones count: %s", self._folder, name, reason)
+        try:
+            self.set_aside(name, reason)
+        except OSError as refused:  # there is no folder, or none that can be written: it is not taken all the same
+            log.warning("%s/%s cannot be marked as set aside: %s", self._folder, name, refused)
 
     def set_aside(self, name: str, reason: str) -> None:
         """Mark the snapshot called `name` as not to be used again; its files are kept for inspection."""
         marker = json.dumps({"reason": reason, "time": time.time()}, indent=1)
-        self._store.write(f"{SNAPSHOTS}/{name}/{_ASIDE}", marker.encode())
+        self._store.write(f"{self._folder}/{name}/{_ASIDE}", marker.encode())
 
     def set_aside_reasons(self) -> dict[str, str]:
         """Return why each snapshot was set aside, by name."""
@@ -168,18 +230,135 @@ class SnapshotCatalog:
 
     def _reason(self, name: str) -> str:
         try:
-            return str(json.loads(self._store.read(f"{SNAPSHOTS}/{name}/{_ASIDE}"))["reason"])
+            return str(json.loads(self._store.read(f"{self._folder}/{name}/{_ASIDE}"))["reason"])
         except (ValueError, KeyError, TypeError, OSError) as error:
             return f"its {_ASIDE} does not say why: {error}"
 
-    def log_faults(self) -> list[str]:
-        """Return messages on what of the metric log is damaged, and which steps have no row."""
-        faults: list[str] = []
-        rows = self.rows(faults)
-        newest = self.snapshots()[-1:]
-        steps = newest[0].position.step - 1 if newest else 0  # the row of the last step may be open
-        gaps = [f"{first} to {last}" if last > first else str(first) for first, last in missing_steps(rows, steps)]
-        return [*faults, *([f"the metric log has no rows of steps {', '.join(gaps)}"] if gaps else [])]
+    def discard(self, snapshot: Snapshot) -> None:
+        """Remove the files of `snapshot`."""
+        # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
+        self._store.remove_known(snapshot.path, [MANIFEST], [*snapshot.manifest["files"]])
+
+    def sweep(self, last: Snapshot) -> None:
+        """Remove uncommitted folders that sort before `last`: left by a kill or by an older generation.
+
+        Weights go also if they were committed by a generation that was superseded before.
+        """
+        folders, lineage = self._folders(), Lineage.of(self._store)
+        for name in sorted({*folders, *self._store.unfinished(self._folder)}):
+            parsed = parse_name(name)
+            if parsed is None or parsed[1] > last.generation:
+                continue
+            if self._folder != SNAPSHOTS and not lineage.holds(name) and _ASIDE not in folders.get(name, set()):
+                self._store.remove(f"{self._folder}/{name}")
+                continue
+            if name >= last.name or {MANIFEST, _ASIDE} & folders.get(name, set()):
+                continue
+            # A folder that could not be listed seems to be empty.
+            if not any(self._has(name, file) for file in (MANIFEST, _ASIDE)):
+                self._store.remove(f"{self._folder}/{name}")
+
+    def _has(self, name: str, file: str) -> bool:
+        try:
+            return self._store.exists(f"{self._folder}/{name}/{file}")
+        except NotADirectoryError:  # a file is in the place of the snapshot
+            return False
+
+    def _folders(self, lineage: Lineage | None = None) -> dict[str, set[str]]:
+        """Return the files of every folder, or of those on the lineage, oldest first; names sort as positions do."""
+        folders: dict[str, set[str]] = {}
+        for path in self._store.find(self._folder):
+            name, _, file = path.partition("/")
+            file = file.partition("/")[0]  # a folder may lie in the place of a file
+            if lineage is None or lineage.holds(name):
+                folders.setdefault(name, set()).add(file)
+        return dict(sorted(folders.items()))
+
+    def _committed(self, lineage: Lineage, folders: Mapping[str, Collection[str]]) -> Iterator[Snapshot]:
+        for name, files in folders.items():
+            if not _counts(files):
+                continue
+            try:
+                snapshot = self._open(name, lineage)
+            except SnapshotDamaged:
+                continue  # the next newest_good sets it aside
+            if snapshot is not None:
+                yield snapshot
+
+    def _open(self, name: str, lineage: Lineage) -> Snapshot | None:
+        """Return the snapshot in the folder `name`; None if it was never committed."""
+        path = f"{self._folder}/{name}/{MANIFEST}"
+        where = f"{self._store.url}/{path}"
+        manifest = _read_manifest(self._store, path)
+        if manifest is None:
+            return None
+        with damaged_on_error(where):
+            return self._checked(name, manifest, lineage, where)
+
+    def _checked(self, name: str, manifest: dict[str, Any], lineage: Lineage, where: str) -> Snapshot:
+        _check_manifest(manifest, where)
+        parsed, of = parse_name(name), (Position(manifest["step"], manifest["after"]), manifest["generation"])
+        if parsed is None:
+            raise _Foreign(f"{where} lies in a folder whose name is not that of a snapshot")
+        if lineage.run_id and manifest.get("run_id") != lineage.run_id:
+            run, run_id = manifest.get("run"), manifest.get("run_id")
+            raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {lineage.run_id}")
+        if parsed != of:
+            raise _Foreign(f"{where} is the manifest of snapshot {snapshot_name(*of)}, not of {name}")
+        if self._folder == SNAPSHOTS and ROWS not in manifest["files"]:
+            raise SnapshotDamaged(f"{where} names no {ROWS}")
+        return Snapshot(name, *parsed, manifest, self._folder)
+
+
+def copied_weights(store: Store, path: str) -> Snapshot | None:
+    """Return the weights in the folder `path`, which may lie outside of any run; None if no manifest is there.
+
+    Raises:
+        SnapshotDamaged: the manifest is not what was written.
+        SnapshotError: its format is another one.
+    """
+    where = f"{store.url}/{path}/{MANIFEST}"
+    manifest = _read_manifest(store, f"{path}/{MANIFEST}")
+    if manifest is None:
+        return None
+    with damaged_on_error(where):
+        _check_manifest(manifest, where)
+        position = Position(manifest["step"], manifest["after"])
+        return Snapshot(path, position, manifest["generation"], manifest, folder="")
+
+
+def _read_manifest(store: Store, path: str) -> dict[str, Any] | None:
+    try:
+        return read_document(store, path, **_KINDS)
+    except FileNotFoundError:
+        return None
+
+
+def _check_manifest(manifest: dict[str, Any], where: str) -> None:
+    if manifest["format"] != FORMAT:
+        raise SnapshotError(
+            f"{where} has format {manifest['format']}, this version reads {FORMAT}. "
+            "Resume with the version that wrote it."
+        )
+    check_kinds(manifest["facts"], f"{where}: facts", **_FACTS)
+    check_kinds(manifest["facts"].get("progress", {}), f"{where}: progress", step=int, epoch=int, finished=bool)
+    metrics = manifest["facts"].get("metrics", {})
+    check_kinds(metrics, f"{where}: metrics", **dict.fromkeys(metrics, NUMBER))
+    check_files(manifest, where)
+    sizes([manifest["world_size"]])
+
+
+def _counts(files: Collection[str]) -> bool:
+    """Whether a folder with these files holds a committed snapshot that was not set aside."""
+    return MANIFEST in files and _ASIDE not in files
+
+
+class SnapshotCatalog(Catalog):
+    """The snapshots of the run in `store`, with their rows of the metric log."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._metric_segments = MetricSegments(store)
 
     def rows(self, faults: list[str] | None = None) -> list[str]:
         """Return the segments of the metric log up to the newest snapshot that counts, oldest first.
@@ -216,11 +395,49 @@ class SnapshotCatalog:
             faults += damages
         return {name: segments[name] for name in sorted(segments) if name <= end}
 
+    def log_faults(self) -> list[str]:
+        """Return messages about damaged segments of the metric log, and about steps without a row."""
+        faults: list[str] = []
+        return self._log_faults(self.rows(faults), faults)
+
+    def _log_faults(self, rows: list[str], faults: list[str]) -> list[str]:
+        newest = self.snapshots()[-1:]
+        steps = newest[0].position.step - 1 if newest else 0  # the row of the last step may be open
+        gaps = [f"{first} to {last}" if last > first else str(first) for first, last in missing_steps(rows, steps)]
+        return [*faults, *([f"the metric log has no rows of steps {', '.join(gaps)}"] if gaps else [])]
+
+    def metric_log(self) -> str:
+        """Return the text that the run's `metrics.csv` should have: the rows of all snapshots that count.
+
+        If rows are lost and the present file has them besides all others, its text is returned.
+        """
+        faults: list[str] = []
+        rows = self.rows(faults)
+        text = join_segments(rows)
+        if self._log_faults(rows, faults) and self._store.exists(ROWS):
+            present = self._store.read(ROWS).decode(errors="replace")
+            if {*text.splitlines()} <= {*present.splitlines()}:
+                return present
+        return text
+
+    def set_damaged_aside(self, before: Snapshot) -> None:
+        """Set aside older snapshots whose manifest or metric rows are damaged, so that others can be removed."""
+        lineage = Lineage.of(self._store)
+        for name, files in self._folders(lineage).items():
+            if name >= before.name or not _counts(files):
+                continue
+            try:
+                if (snapshot := self._open(name, lineage)) is not None:
+                    self._rows_of(snapshot)
+            except SnapshotDamaged as error:
+                log.warning("snapshot %s is set aside: %s", name, error)
+                self.set_aside(name, str(error))
+
     def prune(self, keep: int, also: Collection[str] = ()) -> list[str]:
         """Remove the snapshots that count, but for the newest `keep` and those named in `also`; return what went.
 
-        Their metric rows move to a file of their own first. Folders that were never committed and no longer can be
-        are swept as well; what was set aside stays.
+        Their metric rows move to a file of their own first. Uncommitted folders are swept as well, once no attempt can
+        commit them; snapshots that were set aside stay.
         """
         committed = self.snapshots()
         old = [snapshot for snapshot in committed[: max(0, len(committed) - keep)] if snapshot.name not in also]
@@ -242,80 +459,11 @@ class SnapshotCatalog:
             self.set_aside(snapshot.name, str(error))
             return
         self._metric_segments.add(snapshot.name, rows)
-        # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
-        self._store.remove_known(f"{SNAPSHOTS}/{snapshot.name}", [MANIFEST], [*snapshot.manifest["files"]])
-
-    def _folders(self, lineage: Lineage | None = None) -> dict[str, set[str]]:
-        """Return the files of every folder, or of those on the lineage, oldest first; names sort as positions do."""
-        folders: dict[str, set[str]] = {}
-        for path in sorted(self._store.find(SNAPSHOTS)):
-            name, _, file = path.partition("/")
-            file = file.partition("/")[0]  # a folder may lie in the place of a file
-            if lineage is None or lineage.holds(name):
-                folders.setdefault(name, set()).add(file)
-        return folders
-
-    def _committed(self, lineage: Lineage, folders: Mapping[str, Collection[str]]) -> Iterator[Snapshot]:
-        for name, files in folders.items():
-            if MANIFEST not in files or _ASIDE in files:
-                continue
-            try:
-                snapshot = self._open(name, lineage)
-            except SnapshotDamaged:
-                continue  # the next newest_good sets it aside
-            if snapshot is not None:
-                yield snapshot
-
-    def _open(self, name: str, lineage: Lineage) -> Snapshot | None:
-        """Return the snapshot in the folder `name`; None if it was never committed."""
-        where = f"{self._store.url}/{SNAPSHOTS}/{name}/{MANIFEST}"
-        try:
-            manifest = read_document(self._store, f"{SNAPSHOTS}/{name}/{MANIFEST}", *_KEYS)
-        except FileNotFoundError:
-            return None
-        with damaged_on_error(where):
-            return self._checked(name, manifest, lineage, where)
-
-    def _checked(self, name: str, manifest: dict[str, Any], lineage: Lineage, where: str) -> Snapshot:
-        parsed = parse_name(name)
-        if parsed is None or manifest["format"] != FORMAT:
-            raise SnapshotError(
-                f"{where} has format {manifest['format']}, this version reads {FORMAT}. "
-                "Resume with the version that wrote it."
-            )
-        check_files(manifest, where)
-        sizes([manifest["world_size"]])
-        position, generation = parsed
-        if lineage.run_id and manifest.get("run_id") != lineage.run_id:
-            run, run_id = manifest.get("run"), manifest.get("run_id")
-            raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {lineage.run_id}")
-        found = snapshot_name(Position(manifest["step"], manifest["after"]), manifest["generation"])
-        if found != name:
-            raise _Foreign(f"{where} is the manifest of snapshot {found}, not of {name}")
-        return Snapshot(name, position, generation, manifest)
+        self.discard(snapshot)
 
     def _rows_of(self, snapshot: Snapshot) -> str:
-        path = f"{SNAPSHOTS}/{snapshot.name}/{ROWS}"
+        path = f"{snapshot.path}/{ROWS}"
         return read_verified(self._store, path, snapshot.manifest["files"][ROWS]).decode()
-
-    def sweep(self, last: Snapshot) -> None:
-        """Remove uncommitted folders that sort before `last`: what a kill or an older generation left."""
-        folders = self._folders()
-        for name in sorted({*folders, *self._store.unfinished(SNAPSHOTS)}):
-            parsed = parse_name(name)
-            if parsed is None or name >= last.name or parsed[1] > last.generation:
-                continue
-            if {MANIFEST, _ASIDE} & folders.get(name, set()):
-                continue
-            # A folder that could not be listed seems to be empty.
-            if not any(self._has(name, file) for file in (MANIFEST, _ASIDE)):
-                self._store.remove(f"{SNAPSHOTS}/{name}")
-
-    def _has(self, name: str, file: str) -> bool:
-        try:
-            return self._store.exists(f"{SNAPSHOTS}/{name}/{file}")
-        except NotADirectoryError:  # a file is in the place of the snapshot
-            return False
 
 
 class _Foreign(SnapshotDamaged):

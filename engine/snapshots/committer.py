@@ -1,7 +1,7 @@
-"""The committer: every rank writes its files, then rank 0 commits the whole.
+"""The committer: every rank writes its files, then rank 0 commits them with a manifest.
 
-No reader sees a snapshot before its manifest, and the manifest is written only after every rank has said that its
-files are durable. An error of one rank reaches all of them, as the same error.
+Snapshots and weights are committed in the same way. No reader sees them before their manifest, and rank 0 writes the
+manifest only after every rank has reported durable files. An error of one rank is raised on all of them.
 """
 
 import json
@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from midstride.engine.errors import EngineError, SnapshotError, StoreSilent, Superseded, WorldError
 from midstride.engine.snapshots.catalog import FORMAT, MANIFEST, ROWS, SNAPSHOTS, Snapshot
 from midstride.engine.snapshots.lease import Lease, ensure_newest, newest
-from midstride.engine.snapshots.position import Position, rank_stem, snapshot_name
-from midstride.engine.snapshots.staging import Staged
+from midstride.engine.snapshots.position import Position, file_stem, snapshot_name
+from midstride.engine.snapshots.state_copy import StateCopy
 from midstride.engine.storage.checksums import FileDigest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
-__all__ = ["Committer", "SnapshotRequest"]
+__all__ = ["Committer", "SnapshotRequest", "file_contents", "manifest_of"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -34,23 +34,27 @@ _CHUNK_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """A snapshot as one rank has taken it, not yet written.
+    """A snapshot, or weights, as one rank has taken them, not yet written.
 
     Args:
         position: where the run stands.
-        staged: what this rank writes, or why it cannot.
-        rows: of the metric log since the snapshot before; rank 0's count.
+        state: the state that this rank writes, or the error that kept it from being copied.
         facts: JSON values for the manifest; rank 0's count.
+        rows: of the metric log since the snapshot before; rank 0's count; None for weights.
         probe: called with "snapshot_write" and "before_commit", for injected faults.
         dropped: snapshots whose rows are among these, and which must never be read beside this one.
+        folder: the folder of the run: "snapshots", "best" or "last".
+        take: how many times weights were saved at this position, this one included.
     """
 
     position: Position
-    staged: Staged | Exception
-    rows: str
+    state: StateCopy | Exception
     facts: dict[str, Any]
-    probe: Callable[[str], object]
+    rows: str | None = None
+    probe: Callable[[str], object] = lambda phase: None
     dropped: Sequence[str] = ()
+    folder: str = SNAPSHOTS
+    take: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,10 @@ class _RankFiles:
 
     files: dict[str, FileDigest]
     shared: FileDigest  # digest of the list of replicated tensors: every rank must hold the same
-    progress: Any
 
 
 class Committer:
-    """Writes the snapshots of one generation.
+    """Writes the snapshots, or the weights, of one generation.
 
     Args:
         store: of the run.
@@ -98,44 +101,46 @@ class Committer:
             SnapshotError: some rank could not write.
         """
         name = self.name_of(request)
+        folder = f"{request.folder}/{name}"
+        failed = f"snapshot {name} was not taken" if request.folder == SNAPSHOTS else f"{folder} was not written"
 
         def write() -> _RankFiles:
             before()
-            return self._write(name, request)
+            return self._write(folder, request)
 
         try:
-            ranks = self._on_all_ranks(name, write)
-            manifest = self._on_all_ranks(name, lambda: self._commit(name, request, ranks))[0]
+            ranks = self._on_all_ranks(failed, write)
+            manifest = self._on_all_ranks(failed, lambda: self._commit(folder, request, ranks))[0]
         except (StoreSilent, WorldError):
             raise  # the store would not answer now, or another rank may still be writing
         except EngineError:
-            self._remove_uncommitted(name)
+            self._remove_uncommitted(folder)
             raise
-        return Snapshot(name, request.position, self._lease.generation, manifest)
+        return Snapshot(name, request.position, self._lease.generation, manifest, request.folder)
 
     def name_of(self, request: SnapshotRequest) -> str:
-        """Return what `request` is called once it is committed."""
-        return snapshot_name(request.position, self._lease.generation)
+        """Return the name that `request` has once it is committed."""
+        return snapshot_name(request.position, self._lease.generation, request.take)
 
-    def _remove_uncommitted(self, name: str) -> None:
-        """Remove what all ranks wrote of a snapshot that was not committed; no later attempt may come."""
+    def _remove_uncommitted(self, folder: str) -> None:
+        """Remove the files of all ranks after a failed commit; there may be no later attempt to do so."""
         if not self._world.is_first:
             return
         try:
             last = newest(self._store)
             # A run that was begun in the place of this one has such names, too.
             is_ours = last is not None and last.run_id == self._lease.run_id
-            if is_ours and not self._store.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}"):
-                self._store.remove(f"{SNAPSHOTS}/{name}")
+            if is_ours and not self._store.exists(f"{folder}/{MANIFEST}"):
+                self._store.remove(folder)
         except Exception as error:
-            log.debug("what was written of snapshot %s is left: %s", name, error)
+            log.debug("the uncommitted files in %s were not removed: %s", folder, error)
 
     def close(self) -> None:
-        """Let go of what hashes in the background."""
+        """End the thread that computes checksums."""
         self._hasher.shutdown()
 
-    def _on_all_ranks(self, name: str, act: Callable[[], T]) -> list[T]:
-        """Return what `act` returns on every rank, or raise on every rank what the first one that failed raised."""
+    def _on_all_ranks(self, failed: str, act: Callable[[], T]) -> list[T]:
+        """Return the results of `act` by rank; an error of a rank is raised on all, behind the text `failed`."""
         mine: T | None = None
         failure: tuple[type[EngineError], str] | None = None
         cause: Exception | None = None
@@ -149,13 +154,13 @@ class Committer:
         try:
             answers = self._gather((mine, failure))
         except Exception as error:
-            raise WorldError(f"snapshot {name} was not taken, a rank was lost while it was written: {error}") from error
-        for rank, (_, failed) in enumerate(answers):
-            if failed is not None:
-                kind, said = failed
+            raise WorldError(f"{failed}, a rank was lost while it was written: {error}") from error
+        for rank, (_, fault) in enumerate(answers):
+            if fault is not None:
+                kind, message = fault
                 # Nothing is wrong with the store where another world has taken over.
-                where = "" if kind is Superseded else f"snapshot {name} was not taken, rank {rank} says: "
-                raise kind(f"{where}{said}") from cause
+                where = "" if kind is Superseded else f"{failed}, rank {rank} says: "
+                raise kind(f"{where}{message}") from cause
         return [answer for answer, _ in answers]
 
     def _cause(self, error: Exception) -> Exception:
@@ -173,27 +178,26 @@ class Committer:
             return type(error)
         return StoreSilent if self._store.is_transient(error) else SnapshotError
 
-    def _write(self, name: str, request: SnapshotRequest) -> _RankFiles:
+    def _write(self, folder: str, request: SnapshotRequest) -> _RankFiles:
         """Write the files of this rank."""
-        staged = request.staged
-        if isinstance(staged, Exception):
-            raise staged
-        if self._world.is_first and name in request.dropped:  # taken anew, it is not to be read half old and half new
-            self._store.remove(f"{SNAPSHOTS}/{name}/{MANIFEST}")
+        state = request.state
+        if isinstance(state, Exception):
+            raise state
+        if self._world.is_first and self.name_of(request) in request.dropped:  # never to be read half old and half new
+            self._store.remove(f"{folder}/{MANIFEST}")
         digests: dict[str, FileDigest] = {}
-        with closing(self._hashed(self._files(request, staged), digests)) as files:
-            self._store.write_all(f"{SNAPSHOTS}/{name}", files)
-        progress = staged.document.get("progress") if isinstance(staged.document, dict) else None
-        return _RankFiles(digests, staged.shared, progress)
+        with closing(self._hashed(self._files(request, state), digests)) as files:
+            self._store.write_all(folder, files)
+        return _RankFiles(digests, state.shared)
 
-    def _files(self, request: SnapshotRequest, staged: Staged) -> Iterator[tuple[str, bytes | memoryview]]:
+    def _files(self, request: SnapshotRequest, state: StateCopy) -> Iterator[tuple[str, bytes | memoryview]]:
         """Yield name and content of the files of this rank."""
-        stem = rank_stem(self._world.rank, self._world.size)
-        yield f"{stem}.safetensors", staged.data
+        stem = file_stem(request.folder == SNAPSHOTS, self._world.rank, self._world.size)
+        tensors, document = file_contents(stem, state)
+        yield tensors
         request.probe("snapshot_write")
-        document = {"format": FORMAT, "elsewhere": staged.stored_by_rank, "tree": staged.document}
-        yield f"{stem}.json", json.dumps(document, allow_nan=False).encode()
-        if self._world.is_first:
+        yield document
+        if self._world.is_first and request.rows is not None:
             yield ROWS, request.rows.encode()
 
     def _hashed(
@@ -212,44 +216,29 @@ class Committer:
                 digest.exception()  # the buffer is not reused while it is read
             digests[file] = digest.result()
 
-    def _commit(self, name: str, request: SnapshotRequest, ranks: list[_RankFiles]) -> dict[str, Any]:
+    def _commit(self, folder: str, request: SnapshotRequest, ranks: list[_RankFiles]) -> dict[str, Any]:
         """Write the manifest, on rank 0 and only if all files are there and no newer generation has the run."""
         request.probe("before_commit")
         if not self._world.is_first:
             return {}
         files = {file: digest for rank in ranks for file, digest in rank.files.items()}
-        self._check(name, ranks, files)
-        manifest = {
-            "format": FORMAT,
-            "run": self._run,
-            "run_id": self._lease.run_id,
-            "step": request.position.step,
-            "after": request.position.after,
-            "generation": self._lease.generation,
-            "resumed_from": self._lease.resumed_from,
-            "ancestors": self._lease.ancestors,
-            "world_size": self._world.size,
-            "files": files,
-            "progress": ranks[0].progress,
-            "facts": request.facts,
-            "time": time.time(),
-        }
+        self._check(folder, ranks, files)
+        manifest = manifest_of(self._run, self._lease, request.position, self._world.size, files, request.facts)
         ensure_newest(self._store, self._lease, is_read=True)
         for old in request.dropped:  # it may be there all the same, if only the answer to its manifest was lost
-            if old != name:
+            if f"{SNAPSHOTS}/{old}" != folder:
                 self._store.remove(f"{SNAPSHOTS}/{old}")
         data = encode_document(manifest)
-        self._store.write(f"{SNAPSHOTS}/{name}/{MANIFEST}", data)
-        return decode_document(data, name)
+        self._store.write(f"{folder}/{MANIFEST}", data)
+        return decode_document(data, folder)
 
-    def _check(self, name: str, ranks: list[_RankFiles], files: Mapping[str, FileDigest]) -> None:
+    def _check(self, folder: str, ranks: list[_RankFiles], files: Mapping[str, FileDigest]) -> None:
         for rank, written in enumerate(ranks):
             if written.shared != ranks[0].shared:
                 raise SnapshotError(
                     f"rank {rank} and rank 0 do not hold the same replicated tensors (their lists differ: "
                     f"{written.shared['xxh3_128']} and {ranks[0].shared['xxh3_128']}), so they cannot be written once"
                 )
-        folder = f"{SNAPSHOTS}/{name}"
         found = self._store.find(folder)
         for file, digest in files.items():
             if found.get(file) != digest["bytes"]:
@@ -258,6 +247,35 @@ class Committer:
                     f"{self._store.url}/{folder}/{file} was written with {digest['bytes']} bytes, rank 0 sees {seen}: "
                     "all ranks must share one store"
                 )
+
+
+def manifest_of(
+    run: str, lease: Lease, position: Position, world_size: int, files: Mapping[str, FileDigest], facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the manifest of a snapshot, or of weights, that the generation of `lease` takes of `run`."""
+    return {
+        "format": FORMAT,
+        "run": run,
+        "run_id": lease.run_id,
+        "step": position.step,
+        "after": position.after,
+        "generation": lease.generation,
+        "resumed_from": lease.resumed_from,
+        "ancestors": lease.ancestors,
+        "world_size": world_size,
+        "files": files,
+        "facts": facts,
+        "time": time.time(),
+    }
+
+
+def file_contents(stem: str, state: StateCopy) -> list[tuple[str, bytes | memoryview]]:
+    """Return name and content of the two files of one rank: tensors, and everything else."""
+    document = {"format": FORMAT, "elsewhere": state.stored_by_rank, "tree": state.document}
+    return [
+        (f"{stem}.safetensors", state.data),
+        (f"{stem}.json", json.dumps(document, allow_nan=False).encode()),
+    ]
 
 
 def _chunks(data: bytes | memoryview) -> Iterator[memoryview]:

@@ -1,24 +1,19 @@
 """Inspection: everything in the store of a run, and what is wrong with it. Needs no torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
-from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import leases
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.position import parse_name
-from midstride.engine.snapshots.verification import verify_files
-from midstride.engine.snapshots.weights_index import (
-    FOLDERS,
-    last_is_missing,
-    missing_weights,
-    newest_weights,
-    verify_weights,
-)
+from midstride.engine.snapshots.weights import error_with_remedy, last_is_missing, missing_weights, newest_weights
 from midstride.engine.storage.checksums import FileDigest
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import verify_files
 
 __all__ = ["Finding", "check_announced", "inspect_run"]
 
@@ -78,11 +73,11 @@ def inspect_run(store: Store, *, read: bool = False) -> list[Finding]:
     if read:
         findings += [Finding("metrics", "damaged", fault) for fault in catalog.log_faults()]
         for snapshot in catalog.snapshots()[-1:]:
-            missing = missing_weights(store, snapshot.manifest).values()
+            missing = missing_weights(store, snapshot).values()
             findings += [Finding("weights", "damaged", fault) for fault in missing]
             if fault := last_is_missing(store, snapshot):
                 findings.append(Finding("last", "damaged", f"{fault}; `midstride snapshots repair` writes them anew"))
-        for folder in FOLDERS:
+        for folder in WEIGHTS:
             findings += _damages(folder, lambda folder=folder: _verify_weights(store, folder))  # type: ignore[misc]
     return findings
 
@@ -118,9 +113,11 @@ def _damages(name: str, act: Callable[[], object]) -> Iterator[Finding]:
         yield Finding(name, "damaged", str(error))
 
 
+@error_with_remedy()
 def _verify_weights(store: Store, folder: str) -> None:
-    if saved := newest_weights(store, folder):
-        verify_weights(store, saved)
+    with suppress(SnapshotMissing):  # newer ones took their place meanwhile
+        if saved := newest_weights(store, folder):
+            Catalog(store, folder).verify(saved)
 
 
 def check_announced(url: str, announced: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -13,14 +13,15 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any
 from uuid import uuid4
 
 from midstride.engine.errors import SnapshotDamaged, Superseded
 from midstride.engine.snapshots.position import parse_name
-from midstride.engine.storage.checksums import encode_document
-from midstride.engine.storage.documents import read_required_document
+from midstride.engine.storage.checksums import NUMBER, Kind, encode_document
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_required_document
 
 __all__ = [
     "BLOCK",
@@ -41,12 +42,19 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _FOLDER = "lease"
+#: the keys of a lease's document, and their types
+_KINDS: dict[str, Kind] = {
+    "generation": int,
+    "resumed_from": (str, NoneType),
+    "run_id": str,
+    "ancestors": list,
+    "facts": dict,
+    "time": NUMBER,
+}
 #: a generation whose number is a multiple of this has its whole lineage in its lease, and so has the one after it
 BLOCK = 64
 #: where a lease is damaged or gone
 WAYS_OUT = "`midstride snapshots repair` makes it anew from the manifests; or start over under another run name."
-#: folders in which a world replaces files, beside the run's own
-_REPLACED = ("best", "last", "metrics")
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Lease:
         run_id: what tells this run from any other of the same name; made by the first generation.
         ancestors: names of snapshots: `resumed_from`, the one from which its generation had resumed, and so on.
             The last is of a generation that is a multiple of `BLOCK`; if this generation or the one before is such a
-            multiple, it is of the first generation. Empty if an older version wrote the lease.
+            multiple, it is of the first generation.
     """
 
     generation: int
@@ -87,7 +95,7 @@ def newest_process(store: Store) -> tuple[dict[str, Any], float] | None:
     """
     for generation in generations(store)[-1:]:
         document = _lease_at(store, generation)
-        return document.get("facts", {}), document.get("time", 0.0)
+        return document["facts"], document["time"]
     return None
 
 
@@ -150,7 +158,7 @@ def _with_ancestors(store: Store, lease: Lease) -> Lease:
 
 def _fence(store: Store, path: str) -> None:
     """Remove unfinished writes of older worlds, which check the lease before they begin further ones."""
-    store.remove_drafts("", *_REPLACED)
+    store.remove_drafts("", "metrics")
     store.remove_drafts(_FOLDER, upto=path.rpartition("/")[2])  # others may be about to take the next one
 
 
@@ -208,13 +216,12 @@ def read_lease(store: Store, generation: int) -> Lease:
         SnapshotDamaged: it is missing or not what was written, so which snapshots count is unknown.
     """
     document = _lease_at(store, generation)
-    ancestors = tuple(document.get("ancestors", ()))
-    return Lease(generation, document["resumed_from"], document["run_id"], ancestors)
+    return Lease(generation, document["resumed_from"], document["run_id"], tuple(document["ancestors"]))
 
 
 def _lease_at(store: Store, generation: int) -> dict[str, Any]:
     path = lease_path(generation)
-    document = read_required_document(store, path, "generation", "resumed_from", "run_id", way_out=WAYS_OUT)
+    document = read_required_document(store, path, WAYS_OUT, **_KINDS)
     if document["generation"] != generation:
         where = f"{store.url}/{path}"
         raise SnapshotDamaged(f"{where} is the lease of generation {document['generation']}: {WAYS_OUT}")

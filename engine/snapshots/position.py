@@ -1,11 +1,11 @@
-"""Positions: where in a run a snapshot stands, and how its folder is called."""
+"""Positions: where in a run a snapshot stands, and the names of its folder and files."""
 
 import re
 from dataclasses import dataclass
 
-__all__ = ["Position", "parse_name", "rank_stem", "snapshot_name"]
+__all__ = ["Position", "file_stem", "parse_name", "rank_stem", "snapshot_name"]
 
-_NAME = re.compile(r"(?P<step>\d{12,})(?:\.(?P<after>\d{4,}))?-g(?P<generation>\d{6,})")
+_NAME = re.compile(r"(?P<step>\d{12,})(?:\.(?P<after>\d{4,}))?-g(?P<generation>\d{6,})(?:-\d{2,})?")
 
 
 @dataclass(frozen=True, order=True)
@@ -14,21 +14,23 @@ class Position:
 
     Args:
         step: optimizer steps done.
-        after: boundaries since that step at which nothing was stepped: validation batches, the end of an epoch.
+        after: boundaries since that step without another step: validation batches, the end of an epoch.
     """
 
     step: int
     after: int = 0
 
 
-def snapshot_name(position: Position, generation: int) -> str:
+def snapshot_name(position: Position, generation: int, take: int = 1) -> str:
     """Return the folder name of the snapshot that `generation` takes at `position`; names sort as positions do.
 
-    >>> snapshot_name(Position(1200), 3), snapshot_name(Position(1200, 17), 3)
-    ('000000001200-g000003', '000000001200.0017-g000003')
+    Weights can be saved several times at one position; `take` counts them, from 1.
+
+    >>> snapshot_name(Position(1200), 3), snapshot_name(Position(1200, 17), 3), snapshot_name(Position(1200), 3, take=2)
+    ('000000001200-g000003', '000000001200.0017-g000003', '000000001200-g000003-02')
     """
     after = f".{position.after:04d}" if position.after else ""
-    return f"{position.step:012d}{after}-g{generation:06d}"
+    return f"{position.step:012d}{after}-g{generation:06d}{f'-{take:02d}' if take > 1 else ''}"
 
 
 def parse_name(name: str) -> tuple[Position, int] | None:
@@ -40,9 +42,20 @@ def parse_name(name: str) -> tuple[Position, int] | None:
 
 
 def rank_stem(rank: int, size: int) -> str:
-    """Return the stem of the files of one rank.
+    """Return the name, without its ending, of the files of one rank in a snapshot.
 
     >>> rank_stem(0, 2)
     'rank-00000-of-00002'
     """
     return f"rank-{rank:05d}-of-{size:05d}"
+
+
+def file_stem(of_snapshot: bool, rank: int, size: int) -> str:
+    """Return the name, without its ending, of the files of one rank in a snapshot, or in weights as on Hugging Face.
+
+    >>> file_stem(True, 0, 2), file_stem(False, 0, 1), file_stem(False, 0, 2)
+    ('rank-00000-of-00002', 'model', 'model-00001-of-00002')
+    """
+    if of_snapshot:
+        return rank_stem(rank, size)
+    return "model" if size == 1 else f"model-{rank + 1:05d}-of-{size:05d}"

@@ -1,24 +1,29 @@
-"""The reader: one rank's tree out of one snapshot."""
+"""The reader: one rank's tree out of a snapshot, and the weights of a run."""
 
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from midstride.engine.errors import SnapshotError
-from midstride.engine.snapshots.catalog import SNAPSHOTS, Snapshot
-from midstride.engine.snapshots.position import rank_stem
-from midstride.engine.snapshots.verification import read_verified
+import torch
+
+from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
+from midstride.engine.snapshots.catalog import MANIFEST, Snapshot, copied_weights
+from midstride.engine.snapshots.weights import error_with_remedy, newest_weights
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.state.codec import decode
 from midstride.engine.state.tensor_file import read_tensors
 from midstride.engine.state.tensors import FreshTensors
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_verified
 
-__all__ = ["read", "read_part"]
+__all__ = ["Weights", "load_weights", "read", "read_part", "weights_at"]
 
 
 def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
-    """Return the tree that `rank` gave to `snapshot`; every file it needs is checked before a bit of it is used.
+    """Return the tree that `rank` gave to `snapshot`; the files it needs are verified before they are used.
 
     Raises:
         SnapshotDamaged: a file is missing or differs from the manifest.
@@ -27,8 +32,8 @@ def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
     size = snapshot.manifest["world_size"]
     if rank >= size:
         raise SnapshotError(f"snapshot {snapshot.name} was taken by {size} ranks, it has no files of rank {rank}")
-    own = rank_stem(rank, size)
-    with damaged_on_error(f"{store.url}/{SNAPSHOTS}/{snapshot.name}/{own}.json"):
+    own = snapshot.stem(rank)
+    with damaged_on_error(f"{store.url}/{snapshot.path}/{own}.json"):
         document = _document(store, snapshot, rank)
         tensors = _tensors(store, snapshot, f"{own}.safetensors")
         for stem, names in document["elsewhere"].items():
@@ -37,31 +42,82 @@ def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
 
 
 def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:
-    """Return one part of that tree, of those that hold no tensors; no tensor is read.
+    """Return the part `name` of that tree, which must hold no tensors; no tensor is read.
 
     Raises:
-        SnapshotDamaged: the file it stands in is missing or differs from the manifest.
-        SnapshotError: the snapshot has no such part: another version took it.
+        SnapshotDamaged: its file is missing or differs from the manifest, or the snapshot has no such part.
     """
-    with damaged_on_error(f"{store.url}/{SNAPSHOTS}/{snapshot.name}"):
+    with damaged_on_error(f"{store.url}/{snapshot.path}"):
         document = _document(store, snapshot, rank)
-        if name not in document["tree"]:
-            raise SnapshotError(
-                f"snapshot {snapshot.name} of {store.url} has no part {name!r}: another version took it"
-            )
         return decode({name: document["tree"][name]}, {})[name]
 
 
 def _document(store: Store, snapshot: Snapshot, rank: int) -> dict[str, Any]:
-    name = f"{rank_stem(rank, snapshot.manifest['world_size'])}.json"
-    document: dict[str, Any] = json.loads(_file(store, snapshot, name))
+    name = f"{snapshot.stem(rank)}.json"
+    data = read_verified(store, f"{snapshot.path}/{name}", snapshot.manifest["files"][name])
+    document: dict[str, Any] = json.loads(data)
     return document
 
 
 def _tensors(store: Store, snapshot: Snapshot, name: str, only: Collection[str] | None = None) -> FreshTensors:
-    return read_tensors(store, f"{SNAPSHOTS}/{snapshot.name}/{name}", snapshot.manifest["files"][name], only)
+    return read_tensors(store, f"{snapshot.path}/{name}", snapshot.manifest["files"][name], only)
 
 
-def _file(store: Store, snapshot: Snapshot, name: str) -> bytes:
-    path = f"{SNAPSHOTS}/{snapshot.name}/{name}"
-    return read_verified(store, path, snapshot.manifest["files"][name])
+@dataclass(frozen=True)
+class Weights:
+    """A module's state_dict, and the facts in its manifest, such as the metrics it reached."""
+
+    state_dict: dict[str, Any]
+    facts: dict[str, Any]
+
+
+@error_with_remedy()
+def load_weights(store: Store, folder: str) -> Weights:
+    """Return the weights in `folder` ("best" or "last") that count.
+
+    Raises:
+        SnapshotMissing: none were saved.
+        SnapshotDamaged: a file is missing or differs from the manifest.
+    """
+    while (saved := newest_weights(store, folder)) is not None:
+        try:
+            return Weights(read(store, saved, 0), saved.manifest["facts"])
+        except SnapshotDamaged:
+            if store.exists(f"{saved.path}/{MANIFEST}"):
+                raise  # else newer ones took their place meanwhile
+    raise SnapshotMissing(f"no weights were saved in {store.url}/{folder}")
+
+
+def weights_at(path: str | os.PathLike[str]) -> Weights:
+    """Return the weights at `path`.
+
+    Args:
+        path: folder or URL: a run's `best` or `last`, one of the weights in it, or a copy of one. Or a file that
+            `save_checkpoint` wrote.
+
+    Raises:
+        SnapshotMissing: none were saved there.
+        SnapshotDamaged: a file is missing or differs from its manifest, or is no checkpoint.
+    """
+    path = os.fspath(path)
+    if Path(path).is_file():
+        return _of_checkpoint(path)
+    url, _, folder = path.rstrip("/").rpartition("/")
+    store = Store.open(url or ".")
+    if (copy := copied_weights(store, folder)) is not None:
+        return Weights(read(store, copy, 0), copy.manifest["facts"])
+    return load_weights(store, folder)
+
+
+def _of_checkpoint(path: str) -> Weights:
+    """Return the weights in a file of Lightning's format; loading it executes nothing."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise SnapshotDamaged(
+            f"{path} is damaged, or no file of tensors and plain values alone. If you trust who wrote it, load the "
+            f'weights yourself: module.load_state_dict(torch.load("{path}", weights_only=False)["state_dict"])'
+        ) from error
+    if not isinstance(found, Mapping) or "state_dict" not in found:
+        raise SnapshotDamaged(f"{path} has no state_dict in it: a file that trainer.save_checkpoint wrote has one")
+    return Weights(found["state_dict"], {"hparams": dict(found.get("hyper_parameters", {}))})

@@ -12,22 +12,12 @@ from functools import partial
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged
-from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
-from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.position import parse_name
-from midstride.engine.snapshots.rows import join_segments
-from midstride.engine.snapshots.weights_index import (
-    FOLDERS,
-    last_is_missing,
-    missing_weights,
-    newest_weights,
-    set_damaged_weights_aside,
-    verify_weights,
-    weights_names,
-)
-from midstride.engine.storage.documents import read_document
+from midstride.engine.snapshots.weights import last_is_missing, missing_weights, newest_weights
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.verification import read_document
 
 __all__ = ["Repair", "repairs"]
 
@@ -93,8 +83,8 @@ def _described(store: Store) -> dict[int, Lease]:
     of_leases = {document["run_id"] for document in documents if "files" not in document}
     for document in documents:
         run_id = document["run_id"]
-        if "ancestors" not in document or (of_leases and run_id not in of_leases):
-            continue  # of an older version, or a snapshot of another run
+        if of_leases and run_id not in of_leases:
+            continue  # a snapshot of another run
         names = document["ancestors"]
         chain = [document["generation"], *(parsed[1] for name in names if (parsed := parse_name(name)))]
         for at, generation in enumerate(chain):
@@ -109,7 +99,7 @@ def _documents(store: Store) -> Iterator[dict[str, Any]]:
     paths = [f"{SNAPSHOTS}/{name}/{MANIFEST}" for name in reversed(store.list(SNAPSHOTS)) if parse_name(name)]
     for path in (*paths, *map(lease_path, reversed(generations(store)))):
         try:
-            document = read_document(store, path, "generation", "run_id")
+            document = read_document(store, path, generation=int, run_id=str, ancestors=list)
         except (FileNotFoundError, SnapshotDamaged):
             continue
         if path.startswith(SNAPSHOTS) or lease_path(document["generation"]) == path:
@@ -133,13 +123,13 @@ def _empty(store: Store, generation: int) -> Lease | None:
 
 def _weights(store: Store) -> Iterator[Repair]:
     newest = _newest_good(store)
-    for folder in FOLDERS:
+    for folder in WEIGHTS:
+        catalog = Catalog(store, folder)
         try:
             if saved := newest_weights(store, folder):
-                verify_weights(store, saved)
+                catalog.verify(saved)
         except SnapshotDamaged as error:
-            name = weights_names(store, folder, Lineage.of(store))[-1]
-            aside = partial(set_damaged_weights_aside, store, folder)
+            name, aside = catalog.newest_name(), catalog.newest_good
             yield _rebuilt(store, folder, name, newest, f"{error}", Repair(f"set it aside: {_OLDER}", aside))
             continue
         if newest is None:
@@ -148,7 +138,7 @@ def _weights(store: Store) -> Iterator[Repair]:
             yield _rebuilt(
                 store, folder, newest.name, newest, fault, Repair("`fit` the run again: it writes them", None)
             )
-        if fault := missing_weights(store, newest.manifest).get(folder, ""):
+        if fault := missing_weights(store, newest).get(folder, ""):
             name = newest.manifest["facts"]["weights"][folder]
             yield _rebuilt(store, folder, name, newest, fault, Repair(_OLDER, None))
 
@@ -195,7 +185,7 @@ def _log(store: Store) -> Iterator[Repair]:
     catalog = SnapshotCatalog(store)
     for fault in catalog.log_faults():
         yield Repair(f"{fault}; no snapshot has those rows: the log keeps a gap", None)
-    text = join_segments(catalog.rows(faults=[])).encode()
+    text = catalog.metric_log().encode()
     if store.exists("metrics.csv") and len(store.read("metrics.csv")) > 0 and store.read("metrics.csv") != text:
         yield Repair(
             "metrics.csv is not what the snapshots say; write it anew", lambda: store.write("metrics.csv", text)

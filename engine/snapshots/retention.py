@@ -1,62 +1,112 @@
-"""Retention: how many snapshots stay. What the writer of a generation committed it need not ask the store for."""
+"""Retention: how many snapshots stay, and which weights they need.
+
+A writer knows what its generation committed, so the store is asked only once.
+"""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
-from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.catalog import SNAPSHOTS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, ensure_newest
 from midstride.engine.snapshots.position import Position
 from midstride.engine.storage.store import Store
 
-__all__ = ["Retention"]
+__all__ = ["Retention", "needed_weights"]
 
 log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Removes the old snapshots of a run, in the generation that advances it.
+    """Removes old snapshots of a run, and weights that none of the kept snapshots needs.
 
     Args:
         store: of the run.
-        lease: of this generation.
-        keep: how many snapshots stay.
-        sweep: removes the weights that no run which resumes from one of these positions has use for.
+        lease: of the generation that advances the run.
+        keep: number of snapshots to keep.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        lease: Lease,
-        keep: int,
-        sweep: Callable[[Iterable[Position]], object] = lambda positions: None,
-    ) -> None:
-        self._store, self._lease, self._keep, self._sweep = store, lease, keep, sweep
+    def __init__(self, store: Store, lease: Lease, keep: int) -> None:
+        self._store, self._lease, self._keep = store, lease, keep
         self._catalog = SnapshotCatalog(store)
-        self._known: list[Snapshot] | None = None  # oldest first; None: the store must be asked
+        self._weights = {folder: Catalog(store, folder) for folder in WEIGHTS}
+        self._known: dict[str, list[Snapshot]] = {}  # by folder, oldest first; not there: the store must be asked
         self._rows: dict[str, str] = {}
+        self._is_swept = False
 
-    def add(self, snapshot: Snapshot, rows: str) -> None:
-        """Take note of a snapshot that was committed, and remove those that are too old by now.
+    def add(self, committed: Snapshot, rows: str | None = None, pending: Iterable[Position] = ()) -> None:
+        """Note a commit, and remove what is not needed any more. A failed removal is tried again after the next commit.
 
-        What cannot be removed is tried again after the next one.
+        Args:
+            committed: a snapshot, or weights.
+            rows: the snapshot's rows of the metric log.
+            pending: positions of snapshots that were taken and are not committed yet.
         """
-        self._rows[snapshot.name] = rows
         try:
-            self._prune(snapshot)
+            known = self._known_in(committed.folder)
+            if committed.name not in [snapshot.name for snapshot in known]:
+                known.append(committed)
+            if rows is None:
+                self._prune_weights([committed.folder], pending)
+                return
+            self._rows[committed.name] = rows
+            self._sweep_once(committed)
+            self._prune_snapshots()
+            self._prune_weights(WEIGHTS, pending)
         except Exception as error:
-            self._known = None
+            self._known.clear()
+            self._is_swept = False
             log.warning("old snapshots of %s could not be removed: %s", self._store.url, error)
 
-    def _prune(self, newest: Snapshot) -> None:
-        if self._known is None:
-            known = self._catalog.snapshots()
-            self._catalog.sweep(newest)
-        else:
-            known = [*self._known, newest]
-        self._known = known
+    def _known_in(self, folder: str) -> list[Snapshot]:
+        """Return the snapshots in `folder` that count, oldest first."""
+        if folder not in self._known:
+            self._known[folder] = self._weights.get(folder, self._catalog).snapshots()
+        return self._known[folder]
+
+    def _sweep_once(self, committed: Snapshot) -> None:
+        """Remove what older generations and kills have left."""
+        if not self._is_swept:
+            ensure_newest(self._store, self._lease)
+            for catalog in (self._catalog, *self._weights.values()):
+                catalog.sweep(committed)
+            self._is_swept = True
+
+    def _prune_snapshots(self) -> None:
+        known = self._known_in(SNAPSHOTS)
         if len(known) > self._keep:
             ensure_newest(self._store, self._lease)  # a newer world may have resumed from one of them
         while len(known) > self._keep:
             self._catalog.remove(known[0], self._rows.get(known[0].name))
             self._rows.pop(known.pop(0).name, None)
-        self._sweep([snapshot.position for snapshot in known])
+
+    def _prune_weights(self, folders: Sequence[str], pending: Iterable[Position]) -> None:
+        positions = [*(snapshot.position for snapshot in self._known_in(SNAPSHOTS)), *pending]
+        for folder in folders:
+            known = self._known_in(folder)
+            needed = needed_weights([weights.position for weights in known], positions)
+            if len(needed) == len(known):
+                continue
+            ensure_newest(self._store, self._lease)
+            for number in sorted({*range(len(known))} - needed, reverse=True):
+                self._weights[folder].discard(known[number])
+                del known[number]
+
+
+def needed_weights(weights: Sequence[Position], snapshots: Iterable[Position]) -> set[int]:
+    """Return the indices of the weights that a run needs which may resume from any of `snapshots`.
+
+    These are the newest weights, and for each snapshot the newest before it. Weights at the very position of a snapshot
+    may have been saved before it or after it, so both are needed.
+
+    >>> sorted(needed_weights([Position(1), Position(2), Position(5), Position(6)], [Position(3)]))
+    [1, 3]
+
+    Args:
+        weights: where weights were saved, oldest first.
+        snapshots: where snapshots were taken.
+    """
+    needed = {len(weights) - 1} if weights else set()
+    for snapshot in snapshots:
+        needed |= {number for number, position in enumerate(weights) if position == snapshot}
+        needed |= {*[number for number, position in enumerate(weights) if position < snapshot][-1:]}
+    return needed

@@ -1,235 +1,161 @@
-"""Weights alone: the best and the last of a run, with the metrics they reached."""
+"""The best and the last weights of a run: which of them count, and what is known of them. Needs no torch.
 
-import os
-import re
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+    best/000000001200-g000003/   position and generation, as in a snapshot's name
+        model.safetensors        the tensors by name: any tool can open them
+        model.json               ties and memory layouts
+        manifest.json            written last: metrics, facts and checksums
+
+Weights are snapshots of the module alone: one committer writes them, one catalog finds them, the lineage decides which
+of them count. `reader.py` reads them.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
-from midstride.engine.snapshots.buffer_pool import Buffer
-from midstride.engine.snapshots.lease import Lease, ensure_newest
+from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.snapshots.catalog import SNAPSHOTS, WEIGHTS, Catalog, Snapshot
 from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.position import Position, parse_name, snapshot_name
-from midstride.engine.snapshots.staging import Staged, Stager
-from midstride.engine.snapshots.weights_index import (
-    COPY,
-    error_with_remedy,
-    files_of,
-    newest_weights,
-    required_files,
-    weights_names,
-)
-from midstride.engine.state.bounds import damaged_on_error
-from midstride.engine.state.codec import decode
-from midstride.engine.state.tensor_file import read_tensors
-from midstride.engine.storage.checksums import digest_of, encode_document
+from midstride.engine.snapshots.position import parse_name
+from midstride.engine.storage.checksums import check_digest, digest_of
 from midstride.engine.storage.store import Store
-from midstride.engine.world import World
 
-__all__ = ["StagedWeights", "Weights", "WeightsFolder", "WeightsRequest", "load_weights", "save_weights", "weights_at"]
+__all__ = [
+    "best_of",
+    "best_to_show",
+    "download_tensors",
+    "error_with_remedy",
+    "facts_of",
+    "folder_to_test",
+    "is_of_the_end",
+    "last_is_missing",
+    "missing_weights",
+    "newest_weights",
+]
 
-_FORMAT = 1
-_OF_NAME = re.compile(r"(?:weights-)?([\d.]+-g\d+)[-.].*")
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A module's state_dict, the metrics it reached, and the facts noted beside."""
-
-    state_dict: dict[str, Any]
-    metrics: dict[str, float]
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class WeightsRequest:
-    """Weights to save.
-
-    Args:
-        folder: "best" or "last".
-        position: where the run stands.
-        state_dict: of the module; tensors may be tied or lie in memory in any order.
-        metrics: logged values that the weights reached, by name.
-        facts: JSON values for the manifest.
-    """
-
-    folder: str
-    position: Position
-    state_dict: dict[str, Any]
-    metrics: dict[str, float]
-    facts: dict[str, Any]
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class StagedWeights:
-    """Weights in memory, as they will be written, and where the run stood; `facts` are JSON values."""
-
-    staged: Staged
-    metrics: dict[str, float]
-    facts: dict[str, Any]
-    position: Position
-
-    def encoded(self, name: str, run_id: str) -> tuple[str, bytes]:
-        """Return how the file of tensors of the weights called `name` is called, and their manifest."""
-        digest = digest_of([self.staged.data])
-        # The checksum in the name keeps weights of the same position apart.
-        file = f"weights-{name}-{digest['xxh3_128'][:8]}.safetensors"
-        manifest = {
-            "format": _FORMAT,
-            "name": name,
-            "run_id": run_id,
-            "files": {file: digest},
-            "metrics": self.metrics,
-            "facts": self.facts,
-            "state_dict": self.staged.document,
-            "time": time.time(),
-        }
-        return file, encode_document(manifest)
-
-
-class WeightsFolder:
-    """The folder "best" or "last", in the hands of one generation.
-
-    Nothing that a manifest refers to is overwritten, and nothing of another generation: a reader finds the old weights
-    or the new ones, whole.
-
-    Args:
-        store: of the run.
-        lease: of this generation.
-        folder: "best" or "last".
-    """
-
-    def __init__(self, store: Store, lease: Lease, folder: str) -> None:
-        self._store, self._lease, self._folder = store, lease, folder
-        self._files: dict[str, list[str]] | None = None  # of the weights that count, oldest first; None: not listed yet
-
-    def write(self, weights: StagedWeights) -> str:
-        """Write `weights`; return their name.
-
-        Raises:
-            Superseded: a newer generation advances the run. What was written by then is never read.
-        """
-        name = snapshot_name(weights.position, self._lease.generation)
-        file, manifest = weights.encoded(name, self._lease.run_id)
-        self._store.write(f"{self._folder}/{file}", weights.staged.data)
-        path = f"{self._folder}/{name}.json"
-        self._store.write(path, manifest, check=lambda: ensure_newest(self._store, self._lease))
-        if self._files is not None:
-            for other in self._files.pop(name, []):
-                if other not in (file, f"{name}.json"):
-                    self._store.remove(f"{self._folder}/{other}")
-            self._files[name] = [f"{name}.json", file]
-        return name
-
-    def drop(self, name: str) -> None:
-        """Remove the weights called `name`, which this generation has written."""
-        if self._files is not None:
-            self._remove(self._files.pop(name, []))
-
-    def sweep(self, positions: Iterable[Position]) -> None:
-        """Remove what no run that resumes from one of `positions` has use for, and what older generations left."""
-        if self._files is None:
-            self._files = self._listed()
-        wanted = required_files(list(self._files), positions)
-        if unneeded := [name for name in self._files if name not in wanted]:
-            ensure_newest(self._store, self._lease)
-            for name in unneeded:
-                self._remove(self._files.pop(name))
-
-    def _listed(self) -> dict[str, list[str]]:
-        """Return the weights that count and their files, removing those of older generations that do not."""
-        files = self._store.list(self._folder)
-        names = weights_names(self._store, self._folder, Lineage.of(self._store))
-        ensure_newest(self._store, self._lease)
-        found = {name: files_of(files, name) for name in names}
-        if COPY in found:
-            found[COPY] += [file for file in files if file.startswith("weights-") and not _OF_NAME.fullmatch(file)]
-        mine = {file for known in found.values() for file in known}
-        self._remove([file for file in files if file not in mine and self._is_over(file, files)])
-        return found
-
-    def _is_over(self, file: str, files: list[str]) -> bool:
-        """Whether `file` is of weights that are not read any more, or that were never whole; those set aside stay."""
-        match = _OF_NAME.fullmatch(file)
-        parsed = parse_name(match[1]) if match else None
-        if parsed is None or match is None or f"{match[1]}.aside.json" in files:
-            return False
-        return parsed[1] <= self._lease.generation
-
-    def _remove(self, files: Iterable[str]) -> None:
-        for file in files:  # the manifest first
-            self._store.remove(f"{self._folder}/{file}")
-
-
-def save_weights(
-    store: Store, folder: str, state_dict: dict[str, Any], metrics: dict[str, float], facts: dict[str, Any]
-) -> None:
-    """Replace the weights in `folder`, here and now, in a run that no world advances.
-
-    Args:
-        store: of the run.
-        folder: "best" or "last".
-        state_dict: of the module; tensors may be tied or lie in memory in any order.
-        metrics: by name.
-        facts: JSON values; "step", if there, becomes part of the file's name.
-    """
-    lineage = Lineage.of(store)
-    generation = max(lineage.ends, default=1)
-    target = WeightsFolder(store, Lease(generation, None, lineage.run_id), folder)
-    staged = Stager(World(), lambda path: False).stage(state_dict, Buffer())
-    target.sweep([])
-    target.write(StagedWeights(staged, metrics, facts, Position(facts.get("step", 0))))
-    target.sweep([])
+@contextmanager
+def error_with_remedy() -> Iterator[None]:
+    """Add the remedy to errors about damaged weights in the block."""
+    try:
+        yield
+    except SnapshotDamaged as error:
+        if "snapshots repair" in str(error):
+            raise
+        raise SnapshotDamaged(
+            f"{error}. `midstride snapshots repair` sets them aside, as resuming the run does: older ones count then"
+        ) from error
 
 
 @error_with_remedy()
-def load_weights(store: Store, folder: str) -> Weights:
-    """Return the weights in `folder` that count.
+def newest_weights(store: Store, folder: str) -> Snapshot | None:
+    """Return the weights in `folder` ("best" or "last") that count; None if none were saved.
 
     Raises:
-        SnapshotMissing: none were saved.
-        SnapshotDamaged: the file is missing or differs from its manifest.
+        SnapshotDamaged: their manifest, or a lease of the run, is not what was written.
     """
-    while (saved := newest_weights(store, folder)) is not None:
-        manifest = saved.manifest
-        try:
-            with damaged_on_error(f"{store.url}/{saved.path}"):
-                tensors = read_tensors(store, f"{folder}/{saved.file}", saved.expected)
-                return Weights(decode(manifest["state_dict"], tensors), manifest["metrics"], manifest["facts"])
-        except SnapshotDamaged:
-            if store.exists(saved.path):
-                raise  # else newer ones took their place meanwhile
-    raise SnapshotMissing(f"no weights were saved in {store.url}/{folder}")
+    return Catalog(store, folder).newest()
 
 
-def weights_at(path: str | os.PathLike[str]) -> Weights:
-    """Return the weights at `path`: a run's `best` or `last` folder, its URL, or a file that `save_checkpoint` wrote.
+def download_tensors(store: Store, weights: Snapshot, path: Path) -> Path:
+    """Write the tensors of `weights` into the local file `path`; return `path`.
 
     Raises:
-        SnapshotMissing: none were saved there.
-        SnapshotDamaged: a file is missing or differs from its manifest, or is no checkpoint.
+        SnapshotDamaged: they are missing or differ from the manifest.
     """
-    path = os.fspath(path)
-    if Path(path).is_file():
-        return _of_checkpoint(path)
-    url, _, folder = path.rstrip("/").rpartition("/")
-    return load_weights(Store.open(url or "."), folder)
+    (name,) = [name for name in weights.manifest["files"] if name.endswith(".safetensors")]
 
+    def copied() -> Iterator[bytes | memoryview]:
+        with path.open("wb") as file:
+            for chunk in store.stream(f"{weights.path}/{name}"):
+                file.write(chunk)
+                yield chunk
 
-def _of_checkpoint(path: str) -> Weights:
-    """Return what Lightning's format keeps in the file at `path`; objects are never made of a file's bytes."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise SnapshotDamaged(
-            f"{path} is damaged, or no file of tensors and plain values alone. If you trust who wrote it, load the "
-            f'weights yourself: module.load_state_dict(torch.load("{path}", weights_only=False)["state_dict"])'
-        ) from error
-    if not isinstance(found, Mapping) or "state_dict" not in found:
-        raise SnapshotDamaged(f"{path} has no state_dict in it: a file that trainer.save_checkpoint wrote has one")
-    return Weights(found["state_dict"], {}, {"hparams": dict(found.get("hyper_parameters", {}))})
+        found = digest_of(copied())
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(f"{store.url}/{weights.path}/{name} is missing") from error
+    check_digest(f"{store.url}/{weights.path}/{name}", weights.manifest["files"][name], found)
+    return path
+
+
+def folder_to_test(store: Store) -> str:
+    """Return "best"; "last" if there are no best weights, or if a monitor chose them that the last fit did not have.
+
+    Raises:
+        SnapshotDamaged: a manifest, or a lease of the run, is not what was written.
+    """
+    best, others = _best_and_other_monitors(store)
+    if best is not None and not others:
+        return "best"
+    if best is not None:
+        log.warning("%s/%s was %s: its last weights are taken", store.url, best.path, others)
+    return "last"
+
+
+def best_to_show(store: Store) -> Snapshot | None:
+    """Return the best weights; None if there are none, or if a monitor chose them that the last fit did not have.
+
+    Raises:
+        SnapshotDamaged: a manifest, or a lease of the run, is not what was written.
+    """
+    best, others = _best_and_other_monitors(store)
+    return None if others else best
+
+
+def _best_and_other_monitors(store: Store) -> tuple[Snapshot | None, str]:
+    """Return the best weights, and a text if other monitors chose them than those of the last fit."""
+    best, last = (newest_weights(store, folder) for folder in WEIGHTS)
+    then, now = (saved.manifest["facts"].get("monitors") if saved else None for saved in (best, last))
+    if then is None or now is None or all(one in now for one in then):
+        return best, ""
+    return best, f"called best by {_monitors(then)}, and the run ended with {_monitors(now)}"
+
+
+def _monitors(watched: Sequence[Mapping[str, str]]) -> str:
+    return " and ".join(f"{one['monitor']} ({one['mode']})" for one in watched) or "no monitor"
+
+
+def best_of(store: Store, monitor: str, mode: str) -> dict[str, Any]:
+    """Return the facts of the best weights; {} if another value or mode made them the best."""
+    facts = facts_of(store, "best")
+    watched = facts.get("monitors")  # empty if a callback of the user's called them best
+    return {} if watched and {"monitor": monitor, "mode": mode} not in watched else facts
+
+
+def facts_of(store: Store, folder: str) -> dict[str, Any]:
+    """Return the facts of the weights in `folder`, their metrics included; {} if none can be read."""
+    try:
+        saved = newest_weights(store, folder)
+    except SnapshotDamaged:
+        return {}
+    return saved.manifest["facts"] if saved else {}
+
+
+def missing_weights(store: Store, snapshot: Snapshot) -> dict[str, str]:
+    """Return messages by folder: weights that the manifest of `snapshot` names and that are not there."""
+    lineage = Lineage.of(store)
+    return {
+        folder: f"weights {store.url}/{folder}/{name} are missing"
+        for folder, name in snapshot.manifest["facts"].get("weights", {}).items()
+        if lineage.holds(name) and not Catalog(store, folder).has(name)
+    }
+
+
+def last_is_missing(store: Store, newest: Snapshot) -> str:
+    """Return a message if the snapshot `newest` is of the end of the run and `last` has no weights of the end."""
+    if not is_of_the_end(newest):
+        return ""
+    parsed = parse_name(Catalog(store, "last").newest_name())
+    if parsed is not None and parsed[0] >= newest.position:
+        return ""
+    return f"the run came to its end with snapshot {newest.name}, and {store.url}/last has no weights of it"
+
+
+def is_of_the_end(snapshot: Snapshot) -> bool:
+    """Return whether `snapshot` was taken when the fit had come to its own end."""
+    return snapshot.folder == SNAPSHOTS and bool(snapshot.manifest["facts"].get("progress", {}).get("finished"))

@@ -1,7 +1,7 @@
 """Weights made anew from a snapshot that holds the same state.
 
-The end of a run is one state, in its last snapshot and in `last`. What `best` holds may differ from a snapshot of the
-same step, since code of the user's runs between them: it is made anew where a checksum that is left of it agrees.
+The end of a run is one state, in its last snapshot and in `last`. Weights in `best` can differ from a snapshot of the
+same step, since user code runs between the two: they are made anew where a file or a checksum that is left agrees.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +13,15 @@ from torch import Tensor
 from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
 from midstride.engine.snapshots.buffer_pool import Buffer
-from midstride.engine.snapshots.catalog import Snapshot
-from midstride.engine.snapshots.lineage import Lineage
-from midstride.engine.snapshots.position import parse_name
+from midstride.engine.snapshots.catalog import MANIFEST, Catalog, Snapshot
+from midstride.engine.snapshots.committer import file_contents, manifest_of
+from midstride.engine.snapshots.lease import read_lease
+from midstride.engine.snapshots.position import Position, file_stem, parse_name
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.staging import Stager
-from midstride.engine.snapshots.weights import StagedWeights
-from midstride.engine.snapshots.weights_index import ASIDE, SavedWeights, is_of_the_end, open_weights
+from midstride.engine.snapshots.state_copy import StateCopier
+from midstride.engine.snapshots.weights import is_of_the_end
 from midstride.engine.state.row_shards import RowShard, join_rows
-from midstride.engine.storage.checksums import digest_of
+from midstride.engine.storage.checksums import FileDigest, digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
@@ -29,47 +29,45 @@ __all__ = ["NotRebuilt", "rebuild"]
 
 
 class NotRebuilt(SnapshotError):
-    """A snapshot does not hold the weights that are wanted, or not in one place."""
+    """A snapshot does not hold the wanted weights, or no rank holds all of them."""
 
 
 def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callable[[], None]:
-    """Return what writes the weights in `folder` called `name` anew, from `snapshot`. Nothing is written before.
+    """Return a function that writes the weights in `folder` called `name` anew, from `snapshot`.
 
     Raises:
-        NotRebuilt: why it cannot be.
+        NotRebuilt: why it cannot be done.
     """
-    _check_position(folder, name, snapshot)
+    position, generation = _check_position(folder, name, snapshot)
     saved = _saved(store, folder, name)
-    facts = (
-        snapshot.manifest["facts"].get("weights_facts", {}).get(folder) if saved is None else saved.manifest["facts"]
-    )
+    facts = saved.manifest["facts"] if saved else snapshot.manifest["facts"]["weights_facts"].get(folder)
     if facts is None:
-        raise NotRebuilt(
-            f"snapshot {snapshot.name} does not tell what is noted beside weights: an older version took it"
-        )
-    metrics = facts.get("metrics", {}) if saved is None else saved.manifest["metrics"]
-    noted = {key: value for key, value in facts.items() if key != "metrics"}
-    position = parse_name(name) or (snapshot.position, 0)
-    staged = Stager(World(), lambda path: False).stage(_state_dict(store, snapshot), Buffer())
-    weights = StagedWeights(staged, metrics, noted, position[0])
-    file, manifest = weights.encoded(name, snapshot.manifest["run_id"])
-    _check_bits(store, folder, weights, file, saved)
+        raise NotRebuilt(f"snapshot {snapshot.name} names no weights in {folder}")
+    state = StateCopier(World(), lambda path: False).copy(_state_dict(store, snapshot), Buffer())
+    files = file_contents(file_stem(False, 0, 1), state)
+    digests = {file: digest_of([data]) for file, data in files}
+    tensors = files[0][0]
+    _check_bits(store, f"{folder}/{name}/{tensors}", digests[tensors], saved)
+    lease = read_lease(store, generation)
+    manifest = encode_document(manifest_of(snapshot.manifest["run"], lease, position, 1, digests, facts))
 
     def act() -> None:
-        for path in (f"{folder}/{file}", f"{folder}/{name}.json"):
-            store.remove(path)  # a folder may stand there
-        store.write(f"{folder}/{file}", staged.data)
-        store.write(f"{folder}/{name}.json", manifest)
-        store.remove(f"{folder}/{name}{ASIDE}")
+        store.remove(f"{folder}/{name}")
+        store.write_all(f"{folder}/{name}", files)
+        store.write(f"{folder}/{name}/{MANIFEST}", manifest)
 
     return act
 
 
-def _check_position(folder: str, name: str, snapshot: Snapshot) -> None:
-    """Refuse weights of another step than that of `snapshot`, and last ones of a run that has not ended."""
+def _check_position(folder: str, name: str, snapshot: Snapshot) -> tuple[Position, int]:
+    """Return position and generation of weights.
+
+    Raises:
+        NotRebuilt: they are of another step than `snapshot`, or the last ones of a run that has not ended.
+    """
     parsed = parse_name(name)
     if parsed is None:
-        raise NotRebuilt("an older version of midstride wrote them")
+        raise NotRebuilt(f"{name} is not the name of weights")
     if folder == "last" and not is_of_the_end(snapshot):
         raise NotRebuilt(f"the newest good snapshot, {snapshot.name}, is not of the end of the run")
     same = parsed[0] == snapshot.position if folder == "last" else parsed[0].step == snapshot.position.step
@@ -77,12 +75,14 @@ def _check_position(folder: str, name: str, snapshot: Snapshot) -> None:
         raise NotRebuilt(
             f"they are of step {parsed[0].step}, and the newest good snapshot, {snapshot.name}, is of another state"
         )
+    return parsed
 
 
-def _saved(store: Store, folder: str, name: str) -> SavedWeights | None:
+def _saved(store: Store, folder: str, name: str) -> Snapshot | None:
+    """Return the weights called `name` by their manifest; None if that is gone or damaged."""
     try:
-        return open_weights(store, folder, name, Lineage.of(store))
-    except (FileNotFoundError, SnapshotDamaged):
+        return Catalog(store, folder).get(name)
+    except SnapshotDamaged:
         return None
 
 
@@ -128,14 +128,22 @@ def _joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: of(name) for name in ranks[0]}
 
 
-def _check_bits(store: Store, folder: str, weights: StagedWeights, file: str, saved: SavedWeights | None) -> None:
-    """Refuse what differs from what is left of the weights, and best ones of which nothing is left to compare with."""
+def _check_bits(store: Store, path: str, found: FileDigest, saved: Snapshot | None) -> None:
+    """Compare the rebuilt tensors with those at `path` that were lost: with their manifest, else with their file.
+
+    `last` is known to hold the state of the last snapshot. So it is compared with its manifest alone.
+
+    Raises:
+        NotRebuilt: they differ, or there is nothing to compare with.
+    """
+    folder, _, name = path.split("/")
     if saved is not None:
-        same = digest_of([weights.staged.data]) == saved.expected
+        left = saved.manifest["files"].get(name)
+    elif folder == "last":
+        return
     else:
-        left = [other for other in store.list(folder) if other.startswith(file[: file.rindex("-") + 1])]
-        same = file in left or not left
-        if folder == "best" and not left:
-            raise NotRebuilt("nothing is left of them that a snapshot of the same step could be compared with")
-    if not same:
+        left = digest_of(store.stream(path)) if store.exists(path) else None
+    if left is None:
+        raise NotRebuilt("nothing is left of them that a snapshot of the same step could be compared with")
+    if found != left:
         raise NotRebuilt("the newest good snapshot holds other weights at their step")

@@ -1,9 +1,11 @@
-"""The writer: training copies its state and goes on, a thread behind it writes and commits.
+"""The writer: training copies its state and continues, a thread writes and commits the copy.
 
-Snapshots are committed one after another, in the order in which they were taken. What goes wrong behind training is
-kept until training asks: with `check`, which costs nothing, at every step. A store that is silent for too long does not
-end the training: that snapshot is dropped, on every rank, and what only it had goes into the next. Best and last
-weights go the same way, but are never dropped.
+Snapshots are committed in the order in which they were taken. An error of the thread is kept until training asks for
+it: with `check`, which costs nothing, at every step. A store that is silent for too long does not end the training:
+the snapshot is dropped on all ranks, and its rows of the metric log go into the next one.
+
+Best and last weights take the same way but are never dropped. If they cannot be written, they wait, and are written
+before the next snapshot is committed: no snapshot names missing weights.
 """
 
 import logging
@@ -21,12 +23,10 @@ from midstride.engine.snapshots.buffer_pool import Buffer, BufferPool
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.committer import Committer, SnapshotRequest
 from midstride.engine.snapshots.lease import Lease
+from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import Position
-from midstride.engine.snapshots.retention import Retention
-from midstride.engine.snapshots.rows import join_segments
-from midstride.engine.snapshots.staging import Staged, Stager
-from midstride.engine.snapshots.weights import WeightsRequest
-from midstride.engine.snapshots.weights_queue import WeightsQueue
+from midstride.engine.snapshots.retention import Retention, needed_weights
+from midstride.engine.snapshots.state_copy import StateCopier, StateCopy
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
@@ -90,9 +90,9 @@ class Writer:
         replicated: Callable[[str], bool] = lambda path: False,
     ) -> None:
         self._committer = Committer(store, lease, world, gather, run)
-        self._weights_queue = WeightsQueue(store, lease)
-        self._retention = Retention(store, lease, keep, self._weights_queue.sweep) if world.is_first else None
-        self._stager = Stager(world, replicated)
+        self._retention = Retention(store, lease, keep) if world.is_first else None
+        self._weights = _WeightsQueue(Committer(store, lease, World(), lambda value: [value], run), self._retention)
+        self._copier = StateCopier(world, replicated)
         self._buffers = BufferPool(store.options.on_wait)
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._last: PendingSnapshot | None = None
@@ -135,24 +135,37 @@ class Writer:
         began = time.perf_counter()
         buffer, wait_s = self._buffers.acquire()
         try:
-            staged: Staged | Exception = self._stager.stage(state, buffer)
+            copied: StateCopy | Exception = self._copier.copy(state, buffer)
         except Exception as error:
-            staged = error  # the other ranks learn of it where they would have learnt that the files are there
-        self._weights_queue.snapshot_taken()
+            copied = error  # the other ranks learn of it where they would have learned that the files are there
+        self._weights.snapshot_taken(position)
         self._last = pending = PendingSnapshot(position, Future(), time.perf_counter() - began, wait_s)
-        request = SnapshotRequest(position, staged, rows, facts, probe)
+        request = SnapshotRequest(position, copied, facts, rows, probe)
         self._queue.put(partial(self._write, _WriteJob(pending, request, buffer, committed)))
-        if isinstance(staged, Exception):
+        if isinstance(copied, Exception):
             self.flush()
         return pending
 
-    def save_weights(self, request: WeightsRequest) -> None:
-        """Copy weights, which may change afterwards, and queue them for the store; only one rank calls this.
+    def save_weights(self, folder: str, position: Position, state_dict: dict[str, Any], facts: dict[str, Any]) -> str:
+        """Copy weights, which may change afterwards, and queue them for the store; only rank 0 calls this.
 
         No snapshot taken later is committed before they are written.
+
+        Args:
+            folder: "best" or "last".
+            position: where the run stands.
+            state_dict: of the module; tensors may be tied or lie in memory in any order.
+            facts: JSON values for the manifest, such as the metrics that the weights reached.
+
+        Returns:
+            The name that they have once they are written.
+
+        Raises:
+            UnsupportedState: they hold values that cannot be written.
         """
-        self._weights_queue.put(request)
+        name = self._weights.put(folder, position, state_dict, facts)
         self._queue.put(self._flush_weights)
+        return name
 
     @property
     def is_busy(self) -> bool:
@@ -184,7 +197,7 @@ class Writer:
 
     def flush_weights(self) -> None:
         """Wait until the weights given to `save_weights` are written; raises why they are not."""
-        self._in_turn(self._weights_queue.flush)
+        self._in_turn(self._weights.flush)
 
     def _in_turn(self, act: Callable[[], object]) -> None:
         """Have the thread call `act` after everything that is queued already; raise what it raises."""
@@ -212,6 +225,7 @@ class Writer:
         if self._thread.is_alive():
             return False
         self._committer.close()
+        self._weights.close()
         return True
 
     def _work(self) -> None:
@@ -226,7 +240,7 @@ class Writer:
         try:
             if self._failure is not None:
                 raise SnapshotError(f"an older snapshot was not taken: {self._failure}") from self._failure
-            self._newest = snapshot = self._committer.commit(request, before=self._weights_queue.flush)
+            self._newest = snapshot = self._committer.commit(request, before=self._weights.flush)
             self._dropped.clear()
             job.pending.write_s = time.perf_counter() - began
             job.committed(job.pending, snapshot)
@@ -236,17 +250,18 @@ class Writer:
         except Exception as error:
             failure = error
             self._failure = self._failure or error
+        self._weights.snapshot_over(request.position)
         self._buffers.release(job.buffer)  # before it is announced: the next copy needs no other buffer
         if failure is not None or snapshot is None:
             job.pending.future.set_exception(failure)
             return
         job.pending.future.set_result(snapshot)
         if self._retention is not None:
-            self._retention.add(snapshot, request.rows)
+            self._retention.add(snapshot, request.rows, self._weights.pending)
 
     def _flush_weights(self) -> None:
         try:
-            self._weights_queue.flush()
+            self._weights.flush()
         except Exception as error:
             log.warning(
                 "weights were not written: %s: %s. They are kept, and written before the next snapshot is committed",
@@ -261,8 +276,8 @@ class Writer:
     def _drop(self, request: SnapshotRequest, error: StoreSilent) -> None:
         name = self._committer.name_of(request)
         before = self._dropped.get(name)  # of the one that was taken anew at its position
-        self._dropped[name] = request.rows if before is None else join_segments([before, request.rows])
-        self._weights_queue.snapshot_dropped()
+        rows = request.rows or ""
+        self._dropped[name] = rows if before is None else join_segments([before, rows])
         since = f"snapshot {self._newest.name}" if self._newest else "this attempt began"
         log.warning("%s. It is dropped and training goes on; a failure now costs what was done since %s", error, since)
 
@@ -270,5 +285,94 @@ class Writer:
         """Return `request` with the rows of the metric log that only dropped snapshots had."""
         if not self._dropped:
             return request
-        rows = join_segments([*self._dropped.values(), request.rows])
+        rows = join_segments([*self._dropped.values(), request.rows or ""])
         return replace(request, rows=rows, dropped=[*self._dropped])
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """Weights that were copied and wait to be written."""
+
+    request: SnapshotRequest
+    buffer: Buffer
+
+
+class _WeightsQueue:
+    """Weights on their way to `best` and `last`. The training thread puts, the writing thread flushes.
+
+    Of the weights that wait, only those stay that the newest state or a pending snapshot needs.
+
+    Args:
+        committer: writes them.
+        retention: removes older ones; None on ranks that put no weights.
+    """
+
+    def __init__(self, committer: Committer, retention: Retention | None) -> None:
+        self._committer, self._retention = committer, retention
+        self._copier = StateCopier(World(), lambda path: False)
+        self._waiting: list[_Waiting] = []  # oldest first
+        self._newest: dict[str, SnapshotRequest] = {}  # by folder
+        self._pending: list[Position] = []
+        self._free: list[Buffer] = []
+        self._lock = threading.Lock()
+
+    @property
+    def pending(self) -> list[Position]:
+        """Positions of the snapshots that were taken and are not committed yet."""
+        with self._lock:
+            return [*self._pending]
+
+    def snapshot_taken(self, position: Position) -> None:
+        """Note that a snapshot was taken: the weights before it belong to it."""
+        with self._lock:
+            self._pending.append(position)
+
+    def snapshot_over(self, position: Position) -> None:
+        """Note that the snapshot at `position` was committed, or never will be."""
+        with self._lock:
+            self._pending.remove(position)
+
+    def put(self, folder: str, position: Position, state_dict: dict[str, Any], facts: dict[str, Any]) -> str:
+        """Copy weights; return the name that they get."""
+        with self._lock:
+            buffer = self._free.pop() if self._free else Buffer()
+        state = self._copier.copy(state_dict, buffer)
+        with self._lock:
+            before = self._newest.get(folder)
+            take = before.take + 1 if before is not None and before.position == position else 1
+            self._newest[folder] = request = SnapshotRequest(position, state, facts, folder=folder, take=take)
+            self._waiting.append(_Waiting(request, buffer))
+            self._drop_unneeded()
+        return self._committer.name_of(request)
+
+    def flush(self) -> None:
+        """Write the waiting weights; if that fails, they wait on and the error is raised."""
+        while (one := self._first()) is not None:
+            try:
+                committed = self._committer.commit(one.request, before=lambda: None)
+            except BaseException:
+                with self._lock:
+                    self._waiting.insert(0, one)
+                    self._drop_unneeded()
+                raise
+            with self._lock:
+                self._free.append(one.buffer)
+            if self._retention is not None:
+                self._retention.add(committed, pending=self.pending)
+
+    def close(self) -> None:
+        """End the thread that computes checksums."""
+        self._committer.close()
+
+    def _first(self) -> _Waiting | None:
+        with self._lock:
+            return self._waiting.pop(0) if self._waiting else None
+
+    def _drop_unneeded(self) -> None:
+        needed: list[_Waiting] = []
+        for folder in self._newest:
+            own = [one for one in self._waiting if one.request.folder == folder]
+            numbers = needed_weights([one.request.position for one in own], self._pending)
+            needed += [own[number] for number in numbers]
+        self._free += [one.buffer for one in self._waiting if one not in needed]
+        self._waiting = [one for one in self._waiting if one in needed]

@@ -1,7 +1,7 @@
 """Checksums of files, and JSON documents that end with a checksum of themselves."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypedDict
 
@@ -9,7 +9,23 @@ from xxhash import xxh3_128
 
 from midstride.engine.errors import SnapshotDamaged
 
-__all__ = ["FileDigest", "check_digest", "check_size", "decode_document", "digest_of", "encode_document"]
+__all__ = [
+    "NUMBER",
+    "FileDigest",
+    "Kind",
+    "check_digest",
+    "check_kinds",
+    "check_size",
+    "decode_document",
+    "digest_of",
+    "encode_document",
+]
+
+#: the type of a value in a document, or several
+Kind = type | tuple[type, ...]
+#: of seconds and other numbers that may be whole
+NUMBER = (float, int)
+_JSON_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
 class FileDigest(TypedDict):
@@ -65,24 +81,18 @@ def _in_lines(document: dict[str, Any]) -> bytes:
     return "{{\n{}\n}}\n".format(",\n".join(lines)).encode()
 
 
-def _indented(document: dict[str, Any]) -> bytes:
-    """Return the document as earlier versions wrote it, by json's indentation: thirty times as slow."""
-    return json.dumps(document, indent=1).encode() + b"\n"
-
-
 @lru_cache(64)  # who resumes a run reads its manifests several times
 def _is_whole(data: bytes) -> bool:
     document = json.loads(data)
     del document["checksum"]
-    sealed = _sealed(document)
-    return data == _in_lines(sealed) or data == _indented(sealed)
+    return data == _in_lines(_sealed(document))
 
 
-def decode_document(data: bytes, path: str, *keys: str) -> dict[str, Any]:
+def decode_document(data: bytes, path: str, /, **kinds: Kind) -> dict[str, Any]:
     """Return the document that `encode_document` made `data` of.
 
     Raises:
-        SnapshotDamaged: a single byte differs from what was written, or it is a document without some of `keys`.
+        SnapshotDamaged: a single byte differs from what was written, or a key of `kinds` is missing or of another type.
     """
     try:
         document = json.loads(data)
@@ -92,6 +102,21 @@ def decode_document(data: bytes, path: str, *keys: str) -> dict[str, Any]:
         raise SnapshotDamaged(f"{path} is no JSON document with a checksum: {error}") from error
     if not whole:
         raise SnapshotDamaged(f"{path} does not match its own checksum {checksum}")
-    if missing := [key for key in keys if key not in document]:
+    if missing := [key for key in kinds if key not in document]:
         raise SnapshotDamaged(f"{path} holds another document: it says nothing of {', '.join(missing)}")
+    check_kinds(document, path, **kinds)
     return dict(document)
+
+
+def check_kinds(document: Mapping[str, Any], path: str, /, **kinds: Kind) -> None:
+    """Compare the types of values in a document; keys that are not there are left out.
+
+    Raises:
+        SnapshotDamaged: naming the key, its value and the types it may have.
+    """
+    for key, kind in kinds.items():
+        value, allowed = document.get(key), kind if isinstance(kind, tuple) else (kind,)
+        if key not in document or type(value) in allowed:
+            continue
+        names = " or ".join("null" if one is type(None) else _JSON_NAMES[one] for one in allowed)
+        raise SnapshotDamaged(f"{path} is not what was written: {key} is {value!r:.80}, and has to be {names}")

@@ -1,4 +1,4 @@
-"""What a folder holds, by names and sizes: a small manifest to compare with later."""
+"""The names and sizes of the files in a folder, as a small record to compare with later."""
 
 import json
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from midstride.engine.storage.checksums import digest_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["Manifest", "is_unchanged", "manifest_of"]
+__all__ = ["FolderListing", "is_unchanged", "list_folder"]
 
 #: {"folder": URL or None, "files": how many, "bytes": in all, "checksum": of names and sizes}
-Manifest = dict[str, Any]
+FolderListing = dict[str, Any]
 
 
-def manifest_of(url: str | None) -> Manifest:
-    """Return what is at `url` now; nothing is known of None."""
+def list_folder(url: str | None) -> FolderListing:
+    """Return the listing of the folder at `url`; an empty one for None."""
     if url is None:
         return {"folder": None, "files": 0, "bytes": 0, "checksum": ""}
     store = Store.open(url)
@@ -28,6 +28,6 @@ def manifest_of(url: str | None) -> Manifest:
     }
 
 
-def is_unchanged(manifest: Manifest) -> bool:
-    """Whether the data are as when `manifest` was made, as far as names and sizes tell."""
-    return manifest_of(manifest["folder"]) == manifest
+def is_unchanged(listing: FolderListing) -> bool:
+    """Whether the names and sizes of the files are still those in `listing`."""
+    return list_folder(listing["folder"]) == listing

@@ -3,7 +3,7 @@
 from typing import Any
 
 from midstride.engine.errors import StopRequested
-from midstride.engine.session.request import Request, RequestKind
+from midstride.engine.session.requests import Request, RequestKind
 from midstride.engine.strategies.mixins import LazyDevice
 from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import EvaluationContext

@@ -24,7 +24,7 @@ from midstride.engine.optim.precision import Precision
 from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.session.heartbeat import Heartbeat
-from midstride.engine.session.signals import SignalRequests
+from midstride.engine.session.requests import SignalRequests
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.mixins import LazyDevice, ModelParallel, device_generator, lanes_of

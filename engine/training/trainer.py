@@ -49,9 +49,9 @@ from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensur
 from midstride.engine.ranks.dispatch import of_loaders, on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.session.requests import SignalRequests
 from midstride.engine.session.script_exit import exit_codes_of_errors
-from midstride.engine.session.signals import SignalRequests
-from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build_strategy import build_strategy

@@ -18,8 +18,8 @@ from midstride.engine.errors import EngineError, JobError, WorldError
 from midstride.engine.launch.clusters.base import NodeRequest
 from midstride.engine.launch.clusters.kubernetes import Kubernetes
 from midstride.engine.processes.lifetime import descendants, signal_all
-from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 
 TOKEN = "kube-api-access-x7k2p"
 SECRET = "5" * 64

@@ -18,8 +18,8 @@ from support.node_strikes import CABLED, RESTARTED, STRIKES, Strike, killed, ran
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.runs.audit import audit
-from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 
 #: enough to be in the middle of, at two seconds a step, until other nodes have come
 STEPS = 64

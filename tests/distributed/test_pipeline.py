@@ -16,7 +16,7 @@ from torchmetrics import CatMetric
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, Trainer, TrainingModule
 from midstride.engine.errors import EngineError
 from midstride.engine.snapshots.catalog import SnapshotCatalog
-from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 

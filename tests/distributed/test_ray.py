@@ -18,8 +18,8 @@ from support.machines import Machine, found_below
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import processes_with_env, signal_all
 from midstride.engine.runs.audit import audit
-from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: make test-ray")
 

@@ -22,8 +22,8 @@ from midstride.engine.launch.clusters.base import Cluster, NodeRequest
 from midstride.engine.launch.clusters.slurm import Slurm as SlurmCluster
 from midstride.engine.processes.lifetime import descendants, signal_all
 from midstride.engine.runs.audit import audit
-from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 from midstride.engine.session.heartbeat import HeartbeatReading, Phase
 
 pytestmark = pytest.mark.skipif(

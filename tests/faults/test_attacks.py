@@ -12,8 +12,8 @@ from support.flow_runs import results, tiny_job, wait_for
 from support.machines import Machines, undisturbed
 
 from midstride.engine.runs.audit import audit
-from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 from midstride.engine.strategies.rendezvous import serve_store
 
 #: 127.0.0.1, as /proc/net/tcp has it

@@ -15,8 +15,7 @@ import torch
 from support.snapshot_writers import OPEN, alone, state_at, take
 
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
-from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.weights import WeightsRequest, load_weights
+from midstride.engine.snapshots.reader import load_weights, read
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
@@ -39,13 +38,13 @@ def life(store: Store) -> None:
     for step in (2, 3):
         keep_best(writer, step)
         take(writer, step)
-    writer.save_weights(WeightsRequest("last", Position(3), {"w": torch.full((3,), 3.0)}, {}, {"step": 3}))
+    writer.save_weights("last", Position(3), {"w": torch.full((3,), 3.0)}, {"step": 3})
     writer.flush_weights()
 
 
 def keep_best(writer: Writer, step: int) -> None:
     weights = {"w": torch.full((3,), float(step))}
-    writer.save_weights(WeightsRequest("best", Position(step), weights, {}, {"step": step}))
+    writer.save_weights("best", Position(step), weights, {"step": step})
 
 
 def lived(store: Store, strike: Callable[[int], None], number: int) -> int:
@@ -116,7 +115,7 @@ def assert_nothing_lost(store: Store, words: str) -> None:
     assert SnapshotCatalog(store).rows() == [*(f"{one},row\n" for one in range(1, step + 1)), "9,row\n"], words
     assert float(load_weights(store, "best").state_dict["w"][0]) == step, words
     assert not [path for path in Path(store.url).rglob(".*")], words
-    assert len(store.list("best")) == 2, words
+    assert len(store.list("best")) == 1, words
     close_writers()
 
 

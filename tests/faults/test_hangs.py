@@ -14,8 +14,8 @@ from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.launch import watchdog
 from midstride.engine.launch.launch import launch
-from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.events import Event
 from midstride.engine.storage.store import Store

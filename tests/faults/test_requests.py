@@ -23,10 +23,8 @@ from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import StopRequested
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.processes.signal_handlers import signal_handlers
-from midstride.engine.session import agreement, request, signals
-from midstride.engine.session.agreement import BoundaryAgreement
-from midstride.engine.session.request import Request, RequestKind
-from midstride.engine.session.signals import SignalRequests
+from midstride.engine.session import requests as requests_module
+from midstride.engine.session.requests import BoundaryAgreement, Request, RequestKind, SignalRequests
 from midstride.engine.testing import run_ranks
 from midstride.engine.world import World
 
@@ -141,8 +139,7 @@ def test_a_second_request_grants_no_more_time() -> None:
 def test_the_grace_ignores_changes_of_the_clock(set_by: float, monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"calendar": 1e9, "since boot": 100.0}
     clock = SimpleNamespace(time=lambda: now["calendar"], monotonic=lambda: now["since boot"])
-    for module in (request, signals):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(requests_module, "time", clock)
     requests = SignalRequests()
     requests.grace_s = 20.0
     with requests.listening(None, World()):
@@ -160,7 +157,7 @@ def agree(store: str, ahead_s: float) -> None:
     own_s = ahead_s * world.rank
     clock = SimpleNamespace(time=lambda: 1e9 + own_s, monotonic=lambda: 1e4 + own_s)
     asked = Request(RequestKind.STOP, clock.monotonic() + 18.0) if world.rank == 0 else None
-    with mock.patch.object(agreement, "time", clock), mock.patch.object(request, "time", clock):
+    with mock.patch.object(requests_module, "time", clock):
         ranks = BoundaryAgreement(lambda: asked is not None, lambda: asked, FileStore(store, 2), world, None)
         while (agreed := ranks.at_boundary()) is None:
             pass

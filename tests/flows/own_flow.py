@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect import flow, task
 
-from midstride.engine.runs.report import Report
+from midstride.engine.runs.run_report import Report
 from midstride.flows import train
 from midstride.tasks import evaluate_best, launch_world, prepare_data, publish_report
 

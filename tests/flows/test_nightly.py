@@ -17,8 +17,8 @@ from support.nightly_job import House
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.registry.night_report import NightlyReport
 from midstride.engine.registry.registry import ModelRegistry
-from midstride.engine.registry.report import NightlyReport
 from midstride.flows.deployment import deploy
 from midstride.flows.nightly import nightly
 from midstride.flows.server_setup import create_pool

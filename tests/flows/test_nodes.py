@@ -9,8 +9,8 @@ from support.flow_events import payload, told
 from support.flow_runs import STEPS, results, tiny_job, wait_for
 from support.machines import Machines, undisturbed
 
-from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 
 
 def test_a_machine_that_is_lost_is_another_round_and_no_retry_of_the_flow(server: str, tmp_path: Path) -> None:

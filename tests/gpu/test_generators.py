@@ -77,11 +77,3 @@ class Further:
 def test_random_numbers_of_another_kind_of_device_are_refused(before: Any, now: Any, words: str) -> None:
     with pytest.raises(NotExact, match=words):
         Generators(now).load_state_dict(Generators(before).state_dict())
-
-
-def test_states_of_all_gpus_are_restored_by_index(machine: Machine) -> None:
-    machine(4)
-    whole = {**generators().state_dict(), "cuda": [torch.cuda.get_rng_state(index) for index in range(4)]}
-    generators(2).load_state_dict(whole)
-    assert int(torch.cuda.get_rng_state(2)) == 2
-    assert int(torch.cuda.get_rng_state(0)) == 0

@@ -14,7 +14,7 @@ from midstride.engine import Callback, LearningRateMonitor, Trainer, TrainingMod
 from midstride.engine.errors import LossNotFinite
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.progress import Progress
-from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.training.finite_losses import FiniteLosses
 
 STEPS = 24

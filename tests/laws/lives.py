@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import Audit, audit
-from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state, run_ranks

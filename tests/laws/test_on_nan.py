@@ -16,7 +16,7 @@ from midstride.engine.errors import LossNotFinite, UserCodeError, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import audit
 from midstride.engine.snapshots.catalog import SnapshotCatalog
-from midstride.engine.snapshots.weights_index import metrics_of
+from midstride.engine.snapshots.weights import facts_of
 from midstride.engine.state.differences import differences
 from midstride.engine.state.stateful import state_of
 from midstride.engine.storage.store import Store
@@ -62,7 +62,7 @@ def test_bad_batches_are_left_out_alike_in_every_life(
     found = audit(str(tmp_path / "run"))
     assert found.is_clean
     assert found.epochs[0].left_out == tuple(sorted(BAD))
-    weights = metrics_of(Store.open(tmp_path / "run"), "last")["metrics"]
+    weights = facts_of(Store.open(tmp_path / "run"), "last")["metrics"]
     assert all(value == value for value in weights.values()), "no logged value was touched by a bad batch"
 
 

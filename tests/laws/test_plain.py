@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
-from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 

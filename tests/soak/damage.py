@@ -22,7 +22,7 @@ from unit.cli.test_app import run as command
 
 from midstride.engine.errors import EngineError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.snapshots.weights import Weights, load_weights
+from midstride.engine.snapshots.reader import Weights, load_weights
 from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state

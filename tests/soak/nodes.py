@@ -21,8 +21,8 @@ from support.networks import Network, why_no_network
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import signal_all
 from midstride.engine.runs.audit import audit
-from midstride.engine.runs.report import report_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 
 STEPS, LANES, MOST = 240, 4, 3
 #: exit codes after which the launcher is started again: a retry may help, stopped, killed

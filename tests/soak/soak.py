@@ -16,7 +16,8 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import PHASES, FaultPlan
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.run import Run
-from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
+from midstride.engine.snapshots.catalog import WEIGHTS
+from midstride.engine.snapshots.weights import newest_weights
 from midstride.engine.storage.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
@@ -36,8 +37,8 @@ def random_kills(folder: Path, *, seed: int, kills: int, ranks: int, steps: int)
 def outcome_of(job: TrainingJob, run: str) -> dict[str, bytes]:
     """Return the bits that must not depend on what happened to a run."""
     store = Store.open(job.run_url(run))
-    saved = {folder: newest_weights(store, folder) for folder in FOLDERS}
-    weights = {folder: store.read(f"{folder}/{one.file}") for folder, one in saved.items() if one}
+    saved = {folder: newest_weights(store, folder) for folder in WEIGHTS}
+    weights = {folder: store.read(f"{one.path}/model.safetensors") for folder, one in saved.items() if one}
     return {**weights, "metrics.csv": store.read("metrics.csv")}
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from support.limit import LIMIT_S
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.snapshots.weights_index import FOLDERS, newest_weights
+from midstride.engine.snapshots.catalog import WEIGHTS
+from midstride.engine.snapshots.weights import newest_weights
 from midstride.engine.storage.store import Store
 
 TINY = Path(__file__).parents[1] / "flows" / "tiny"
@@ -56,8 +57,8 @@ retries_without_progress: {retries_without_progress}
 def results(job: TrainingJob, run: str) -> dict[str, bytes]:
     """Return the bits that must not depend on what happened to a run."""
     store = Store.open(job.run_url(run))
-    saved = {folder: newest_weights(store, folder) for folder in FOLDERS}
-    weights = {folder: store.read(f"{folder}/{one.file}") for folder, one in saved.items() if one}
+    saved = {folder: newest_weights(store, folder) for folder in WEIGHTS}
+    weights = {folder: store.read(f"{one.path}/model.safetensors") for folder, one in saved.items() if one}
     assert weights, f"{store.url} holds no weights"
     return {**weights, "metrics.csv": store.read("metrics.csv")}
 

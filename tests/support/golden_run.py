@@ -80,8 +80,10 @@ def instances_in(node: Any) -> dict[str, str]:
 
 
 def _kind_of(name: str) -> str:
-    """Return what a file is called in the tests: its name, and its folder where the name is a number."""
+    """Return the name by which tests know a file; of weights and of files called by a number, that of their folder."""
     path = Path(name)
+    if path.parts[1] in ("best", "last"):
+        return path.parts[1] if path.name == "manifest.json" else path.name
     return f"{path.parent.name}{path.suffix}" if path.name[0].isdigit() else path.name
 
 

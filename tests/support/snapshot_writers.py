@@ -4,8 +4,11 @@ from typing import Any
 
 import torch
 
+from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.catalog import Position, Snapshot
-from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.committer import Committer, SnapshotRequest
+from midstride.engine.snapshots.lease import Lease, acquire, newest
+from midstride.engine.snapshots.state_copy import StateCopier
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
@@ -40,3 +43,14 @@ def take(writer: Writer, *steps: int, **changes: Any) -> list[Snapshot]:
     ]
     writer.flush()  # old ones are gone, too
     return taken
+
+
+def save_weights(store: Store, folder: str, state_dict: dict[str, Any], facts: dict[str, Any], take: int = 1) -> None:
+    """Commit weights at the step in `facts`, in the newest generation."""
+    committer = Committer(store, newest(store) or Lease(1, None), World(), lambda value: [value], "digits")
+    state = StateCopier(World(), lambda path: False).copy(state_dict, Buffer())
+    request = SnapshotRequest(Position(facts.get("step", 0)), state, facts, folder=folder, take=take)
+    try:
+        committer.commit(request, before=lambda: None)
+    finally:
+        committer.close()

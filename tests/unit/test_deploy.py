@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.launchers import LAUNCHERS
 from midstride.engine.launch.clusters.kubernetes import LABEL
-from midstride.engine.session.signals import GRACE_S
+from midstride.engine.session.requests import GRACE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = "1.34.0"

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from support.flow_runs import wait_for
 from support.pages import blocks
 
-from midstride.engine.session.signals import GRACE_S
+from midstride.engine.session.requests import GRACE_S
 
 PAGE = Path(__file__).parents[2] / "docs/recipes.md"
 FILES = {name: text for language in ("yaml", "bash") for name, text in blocks(PAGE, language)}

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from midstride.engine.config.nodes import Nodes
 from midstride.engine.launch.machines.secret import VARIABLE as SECRET
 from midstride.engine.processes.lifetime import PARENT
+from midstride.engine.session.requests import SignalRequests
 from midstride.engine.session.session import Session
-from midstride.engine.session.signals import SignalRequests
 
 __all__ = ["SECRET", "Cluster", "NodeRequest", "join_command", "node_environment"]
 

@@ -86,8 +86,9 @@ class Kubernetes(Cluster):
             )
         with self._answers():
             job = self._api.create_namespaced_job(self._namespace, manifest)
+            body: Any = self._secret(secret, job.metadata.uid)  # a dict, where the library's types want a model
             try:
-                client.CoreV1Api().create_namespaced_secret(self._namespace, self._secret(secret, job.metadata.uid))
+                client.CoreV1Api().create_namespaced_secret(self._namespace, body)
             except BaseException:
                 self.stop()
                 raise

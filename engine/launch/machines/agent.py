@@ -36,8 +36,8 @@ from midstride.engine.processes.environment import cores
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.processes.loopback import interface_towards, interfaces
 from midstride.engine.runs.run import Run
+from midstride.engine.session.requests import SignalRequests
 from midstride.engine.session.session import Session
-from midstride.engine.session.signals import SignalRequests
 from midstride.engine.strategies.torch_internals import HashStore
 from midstride.engine.world import World
 

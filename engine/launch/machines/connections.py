@@ -159,8 +159,9 @@ class LauncherConnection:
 
     def report(self, message: dict[str, Any]) -> Plan:
         """Send a message about the ranks of this node; return the newest plan."""
-        answer = self._ask(message)
-        return Plan(**{**answer, "nodes": tuple(answer["nodes"])})
+        answer: dict[str, Any] = self._ask(message)
+        nodes: list[Any] = answer.pop("nodes")
+        return Plan(**answer, nodes=tuple(nodes))
 
     def close(self) -> None:
         """Close the connection."""

@@ -16,8 +16,8 @@ from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.launch.machines.channel import Channel, SecretRefused
 from midstride.engine.launch.machines.secret import VARIABLE, read_secret
 from midstride.engine.processes.supervised_process import SupervisedProcess
+from midstride.engine.session.requests import GRACE_S
 from midstride.engine.session.session import Session
-from midstride.engine.session.signals import GRACE_S
 
 __all__ = ["LAUNCHER_GONE", "join", "lock_folder"]
 

@@ -13,11 +13,10 @@ from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, StopRequested, StoreSilent
 from midstride.engine.loggers.logger_processes import LoggerProcesses
 from midstride.engine.session.heartbeat import Phase
-from midstride.engine.session.request import Request, RequestKind
+from midstride.engine.session.requests import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
-from midstride.engine.snapshots.position import Position, snapshot_name
+from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.schedule import SnapshotSchedule
-from midstride.engine.snapshots.weights import WeightsRequest
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
@@ -264,14 +263,12 @@ class Checkpointer:
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Copy the weights; a thread writes them to `folder` while training goes on."""
         context, progress = self._context, self._context.progress
-        facts = weights_facts(self._context)
         weights = full_state_dict(context.strategy, context.module)
-        position = Position(progress.step, progress.after)
-        if self.generation is not None:
-            self._weights[folder] = snapshot_name(position, self.generation)
-            self._weights_facts[folder] = dict(facts)
         weights = context.metric_logger.metrics.without_states(weights)
-        self.run.save_weights(WeightsRequest(folder, position, weights, facts.pop("metrics"), facts))
+        facts = weights_facts(self._context)
+        name = self.run.save_weights(folder, Position(progress.step, progress.after), weights, facts)
+        if name:
+            self._weights[folder], self._weights_facts[folder] = name, facts
 
     def _resize_loaders(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
         """Divide the global batches over the ranks of this world."""

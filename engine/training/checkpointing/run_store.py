@@ -12,13 +12,11 @@ from midstride.engine.formatting import url_name
 from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
-from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.rows import join_segments
-from midstride.engine.snapshots.weights import WeightsRequest
-from midstride.engine.snapshots.weights_index import FOLDERS, missing_weights, set_damaged_weights_aside
+from midstride.engine.snapshots.weights import missing_weights
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.storage.urls import absolute_url, url_fault
@@ -95,10 +93,10 @@ class RunStore:
         """Warn of damaged files other than `snapshot`, which do not prevent a resume."""
         self._catalog.set_damaged_aside(before=snapshot)
         for fault in self._catalog.log_faults():
-            log.warning("%s: metrics.csv will have a gap. The training goes on", fault)
-        for folder in FOLDERS:
-            set_damaged_weights_aside(self.store, folder)
-        for fault in missing_weights(self.store, snapshot.manifest).values():
+            log.warning("%s: metrics.csv will have a gap, unless it has these rows. The training continues", fault)
+        for folder in WEIGHTS:
+            Catalog(self.store, folder).newest_good()
+        for fault in missing_weights(self.store, snapshot).values():
             log.warning("%s: older ones count, or none", fault)
 
     def newest_facts(self) -> dict[str, Any]:
@@ -202,11 +200,15 @@ class RunStore:
             with self._waiting():
                 self._writer.flush()
 
-    def save_weights(self, request: WeightsRequest) -> None:
-        """Write weights in the background, on rank 0; `flush_weights` waits for them."""
-        if self._writer is not None and self._strategy.world.is_first:
-            with self._waiting():
-                self._writer.save_weights(request)
+    def save_weights(self, folder: str, position: Position, state_dict: dict[str, Any], facts: dict[str, Any]) -> str:
+        """Write weights in the background, on rank 0; return their name there. Arguments as of `Writer.save_weights`.
+
+        `flush_weights` waits for them.
+        """
+        if self._writer is None or not self._strategy.world.is_first:
+            return ""
+        with self._waiting():
+            return self._writer.save_weights(folder, position, state_dict, facts)
 
     def flush_weights(self) -> None:
         """Wait until the weights are written; an error is raised on every rank."""
@@ -218,8 +220,8 @@ class RunStore:
         self._replace(path, lambda: text)
 
     def assemble_metric_log(self) -> None:
-        """Write `metrics.csv` from the committed segments, for users; the engine does not read it."""
-        self._replace("metrics.csv", lambda: join_segments(self._catalog.rows(faults=[])))
+        """Write `metrics.csv` for users, from the rows in committed snapshots."""
+        self._replace("metrics.csv", self._catalog.metric_log)
 
     def resume_message(self) -> str:
         """Return text that says what the next attempt of this run resumes from."""

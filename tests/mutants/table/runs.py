@@ -50,7 +50,7 @@ RUNS = [
         'return {**data, "folder": None} != {**found["data"], "folder": None}', 'return data != found["data"]',
         "test_data_are_new_that_differ_from_the_last_decided_nights"),
     Mutant("damaged weights are promoted", "ModelRegistry._copy_weights",
-        'check_digest(f"{source.url}/{folder}/{saved.file}", saved.expected, digest_of([data]))', "",
+        'read_verified(source, f"{saved.path}/{name}", expected)', 'source.read(f"{saved.path}/{name}")',
         "test_damaged_weights_are_not_promoted"),
     Mutant("a roll-back can only go back once", "ModelRegistry.roll_back",
         "replace(back, **..., decision=None, **...)",

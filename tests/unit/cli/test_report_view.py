@@ -9,10 +9,10 @@ from midstride.engine.cli.output import show_audit
 from midstride.engine.cli.report_view import show_report, show_runs
 from midstride.engine.cli.table import show_table
 from midstride.engine.registry.comparison import compare
-from midstride.engine.registry.report import NightlyReport
+from midstride.engine.registry.night_report import NightlyReport
 from midstride.engine.runs.audit import Audit, EpochAudit
-from midstride.engine.runs.markdown import summary_rows
-from midstride.engine.runs.report import Interruption, Report
+from midstride.engine.runs.report_text import summary_rows
+from midstride.engine.runs.run_report import Interruption, Report
 from midstride.engine.runs.summary import RunSummary
 from midstride.flows.terminal import show_nightly_report
 

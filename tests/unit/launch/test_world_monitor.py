@@ -63,5 +63,7 @@ def test_a_snapshot_is_asked_for_once_the_ranks_listen(tmp_path: Path, monkeypat
         lambda line: None,
         lambda event: seen.append(event.kind),
     )
-    monitor.until_end(SimpleNamespace(wait=wait, lines=list, ask_for_snapshot=lambda: asked.append(seen[-1])))
+    monitor.until_end(
+        SimpleNamespace(wait=wait, lines=list, ask_for_snapshot=lambda: asked.append(seen[-1])), lambda: None
+    )
     assert asked == ["started", "started", "step"]

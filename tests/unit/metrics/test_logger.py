@@ -16,7 +16,7 @@ from midstride.engine import Trainer, TrainingModule
 from midstride.engine.errors import EngineError, UserError
 from midstride.engine.loggers.base import CommittedRows
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
-from midstride.engine.snapshots.weights import weights_at
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.state.differences import differences
 

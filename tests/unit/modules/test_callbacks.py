@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.snapshot_writers import save_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -16,8 +17,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
 from midstride.engine.loggers.delivery import Delivery
 from midstride.engine.modules.callback_states import Callbacks
-from midstride.engine.snapshots.weights import save_weights
-from midstride.engine.snapshots.weights_index import best_of, folder_to_test
+from midstride.engine.snapshots.weights import best_of, folder_to_test
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import assert_resumes_exactly
 
@@ -215,7 +215,7 @@ def test_weights_of_a_run_that_does_not_say_what_called_them_best_are_tested_as_
     store = Store.open(tmp_path)
     for name in ("best", "last"):
         watched = {"monitors": [{"monitor": name, "mode": "min"}]} if name != folder else {}
-        save_weights(store, name, {"w": torch.ones(1)}, {}, watched)
+        save_weights(store, name, {"w": torch.ones(1)}, watched)
     assert folder_to_test(store) == "best"
 
 

@@ -156,7 +156,9 @@ def test_a_file_that_was_saved_is_loaded_by_its_path(tmp_path: Path) -> None:
         loaded = Sized.load_from_checkpoint(path)
         assert loaded.hparams == {"rate": 0.5, "note": None}
         assert torch.equal(loaded.layer.weight, module.layer.weight)
-    with pytest.raises(UserError, match=r"Banded takes other arguments than those saved in .* or passed \(none\): .* 'bands'"):
+    with pytest.raises(
+        UserError, match=r"Banded takes other arguments than those saved in .* or passed \(none\): .* 'bands'"
+    ):
         Banded.load_from_checkpoint(file)
 
 

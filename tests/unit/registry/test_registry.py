@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.champions import keep_weights, promote
+from support.champions import WEIGHTS, keep_weights, promote
 from unit.cli.test_app import run as command
 
 from midstride.engine.config.job import TrainingJob
@@ -105,7 +105,7 @@ def test_the_last_promoted_is_champion_and_a_roll_back_goes_back_one_by_one(stor
         promote(job, run, over or None)
         assert reigning(job) == run
     store = Store.open(line.weights_url(line.champion(1)))
-    assert store.read("weights.safetensors") == b"weights of first", "the old champion is kept"
+    assert store.read("model.safetensors") == b"weights of first", "the old champion is kept"
     assert [line.roll_back().run, line.roll_back().run] == ["second", "first"]
     with pytest.raises(UserError, match="first is the first champion"):
         line.roll_back()
@@ -150,7 +150,7 @@ def test_damaged_weights_are_not_promoted(tmp_path: Path) -> None:
     job = job_at(str(tmp_path))
     promote(job, "first", None)
     keep_weights(job, "second")
-    Path(job.run_url("second"), "best", "weights.safetensors").write_bytes(b"others, alike long")
+    Path(job.run_url("second"), WEIGHTS, "model.safetensors").write_bytes(b"others, alike long")
     decision = PromotionDecision(promoted=True, why="", metric="acc", mode="max", margin=0, challenger={}, over=1)
     with pytest.raises(SnapshotDamaged):
         ModelRegistry.of(job).promote(Run(job, "second"), "best", decision)
@@ -218,7 +218,7 @@ def test_a_champion_whose_weights_are_lost_is_told_of_with_a_way_out(
     job = job_at(str(tmp_path), nightly={"warm_start": True}, module="midstride.engine:TrainingModule", module_args={})
     promote(job, "first", None)
     planned = NightlyRun.begin(job, "2026-03-01").job
-    damage(Path(str(planned.weights), "weights.safetensors"))
+    damage(Path(str(planned.weights), "model.safetensors"))
     with pytest.raises(JobError) as caught:
         build_module(planned)
     assert "They are a champion's: put them back from a copy" in str(caught.value)
@@ -275,7 +275,7 @@ def test_champions_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert command("champion", "show", url, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["run"] == "digits-2026-03-02"
-    assert Path(shown["weights"], "weights.safetensors").read_bytes() == b"weights of digits-2026-03-02"
+    assert Path(shown["weights"], "model.safetensors").read_bytes() == b"weights of digits-2026-03-02"
     assert command("champion", "rollback", url) == 0
     assert "digits-2026-03-01 is champion of digits again, after digits-2026-03-02" in capsys.readouterr().out
     assert command("champion", "rollback", url) == 2

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from midstride.engine.runs import publication
+from midstride.engine.runs import report_files
 from midstride.engine.runs.curves import draw
 
 ROWS = [
@@ -24,9 +24,9 @@ def test_curves_that_cannot_be_drawn_are_told_of(monkeypatch: pytest.MonkeyPatch
     def fail(*_: object) -> None:
         raise ValueError("no font")
 
-    monkeypatch.setattr(publication, "draw", fail)
-    monkeypatch.setattr(publication, "metric_rows", lambda _: ROWS)
+    monkeypatch.setattr(report_files, "draw", fail)
+    monkeypatch.setattr(report_files, "metric_rows", lambda _: ROWS)
     run: Any = SimpleNamespace(store=None, name="first", job=SimpleNamespace(name="digits"))
     report: Any = SimpleNamespace(failures=())
-    assert publication.curves_of(run, report) is None
+    assert report_files.curves_of(run, report) is None
     assert "the curves of first could not be drawn: ValueError: no font" in caplog.text

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine.errors import JobError, SnapshotError, StopRequested, Superseded, UserCodeError
+from midstride.engine.errors import (
+    JobError,
+    SnapshotError,
+    StopRequested,
+    StoreFull,
+    Superseded,
+    UserCodeError,
+    WorldError,
+)
 from midstride.engine.launch import rank as worker
 from midstride.engine.session.events import EventLog, EventTail
 from midstride.engine.session.outcome import Kind, Outcome, decide, raise_for_outcome
@@ -36,10 +44,27 @@ def test_an_exception_decides_the_kind(error: BaseException, kind: str, code: in
     assert outcome.type.endswith(type(error).__name__)
 
 
-@pytest.mark.parametrize("error", [StopRequested("x"), Superseded("x")])
-def test_a_world_that_was_superseded_was_not_just_stopped(error: Exception) -> None:
-    with pytest.raises(type(error), match="x"):
+#: an error that ended a rank -> the class that is raised for it, and that of its cause
+RAISED: list[tuple[BaseException, type[Exception], type[Exception] | None]] = [
+    (StopRequested("x"), StopRequested, None),
+    (Superseded("x"), Superseded, None),
+    (KeyboardInterrupt("x"), StopRequested, None),
+    (JobError("x"), JobError, None),
+    (UserCodeError("x"), UserCodeError, None),
+    (SnapshotError("x"), WorldError, SnapshotError),
+    (StoreFull("x"), WorldError, StoreFull),
+    (RuntimeError("x"), WorldError, None),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "cause"), RAISED, ids=lambda value: type(value).__name__)
+def test_the_class_of_an_error_is_kept(
+    error: BaseException, kind: type[Exception], cause: type[Exception] | None
+) -> None:
+    with pytest.raises(kind, match="x") as caught:
         raise_for_outcome(Outcome.of(error))
+    assert type(caught.value) is kind
+    assert type(caught.value.__cause__) is (cause or type(None))
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 134, None])

@@ -22,7 +22,7 @@ from midstride.engine.errors import (
 from midstride.engine.snapshots.catalog import Position, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import Lease, acquire
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.staging import assign_ranks
+from midstride.engine.snapshots.state_copy import assign_ranks
 from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World

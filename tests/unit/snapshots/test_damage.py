@@ -17,7 +17,7 @@ from midstride.engine.errors import (
     SnapshotError,
     SnapshotMissing,
 )
-from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.catalog import FORMAT, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
 from midstride.engine.storage.checksums import encode_document
 from midstride.engine.storage.store import Store
@@ -238,9 +238,9 @@ def test_snapshots_on_a_disk_that_is_not_there_start_no_run_over(store: Store, t
 
 def test_a_newer_format_is_not_damage(store: Store):
     (snapshot,) = take(alone(store), 1)
-    manifest = {**snapshot.manifest, "format": 2}
+    manifest = {**snapshot.manifest, "format": FORMAT + 1}
     file_of(store, snapshot, "manifest.json").write_bytes(encode_document(manifest))
-    with pytest.raises(SnapshotError, match="format 2, this version reads 1"):
+    with pytest.raises(SnapshotError, match=f"format {FORMAT + 1}, this version reads {FORMAT}"):
         SnapshotCatalog(store).newest_good()
     assert SnapshotCatalog(store).set_aside_reasons() == {}
 

@@ -50,7 +50,7 @@ class Page:
             assert (len(data), xxhash.xxh3_128_hexdigest(data)) == (facts["bytes"], facts["xxh3_128"])
         own = f"rank-{rank:05d}-of-{manifest['world_size']:05d}"
         part = json.loads((folder / f"{own}.json").read_text())
-        assert (manifest["format"], part["format"]) == (1, 1)
+        assert (manifest["format"], part["format"]) == (2, 2)
         self.tensors = load_file(folder / f"{own}.safetensors")
         for stem, names in part["elsewhere"].items():
             other = load_file(folder / f"{stem}.safetensors")

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 from support.seaweed import Seaweed
-from support.snapshot_writers import alone, take
+from support.snapshot_writers import alone, save_weights, take
 from unit.cli.test_app import run
 
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.inspection import inspect_run
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.position import Position
-from midstride.engine.snapshots.weights import save_weights
 from midstride.engine.storage.store import Store
 
 NAMES = [f"{step:012d}-g000001" for step in (1, 2, 3)]
@@ -27,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     SnapshotCatalog(store).prune(1)
     take(writer, 1, 2, 3)
     SnapshotCatalog(store).prune(3)
-    save_weights(store, "best", {"loss": 1.0}, {}, {})
+    save_weights(store, "best", {"loss": 1.0}, {})
     return Path(store.url)
 
 
@@ -54,8 +53,8 @@ FILES = {
     f"snapshots/{NAMES[1]}/metrics.csv": [NAMES[1], "metrics"],
     f"snapshots/{NAMES[1]}/manifest.json": [NAMES[1], "metrics"],
     "metrics/*.csv": ["metrics"],
-    "best/*.safetensors": ["best"],
-    "best/*.json": ["best"],
+    "best/*/*.safetensors": ["best"],
+    "best/*/manifest.json": ["best"],
     "lease/000001.json": ["lease"],
 }
 
@@ -155,7 +154,7 @@ REPAIRED = {
     "lease/000002.json": "write it anew: generation 2, resumed from 000000000003-g000001",
     "lease/000001.json": "write it anew: generation 1, a fresh start",
     "snapshots/000000000005-g000002/rank-00000-of-00001.json": "set snapshot 000000000005-g000002 aside",
-    "best/*.json": "set it aside: older weights count",
+    "best/*/manifest.json": "set it aside: older weights count",
 }
 
 

@@ -21,7 +21,6 @@ from midstride.engine.snapshots.lease import BLOCK, Lease, acquire, leases, newe
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.repair import repairs
 from midstride.engine.snapshots.retention import Retention
-from midstride.engine.storage.checksums import encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.strategies.single import Single
 from midstride.engine.training.checkpointing.run_store import RunStore
@@ -201,19 +200,6 @@ def test_a_lease_that_is_gone_or_of_another_generation_is_named(store: Store):
     second.unlink()
     with pytest.raises(SnapshotDamaged, match=r"000002\.json is missing, and snapshot 000000000002-g000002 is of that"):
         SnapshotCatalog(store).newest_good()
-
-
-def test_leases_as_an_older_version_wrote_them_are_followed_one_by_one(store: Store):
-    name = None
-    for life in range(1, 5):
-        document = {"generation": life, "resumed_from": name, "run_id": "one", "facts": {}, "time": 0.0, "nonce": "n"}
-        store.create(f"lease/{life:06d}.json", encode_document(document))
-        name = snapshot_name(Position(life), life)
-    assert Lineage.of(store).ends == {4: None, 3: Position(3), 2: Position(2), 1: Position(1)}
-    lease = acquire(store, name, {})
-    assert lease.ancestors == tuple(snapshot_name(Position(life), life) for life in (4, 3, 2, 1))
-    store.remove("lease/000002.json")
-    assert Lineage.of(store).ends == {5: None, **{life: Position(life) for life in range(1, 5)}}
 
 
 def test_two_leases_tell_the_lineage_of_many_lives(store: Store, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from support.snapshot_writers import alone, take
 from midstride.engine.errors import (
     SnapshotDamaged,
 )
-from midstride.engine.snapshots import metric_segments as segments
+from midstride.engine.snapshots import metric_rows as segments
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog, snapshot_name
 from midstride.engine.storage.store import Store
 

@@ -67,8 +67,6 @@ def test_a_world_that_takes_over_sweeps_what_an_older_one_had_begun(tmp_path: Pa
         for folder, file in [
             ("", "run.json"),
             ("", "metrics.csv"),
-            ("best", "weights-000000000001-g000001-1a2b3c4d.safetensors"),
-            ("last", "000000000001-g000001.json"),
             ("metrics", "000000000001-g000001.csv"),
             ("lease", "000001.json"),
         ]

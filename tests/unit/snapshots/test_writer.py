@@ -18,7 +18,7 @@ from midstride.engine.snapshots.buffer_pool import LONG_WAIT_S, Buffer, BufferPo
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.staging import Stager
+from midstride.engine.snapshots.state_copy import StateCopier
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.state.differences import differences
 from midstride.engine.storage.local import LocalStore
@@ -145,19 +145,19 @@ def test_tensors_that_move_or_come_to_share_memory_are_seen(writer: Writer, stor
 def test_a_file_is_what_safetensors_writes(tmp_path: Path) -> None:
     kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
     tree = {f"t{n}": torch.ones(n + 1, 3).to(kind) for n, kind in enumerate(kinds)} | {"empty": torch.zeros(0, 4)}
-    staged = Stager(World(), lambda name: False).stage(tree, Buffer())
-    (tmp_path / "file").write_bytes(staged.data)
+    state = StateCopier(World(), lambda name: False).copy(tree, Buffer())
+    (tmp_path / "file").write_bytes(state.data)
     back = load_file(tmp_path / "file")
     assert differences(dict(sorted(tree.items())), dict(sorted(back.items()))) == []
 
 
 def test_a_snapshot_of_the_same_tensors_uses_the_same_memory() -> None:
-    stager, buffer, tree = Stager(World(), lambda name: False), Buffer(), {"w": torch.ones(5), "t": torch.ones(3)}
-    first = stager.stage(tree, buffer).data
+    copier, buffer, tree = StateCopier(World(), lambda name: False), Buffer(), {"w": torch.ones(5), "t": torch.ones(3)}
+    first = copier.copy(tree, buffer).data
     at = torch.frombuffer(first, dtype=torch.uint8).data_ptr()
     tree["w"].fill_(2.0)
     tree["t"] = torch.full((3,), 3.0)  # a new tensor in an old place
-    again = stager.stage(tree, buffer).data
+    again = copier.copy(tree, buffer).data
     assert torch.frombuffer(again, dtype=torch.uint8).data_ptr() == at
     assert differences(read_bytes(again), tree) == []
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.child_process import in_child
+from support.snapshot_writers import save_weights
 
-from midstride.engine.snapshots.weights import load_weights, save_weights
+from midstride.engine.snapshots.reader import load_weights
 from midstride.engine.storage.store import Store
 
 MB = 2**20
@@ -15,7 +16,7 @@ MB = 2**20
 @pytest.mark.parametrize("each", [64 * MB, 4 * MB], ids=["few large", "many small"])
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path, each: int) -> None:
     store, count = Store.open(tmp_path), 192 * MB // each
-    save_weights(store, "best", {str(n): torch.full([each // 4], float(n)) for n in range(count)}, {}, {})
+    save_weights(store, "best", {str(n): torch.full([each // 4], float(n)) for n in range(count)}, {})
 
     def loaded() -> None:
         state = load_weights(store, "best").state_dict

@@ -22,7 +22,7 @@ from midstride.engine.errors import SnapshotError, StoreSilent, Superseded
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire, leases
 from midstride.engine.snapshots.position import Position
-from midstride.engine.snapshots.weights import load_weights
+from midstride.engine.snapshots.reader import load_weights
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.world import World

@@ -46,6 +46,20 @@ def test_a_run_with_a_folder_in_the_place_of_a_file_is_refused_before_it_takes_a
     assert (run / file).is_file() == (file != "job.json"), "an empty folder is replaced, where the file is written"
 
 
+def test_a_finished_run_that_lost_rows_keeps_its_metrics_csv(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+    fit(run, max_epochs=4, snapshots={"every_steps": 1, "keep": 1})
+    complete = (run / "metrics.csv").read_bytes()
+    segment = sorted((run / "metrics").glob("*.csv"))[1]
+    segment.write_bytes(b"")
+    fit(run, max_epochs=4, snapshots={"every_steps": 1, "keep": 1})
+    assert f"{segment} has checksum" in caplog.text
+    assert (run / "metrics.csv").read_bytes() == complete
+    (run / "metrics.csv").unlink()
+    fit(run, max_epochs=4, snapshots={"every_steps": 1, "keep": 1})
+    assert len((run / "metrics.csv").read_bytes().splitlines()) == len(complete.splitlines()) - 1
+
+
 #: what choosing a snapshot ends with -> the class of the error of the fit, and its words
 CHOICES: list[tuple[Exception, type[EngineError], str]] = [
     (

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine import BestCheckpoint, Callback, Trainer, TrainingModule
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import IdentityChanged, JobError, UserCodeError, UserError
-from midstride.engine.runs.markdown import markdown_of
-from midstride.engine.runs.report import report_of
+from midstride.engine.runs.report_text import markdown_of
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import report_of
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import assert_resumes_exactly

@@ -326,7 +326,7 @@ def test_a_script_needs_no_orchestrator(tmp_path: Path) -> None:
         "assert not {'prefect', 'fastapi', 'torchmetrics'} & set(sys.modules), 'too much was imported'\n"
     )
     subprocess.run([sys.executable, str(script)], check=True)
-    assert list((tmp_path / "run" / "last").glob("*.json"))
+    assert list((tmp_path / "run" / "last").glob("*/manifest.json"))
 
 
 def test_a_group_of_parameters_that_no_life_could_find_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from midstride.engine.formatting import format_count, format_number, format_run_name, format_seconds, markdown_table
-from midstride.engine.runs.report import Interruption, Report
+from midstride.engine.runs.run_report import Interruption, Report
 
 __all__ = ["headline", "lost_steps", "markdown_of", "summary_rows"]
 

@@ -16,8 +16,8 @@ from midstride.engine.runs.run import Run, job_of
 from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
-from midstride.engine.snapshots.rows import join_segments
-from midstride.engine.snapshots.weights_index import best_of, metrics_of
+from midstride.engine.snapshots.metric_rows import join_segments
+from midstride.engine.snapshots.weights import best_of, facts_of
 from midstride.engine.storage.store import Store
 
 __all__ = [
@@ -124,7 +124,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
     facts = newest.manifest["facts"] if newest else {}
     progress = facts.get("progress", {})
     monitor = job.monitor if job else None
-    best = best_of(store, monitor.metric, monitor.mode) if monitor else metrics_of(store, "best")
+    best = best_of(store, monitor.metric, monitor.mode) if monitor else facts_of(store, "best")
     return Report(
         job=job.name if job else facts.get("identity", {}).get("module", "script"),
         run=name,
@@ -208,10 +208,10 @@ def _gaps(catalog: SnapshotCatalog) -> tuple[str, ...]:
 
 def _previous(runs: Store, run: str, monitor: MonitorOptions) -> tuple[str, float] | None:
     """Return the best of what other runs in the same store reached with the same module, if there are any."""
-    module = metrics_of(runs.at(run), "best").get("facts", {}).get("module")
+    module = facts_of(runs.at(run), "best").get("module")
     others = [name for name in runs.list() if name != run][-_RUNS_COMPARED:]
-    found = {name: metrics_of(runs.at(name), "best") for name in others}
-    alike = {name: best for name, best in found.items() if best and best["facts"].get("module") == module}
+    found = {name: facts_of(runs.at(name), "best") for name in others}
+    alike = {name: best for name, best in found.items() if best and best.get("module") == module}
     values = [(name, float(best["metrics"].get(monitor.metric, math.nan))) for name, best in alike.items()]
     choose = min if monitor.mode == "min" else max
     return choose((one for one in values if math.isfinite(one[1])), key=lambda one: one[1], default=None)
@@ -227,8 +227,8 @@ def _tested(store: Store) -> dict[str, float]:
 
 def _files(store: Store) -> dict[str, str]:
     there = {
-        "best weights": ("best", bool(metrics_of(store, "best"))),
-        "last weights": ("last", bool(metrics_of(store, "last"))),
+        "best weights": ("best", bool(facts_of(store, "best"))),
+        "last weights": ("last", bool(facts_of(store, "last"))),
         "metric log": (METRICS, store.exists(METRICS)),
         "metric log so far": (METRICS_SO_FAR, store.exists(METRICS_SO_FAR)),
         "snapshots": ("snapshots", bool(store.list("snapshots"))),

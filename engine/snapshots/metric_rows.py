@@ -1,26 +1,67 @@
-"""Metric segments: the rows of the metric log whose snapshots were pruned. Needs no torch.
+"""The metric log in snapshots: rows as CSV, one segment per snapshot, and the segments of removed snapshots. No torch.
 
     metrics/<snapshot>.<checksum>.csv      the rows of one snapshot
-    metrics/folded-1-<snapshot>.json       those of many, by snapshot, the last one in its name; with a checksum
+    metrics/folded-1-<snapshot>.json       the rows of many, by snapshot, with a checksum; named after the last one
 
-However long a run is, its files stay few: as soon as there are 64 of a kind, they are folded into one of the next.
+The number of files stays small: 64 files of one kind are folded into one of the next.
 """
 
+import csv
+import io
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.storage.checksums import check_digest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 
-__all__ = ["MetricSegments"]
+__all__ = ["MetricSegments", "join_segments", "missing_steps", "to_csv"]
 
 FOLDER = "metrics"
 #: so many files of one kind become one
 FOLD = 64
 _FOLDED = "folded-"
 _NAME = re.compile(r"folded-\d+-.+\.json|[^.].*\.[^.]+\.csv")
+
+
+def join_segments(segments: Iterable[str]) -> str:
+    """Return one CSV of all segments, its columns in the order of their first appearance."""
+    rows: list[dict[str, Any]] = []
+    for segment in segments:
+        for row in csv.DictReader(io.StringIO(segment)):
+            rows.append({name: value for name, value in row.items() if value != ""})
+    return to_csv(rows)
+
+
+def missing_steps(segments: Iterable[str], until: int) -> list[tuple[int, int]]:
+    """Return the first and the last of the steps up to `until` that follow one another and have no row."""
+    there: set[int] = set()
+    for segment in segments:
+        header, *rows = csv.reader(io.StringIO(segment)) if segment else [["step"]]
+        if "step" not in header:
+            return []  # no metric log of a fit
+        column = header.index("step")
+        there.update(int(row[column]) for row in rows)
+    missing: list[tuple[int, int]] = []
+    for step in range(1, until + 1):
+        if step not in there:
+            extends = missing and missing[-1][1] == step - 1
+            missing.append((missing.pop()[0] if extends else step, step))
+    return missing
+
+
+def to_csv(rows: list[dict[str, Any]]) -> str:
+    """Return `rows` as CSV, columns in the order of their first appearance; nothing for no rows."""
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([[row.get(name, "") for name in columns] for row in rows])
+    return text.getvalue()
 
 
 class MetricSegments:
@@ -73,7 +114,7 @@ class MetricSegments:
         with self._store.reading(file):
             data = self._store.read(file)
         if file.startswith(_FOLDED):
-            rows: dict[str, str] = decode_document(data, where, "rows")["rows"]
+            rows: dict[str, str] = decode_document(data, where, rows=dict)["rows"]
             return rows
         name, _, digest = file.removesuffix(".csv").rpartition(".")
         check_digest(where, {"bytes": len(data), "xxh3_128": digest}, digest_of([data]))

@@ -4,8 +4,9 @@ import logging
 
 from midstride.engine.formatting import format_run_name
 from midstride.engine.runs.curves import draw
-from midstride.engine.runs.markdown import markdown_of
-from midstride.engine.runs.report import (
+from midstride.engine.runs.report_text import markdown_of
+from midstride.engine.runs.run import Run
+from midstride.engine.runs.run_report import (
     CURVES,
     MARKDOWN,
     METRICS_SO_FAR,
@@ -15,7 +16,6 @@ from midstride.engine.runs.report import (
     metric_rows,
     report_of,
 )
-from midstride.engine.runs.run import Run
 
 __all__ = ["curves_of", "write_report"]
 

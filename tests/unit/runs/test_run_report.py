@@ -11,7 +11,7 @@ from midstride.engine import Trainer, TrainingModule
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import UserError
 from midstride.engine.processes.process_identity import process_identity
-from midstride.engine.runs.report import metric_rows, report_at
+from midstride.engine.runs.run_report import metric_rows, report_at
 from midstride.engine.runs.summary import newest_snapshot, summary_of
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.outcome import Outcome

@@ -1,12 +1,43 @@
-"""Files compared with the manifest that names them. Needs no torch."""
+"""Files and documents read from a store and compared with their checksums. Needs no torch."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
-from midstride.engine.storage.checksums import FileDigest, check_digest, check_size, digest_of
+from midstride.engine.storage.checksums import FileDigest, Kind, check_digest, check_size, decode_document, digest_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["read_verified", "verify_files"]
+__all__ = ["read_document", "read_required_document", "read_verified", "verify_files"]
+
+
+def read_document(store: Store, path: str, /, **kinds: Kind) -> dict[str, Any]:
+    """Return the document at `path`.
+
+    Args:
+        store: that holds it.
+        path: of the document.
+        kinds: keys that it must have, and the types of their values.
+
+    Raises:
+        FileNotFoundError: there is none.
+        SnapshotDamaged: it is not what was written, or a key of `kinds` is missing or of another type.
+    """
+    with store.reading(path):
+        return decode_document(store.read(path), f"{store.url}/{path}", **kinds)
+
+
+def read_required_document(store: Store, path: str, /, way_out: str, **kinds: Kind) -> dict[str, Any]:
+    """Return the document at `path`, which must be there; arguments as of `read_document`.
+
+    Raises:
+        SnapshotDamaged: it is missing, or as of `read_document`; the message ends with `way_out`.
+    """
+    try:
+        return read_document(store, path, **kinds)
+    except FileNotFoundError as error:
+        raise SnapshotDamaged(f"{store.url}/{path} is missing: {way_out}") from error
+    except SnapshotDamaged as error:
+        raise SnapshotDamaged(f"{error}: {way_out}") from error
 
 
 def read_verified(store: Store, path: str, expected: FileDigest) -> bytes:

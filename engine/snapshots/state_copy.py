@@ -1,8 +1,7 @@
-"""Staging: a rank's state copied to where it can be written from, while training goes on.
+"""Copies of state: a rank's state in memory that is written while training continues.
 
-What is written is a safetensors file as it will be on disk, laid out in a buffer: eight bytes with the length of
-the header, the header, the tensors. As long as tensors keep their names, forms and addresses, all of that stays as it
-was, and a snapshot is one copy of each tensor.
+A copy is a whole safetensors file in a buffer: eight bytes with the length of the header, the header, the tensors. As
+long as tensors keep their names, forms and addresses, the layout stays, and a snapshot is one copy of each tensor.
 """
 
 import json
@@ -20,15 +19,15 @@ from midstride.engine.state.tensors import Layout, TensorEntry, TensorRegion, co
 from midstride.engine.storage.checksums import FileDigest, digest_of
 from midstride.engine.world import World
 
-__all__ = ["Staged", "Stager", "assign_ranks"]
+__all__ = ["StateCopier", "StateCopy", "assign_ranks"]
 
 #: where the tensors start in a file: behind a header padded to a multiple of this
 _ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Staged:
-    """What one rank writes of a snapshot, in memory.
+class StateCopy:
+    """One rank's part of a snapshot, in memory.
 
     Args:
         document: the tree without its tensors, as JSON values.
@@ -43,8 +42,8 @@ class Staged:
     data: memoryview
 
 
-class Stager:
-    """Copies trees into buffers, and remembers how the last one was laid out.
+class StateCopier:
+    """Copies trees into buffers, and remembers the layout of the last one.
 
     Args:
         world: this process among the others.
@@ -55,7 +54,7 @@ class Stager:
         self._world, self._replicated = world, replicated
         self._plan: _Plan | None = None
 
-    def stage(self, tree: object, buffer: Buffer) -> Staged:
+    def copy(self, tree: object, buffer: Buffer) -> StateCopy:
         """Copy `tree`; when this returns, it may change.
 
         Raises:
@@ -66,7 +65,7 @@ class Stager:
             self._plan = _Plan(Layout(leaves), self._world, self._replicated)
         plan = self._plan
         plan.layout.complete(leaves)
-        return Staged(document, plan.stored_by_rank, plan.shared, plan.copy(leaves, buffer))
+        return StateCopy(document, plan.stored_by_rank, plan.shared, plan.copy(leaves, buffer))
 
 
 class _Plan:
