@@ -302,7 +302,8 @@ def test_the_environment_has_these_variables() -> None:
 
 def test_the_command_line_has_these_commands() -> None:
     words = (
-        "fit check audit snapshots champion runs report export init rank join train nightly deploy serve setup-server"
+        "fit check prepare evaluate compare audit snapshots champion runs report export init rank join train nightly "
+        "deploy serve setup-server"
     )
     inner = {"champion": "list show rollback", "snapshots": "list verify prune repair"}
     assert _commands(app) == set(words.split())

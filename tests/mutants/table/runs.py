@@ -25,7 +25,7 @@ RUNS = [
     Mutant("a batch that was read again is no fault", "_EpochAuditor._check_batches",
         "stretch.first < at", "stretch.first < at - 1",
         "test_audit.py"),
-    Mutant("a stream that went on from a state counts as read from its start", "audit",
+    Mutant("a stream that went on from a state counts as read from its start", "_audit",
         'account.get("stateful", ()) if newest.generation > 1 else ()', "()",
         "test_no_law_is_claimed_for_uncounted_samples"),
     Mutant("a name with dollars is parsed as a formula", "draw",
