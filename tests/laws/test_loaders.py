@@ -131,7 +131,7 @@ def _ordered_otherwise_later() -> None:
     sampler = WeightedRandomSampler(torch.ones(13), 13)
     loader: Any = DataLoader(Samples(13), 1, sampler=sampler)
     trainer = Trainer(strategy="ddp", max_epochs=9, val_check_interval=1.0, enable_progress_bar=False)
-    with pytest.raises(UserError, match="in epoch 1 those differ") as caught:
+    with pytest.raises(UserError, match="different orders in epoch 1") as caught:
         trainer.fit(Importance(), loader)
     assert len({*re.findall(r"[0-9a-f]{16}", str(caught.value))}) == 3
     assert trainer.progress.epoch == 1
@@ -162,7 +162,7 @@ def _misled(of: str, where: str) -> None:
     plain: Any = DataLoader(Samples(24), 1)
     loaders = (plain, told) if of == "evaluation" else ({"long": plain, "short": told}, None)
     trainer = Trainer(strategy="ddp", max_epochs=2, val_check_interval=4, enable_progress_bar=False)
-    with pytest.raises(UserError, match=f"in {where} those differ"):
+    with pytest.raises(UserError, match=f"different orders in {where}"):
         trainer.fit(Misled([sampler]), *loaders)
 
 
