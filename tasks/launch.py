@@ -100,9 +100,11 @@ def _last_step_if_done(run: Run) -> int | None:
     """Return the last step of a run that is done, and was trained with this job; None of any other."""
     with run.store.errors_explained("read"):
         tried = run.attempts.attempts()
-        if not tried or tried[-1].outcome != "done" or (before := job_of(run.store)) is None:
+        last = tried[-1] if tried else None
+        # A stop that came after its end is in its record: another attempt, with nothing to train, clears it.
+        if last is None or last.outcome != "done" or last.stopped is not None or (before := job_of(run.store)) is None:
             return None
-    return tried[-1].step if before.model_dump(mode="json") == run.job.model_dump(mode="json") else None
+    return last.step if before.model_dump(mode="json") == run.job.model_dump(mode="json") else None
 
 
 @contextmanager

@@ -59,4 +59,5 @@ class Parts:
         self.manifest.pop("checksum", None)
         plain = json.dumps(self.manifest, sort_keys=True, separators=(",", ":"))
         sealed = {**self.manifest, "checksum": xxhash.xxh3_128_hexdigest(plain.encode())}
-        (self.folder / "manifest.json").write_bytes(json.dumps(sealed, indent=1).encode() + b"\n")
+        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sealed.items())
+        (self.folder / "manifest.json").write_text(f"{{\n{lines}\n}}\n")

@@ -167,17 +167,8 @@ def test_a_url_with_a_password_is_refused_without_repeating_it():
     assert "sesame" not in f"{refused.value}{also.value}"
 
 
-def _as_encoded(document: dict[str, Any]) -> bytes:
-    return encode_document(document)
-
-
-def _as_earlier_versions_did(document: dict[str, Any]) -> bytes:
-    return json.dumps(json.loads(encode_document(document)), indent=1).encode() + b"\n"
-
-
-@pytest.mark.parametrize("encode", [_as_encoded, _as_earlier_versions_did])
-def test_any_flipped_byte_of_a_document_is_found(encode: Callable[[dict[str, Any]], bytes]):
-    data = encode({"name": "é", "numbers": [1, 2.5, float("inf")], "nested": {10: (1, 2), 9: None}})
+def test_any_flipped_byte_of_a_document_is_found():
+    data = encode_document({"name": "é", "numbers": [1, 2.5, float("inf")], "nested": {10: (1, 2), 9: None}})
     assert decode_document(data, "here") == {
         "name": "é",
         "numbers": [1, 2.5, float("inf")],
