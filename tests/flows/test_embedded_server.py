@@ -47,6 +47,7 @@ def test_another_user_reads_no_secret_of_the_embedded_server(
     chosen = {PREFECT_API_URL: None, PREFECT_HOME: tmp_path, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 300}
     with pytest.MonkeyPatch.context() as patch, temporary_settings(chosen), ExitStack() as running:
         patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{tmp_path}/prefect.db")
+        patch.setattr(server, "_drain", lambda: None)  # it ends threads that other tests have, too
         if not protected:
             patch.setattr(server, "_login", str)
         address = running.enter_context(server.api(lambda text: nullcontext()))
