@@ -181,9 +181,12 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "test_child_processes.py",
         "test_digits.py",
         "test_docs.py",
+        "test_examples.py",
         "test_formats.py",
         "test_portability.py",
+        "test_runs.py",
         "test_s3.py",
+        "test_stages.py",
     }
     if any(forking & set(item.path.parts) for item in request.session.items):
         import torch

@@ -21,7 +21,7 @@ from midstride.flows.cli import app
 Shown = Sequence[tuple[Path, list[str]]]
 
 #: programs whose commands also stand in sentences
-IN_SENTENCES = ("docker", "kubectl", "pip", "prefect", "pytest", "python", "sky", "srun", "torchrun")
+IN_SENTENCES = ("docker", "kubectl", "pip", "prefect", "python", "sky", "srun", "torchrun")
 
 
 def shown() -> dict[str, list[tuple[Path, list[str]]]]:
@@ -114,14 +114,6 @@ def check_prefect(commands: Shown) -> None:
     )
 
 
-def check_pytest(commands: Shown) -> None:
-    for _, words in commands:
-        paths = [word for word in words[1:] if not word.startswith("-")]
-        assert paths
-        assert all((ROOT / path).exists() for path in paths)
-        assert {word for word in words[1:] if word.startswith("-")} <= {"--laws=all"}
-
-
 def check_python(commands: Shown) -> None:
     for page, words in commands:
         assert words[1] == "-m" or is_there(page, words[1]), words
@@ -166,7 +158,6 @@ CHECKS: dict[str, Callable[[Shown], None]] = {
     "kubectl": check_kubectl,
     "pip": check_pip,
     "prefect": check_prefect,
-    "pytest": check_pytest,
     "python": check_python,
     "python3": check_python,
     "sky": check_sky,

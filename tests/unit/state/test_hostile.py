@@ -119,8 +119,11 @@ ATTACKS: dict[str, tuple[Callable[[Parts], object], str]] = {
         lambda parts: parts.manifest["files"].update({"/etc/passwd": {"bytes": 1, "xxh3_128": ""}}),
         "names a file '/etc/passwd'",
     ),
-    "a world without a size": (lambda parts: parts.manifest.update(world_size="2"), "no shape or strides: ['2']"),
-    "files that are none": (lambda parts: parts.manifest.update(files=[1]), "is not what this version writes"),
+    "a world without a size": (
+        lambda parts: parts.manifest.update(world_size="2"),
+        "world_size is '2', and has to be an integer",
+    ),
+    "files that are none": (lambda parts: parts.manifest.update(files=[1]), "files is [1], and has to be an object"),
 }
 
 
