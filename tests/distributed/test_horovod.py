@@ -102,7 +102,7 @@ class Uneven(TrainingModule):
 
 def start_unevenly(folder: str) -> None:
     strategy = here()
-    module, scope = Uneven(strategy.world.rank), SimpleNamespace(heartbeat=Heartbeat())
+    module, scope = Uneven(strategy.world.rank), SimpleNamespace(heartbeat=Heartbeat(), call=print)
     with pytest.raises(UserError, match=r"ranks \d and \d start from different values of layer.weight"):
         strategy.wrap(
             TrainingStep(module, scope, strategy.step_call(scope, module, "training_step")), one_backward=True

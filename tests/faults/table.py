@@ -216,8 +216,8 @@ ROWS = [
         "The unfinished snapshot is removed and the attempt ends. With free space, the next one resumes.",
         FAILED,
         [Cell("at a later snapshot", disk_full)],
-        says="snapshot {name} was not taken, rank {number} says: {url} cannot be written: [Errno {number}] {reason}. "
-        "Free some space: the same command then resumes the run.",
+        says="snapshot {name} was not taken, rank {number} says: best/{name} was not written, rank {number} says: "
+        "{url} cannot be written: [Errno {number}] {reason}. Free some space: the same command then resumes the run.",
     ),
     Row(
         "The store may not be written",
