@@ -283,7 +283,7 @@ class BaseSeed:
         self._dataset = loader.dataset
         used = find_generators(sampler, beside=self._dataset).items() if loader.generator is not None else ()
         self._path = next((path for path, generator in used if generator is loader.generator), None)
-        #: persistent workers keep their seed; a run that goes on with other workers draws as those it began with did
+        #: whether persistent workers keep one seed; a resumed run draws as it began, with any workers
         self._is_drawn_once = loader.persistent_workers and loader.num_workers > 0
         #: whether the loader calls `iter(sampler)` before it draws the seed
         self._is_asked_first = loader.batch_sampler is None or loader.batch_sampler is sampler
