@@ -51,6 +51,8 @@ def _clean(server: str) -> Iterator[None]:
             client.delete_work_pool("containers")
         for one in client.read_automations_by_name("failed nights"):
             client.delete_automation(one.id)
+        with suppress(ObjectNotFound):
+            client.delete_global_concurrency_limit_by_name("gpus")
 
 
 @pytest.mark.usefixtures("_clean")
@@ -81,5 +83,8 @@ def test_prefect_carries_out_what_the_pages_show(
         run(commands.pop("automation create"))
         [made] = client.read_automations_by_name("failed nights")
         assert made.enabled
+
+        run(commands.pop("gcl create"))
+        assert client.read_global_concurrency_limit_by_name("gpus").limit == 8
     run(commands.pop("event emit"))
     assert not commands

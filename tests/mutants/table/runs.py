@@ -112,7 +112,7 @@ RUNS = [
         "json.dumps(trained, sort_keys=True)", "job.name",
         "test_a_subflow_has_one_run_in_all_tries_of_its_parent"),
     Mutant("a done run is started again", "_last_step_if_done",
-        'tried[-1].outcome != "done"', "True",
+        'last.outcome != "done"', "True",
         "test_a_later_task_that_fails_trains_nothing_again"),
     Mutant("a training takes its run from another thread", "_trained_once",
         "run.url in _training", "False",
