@@ -24,8 +24,8 @@ from programs import Count, NoWait, files, fit, life
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Trainer
+from midstride.engine.checkpointing.determinism import REPEATABLE, Determinism
 from midstride.engine.errors import UserError
-from midstride.engine.training.determinism import REPEATABLE, Determinism
 
 SHARDED = ("sharded", "fully_sharded")
 #: pixels of an image's side: many threads add to one number

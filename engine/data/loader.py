@@ -154,6 +154,11 @@ class FitLoaders(AlikeOnRanks):
         for loader, state in zip(self.validation, state_dict["validation"], strict=True):
             loader.load_state_dict(state)
 
+    @property
+    def read_in_epoch(self) -> Sequence[ResumableLoader]:
+        """The loaders whose batches an epoch reads: a snapshot within it is in the middle of their passes."""
+        return [self.training]
+
     def restored(self) -> None:
         """Call `restored` of every loader."""
         for loader in (self.training, *self.validation):

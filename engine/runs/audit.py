@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from midstride.engine.checkpointing.sample_log import BatchRange, digest_of
 from midstride.engine.data.order import InOrder, Shuffled, StridedOrder
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
@@ -22,7 +23,6 @@ from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.reader import read_part
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store
-from midstride.engine.training.sample_log import BatchRange, digest_of
 
 __all__ = ["Audit", "EpochAudit", "audit"]
 

@@ -84,9 +84,9 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
         if name == "user":
             _compare("objects", saved, parts)
         _load(name, part, saved[name])
-    for name in [name for name in parts if name != "objects"]:
+    for name in [name for name in parts if name != "objects" or "user" not in parts]:
         _compare(name, saved, parts)
-    if paths := differences(saved["objects"], parts["objects"].state_dict()):
+    if "user" in parts and (paths := differences(saved["objects"], parts["objects"].state_dict())):
         log.warning(
             "on_load_checkpoint sets %s otherwise than in the snapshot: a resumed run has that, and one that never "
             "died has not. What training sets comes back without it",

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from midstride.engine.checkpointing.boundary import StepBoundary
+from midstride.engine.checkpointing.checkpointer import Checkpointer
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
@@ -21,10 +23,8 @@ from midstride.engine.seeds import Generators
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.step import STEPS
 from midstride.engine.training.batch_transfer import batch_transfer
-from midstride.engine.training.boundary import StepBoundary
-from midstride.engine.training.checkpointing.checkpointer import Checkpointer
-from midstride.engine.training.checkpointing.roots import evaluated_objects
 from midstride.engine.training.context import EvaluationContext
+from midstride.engine.training.fit_objects import evaluated_objects
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.trees import to_host
 

@@ -11,6 +11,12 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from midstride.engine.checkpointing.checkpointer import Checkpointer
+from midstride.engine.checkpointing.context import RunSettings
+from midstride.engine.checkpointing.determinism import refuse_cudnn_dropout
+from midstride.engine.checkpointing.rank_warnings import RankWarnings
+from midstride.engine.checkpointing.run_store import Resume, RunStore
+from midstride.engine.checkpointing.sample_log import SampleLog
 from midstride.engine.config.loggers import run_name_faults
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.overrides import is_own
@@ -28,15 +34,12 @@ from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.training.batch_transfer import batch_transfer
-from midstride.engine.training.checkpointing.checkpointer import Checkpointer
-from midstride.engine.training.checkpointing.run_store import Resume, RunStore
 from midstride.engine.training.closures import closure_faults
-from midstride.engine.training.context import EvaluationContext, FitContext, TrainerSettings
-from midstride.engine.training.determinism import refuse_cudnn_dropout
+from midstride.engine.training.context import EvaluationContext, FitContext
 from midstride.engine.training.evaluation import extra_step
 from midstride.engine.training.fit_loop import FitLoop
+from midstride.engine.training.fit_state import fit_state
 from midstride.engine.training.fit_warnings import idle_evaluation, layers_in_eval_mode, untrained_parameters
-from midstride.engine.training.sample_log import SampleLog
 from midstride.engine.user_code import call_user_code
 
 __all__ = ["Fit", "earlier_facts"]
@@ -89,7 +92,7 @@ class Fit:
     def check(self) -> None:
         """Raise the errors that would stop a fit before its first step, or stop a snapshot of its state."""
         FitLoop(self.context)
-        Checkpointer.try_encoding(self.context)
+        Checkpointer.try_encoding(fit_state(self.context).parts)
 
     def run(self, run: str | None, resume: Resume, devices: str) -> None:
         """Train to the end.
@@ -163,7 +166,9 @@ class Fit:
         resumed = False
         if run is not None and snapshots is not None:
             refuse_cudnn_dropout(context.module)
-            self.checkpointer = Checkpointer(context, run, snapshots)
+            with RankWarnings(context.world, context.collective.gather).merge_ranks():
+                state = fit_state(context)
+            self.checkpointer = Checkpointer(context, state, run, snapshots)
             resumed = self.checkpointer.resume(resume)
         elif run is not None and resume != "never":
             _refuse_to_start_over(run)
@@ -192,7 +197,7 @@ class Fit:
         return f"{devices}; batches of {training.batch_size}{windows} make {samples * accumulated} samples a step"
 
 
-def _check_loggers(settings: TrainerSettings, run: str | None) -> None:
+def _check_loggers(settings: RunSettings, run: str | None) -> None:
     """Check that loggers would get the rows of `run`.
 
     Raises:

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from midstride.engine.checkpointing.boundary import StepBoundary
+from midstride.engine.checkpointing.checkpointer import Checkpointer
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.modules.monitors import Monitor
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.training.batch_transfer import batch_transfer
-from midstride.engine.training.boundary import StepBoundary
-from midstride.engine.training.checkpointing.checkpointer import Checkpointer
 from midstride.engine.training.context import FitContext
 from midstride.engine.training.evaluation import EvaluationLoop, ensure_shared_order
 from midstride.engine.training.optimizer_step import OptimizerStep

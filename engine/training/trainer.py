@@ -18,6 +18,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
+from midstride.engine.checkpointing.context import RunSettings
+from midstride.engine.checkpointing.determinism import Determinism
+from midstride.engine.checkpointing.finite_losses import FiniteLosses
+from midstride.engine.checkpointing.reporter import Reporter
+from midstride.engine.checkpointing.run_store import Resume, run_url_of
+from midstride.engine.checkpointing.world_size import apply_initial_sharding
 from midstride.engine.config.loggers import LoggerOptions, checked_loggers
 from midstride.engine.config.options import SnapshotOptions, TrainerOptions, checked_options, short_precision
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
@@ -67,14 +73,9 @@ from midstride.engine.strategies.mixins import (
 )
 from midstride.engine.strategies.step import StepScope
 from midstride.engine.training.calls import BoundCallback, ensure_not_running, running_call, seed_call, set_up
-from midstride.engine.training.checkpointing.run_store import Resume, run_url_of
-from midstride.engine.training.checkpointing.world_size import apply_initial_sharding
-from midstride.engine.training.context import EvaluationContext, TrainerSettings
-from midstride.engine.training.determinism import Determinism
+from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.evaluation import EvaluationLoop, EvaluationStage, PredictionLoop, setup_evaluation
-from midstride.engine.training.finite_losses import FiniteLosses
 from midstride.engine.training.fit import Fit, earlier_facts
-from midstride.engine.training.reporter import Reporter
 from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
@@ -204,7 +205,7 @@ class Trainer(TrainerInterface):
             checked = checked_options(options, snapshots, seed, [*faults, *unknown, *logger_errors(asked)])
         accepted = (accept_change,) if isinstance(accept_change, str) else tuple(accept_change or ())
         self.strategy: Strategy = self.placement.strategy
-        self.settings = TrainerSettings(*checked, seed, accepted, dict(identity or {}), asked, global_batch_size)
+        self.settings = RunSettings(*checked, seed, accepted, dict(identity or {}), asked, global_batch_size)
         self._given = with_counterparts(callbacks, adapt)
         #: the given callbacks and those of the module of the current or last call: see `TrainerInterface`
         self.callback_pairs = self._given

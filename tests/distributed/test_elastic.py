@@ -145,7 +145,7 @@ import time
 from pathlib import Path
 from midstride.engine import Trainer
 from midstride.engine.storage.local import LocalStore
-from midstride.engine.training.checkpointing import run_store
+from midstride.engine.checkpointing import run_store
 import model
 
 run_store.GRACE_S = 0.1

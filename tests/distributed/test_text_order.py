@@ -11,7 +11,7 @@ import pytest
 from distributed.test_starting import MODULE
 
 from midstride.engine import TrainingModule
-from midstride.engine.training.checkpointing.text_order import sets_in, text_order_warnings
+from midstride.engine.checkpointing.text_order import sets_in, text_order_warnings
 
 SCRIPT = f"""{MODULE}
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Callback, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine.checkpointing.finite_losses import FiniteLosses
 from midstride.engine.errors import LossNotFinite
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.progress import Progress
 from midstride.engine.snapshots.reader import weights_at
-from midstride.engine.training.finite_losses import FiniteLosses
 
 STEPS = 24
 

@@ -11,8 +11,8 @@ from gpu.test_two_devices import GPUS, on_gpu
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from midstride.engine.checkpointing.determinism import REPEATABLE, Determinism, refuse_cudnn_dropout
 from midstride.engine.errors import NotExact
-from midstride.engine.training.determinism import REPEATABLE, Determinism, refuse_cudnn_dropout
 
 #: what `make test-gpu` tries on a real one
 TABLE = runpy.run_path(str(Path(__file__).parents[2] / "deploy/gpu/operations.py"))

@@ -14,7 +14,7 @@ from midstride.engine.modules.callback_states import Callbacks
 from midstride.engine.objects.kinds.tensors import tensors_in
 from midstride.engine.state.object_nodes import Instance, instances_in
 from midstride.engine.state.stateful import Stateful
-from midstride.engine.training.checkpointing.state_parts import UserState
+from midstride.engine.training.fit_state import UserState
 
 #: "meta" stands for a GPU where tensors have numbers
 HOST, THERE = torch.device("cpu"), torch.device("meta")

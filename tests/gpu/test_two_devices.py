@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.checkpointing.identity import environment_changes, environment_of
 from midstride.engine.metrics.accumulator import Accumulator
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
@@ -29,7 +30,6 @@ from midstride.engine.strategies.pipeline import strategy as pipeline
 from midstride.engine.strategies.step import StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import average_gradients
 from midstride.engine.training.batch_transfer import BatchStream, batch_transfer, copy_stream
-from midstride.engine.training.checkpointing.identity import environment_changes, environment_of
 from midstride.engine.trees import move, to_host
 from midstride.engine.world import World
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from midstride.engine.checkpointing import finite_losses
 from midstride.engine.metrics import values
-from midstride.engine.training import finite_losses
 
 #: operations that give the host a number or a bool
 _READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default}

@@ -42,7 +42,7 @@ LARGE = {
     "engine/data/dataloader_order.py: _order": "how a loader is read",
     "engine/data/dataloader_order.py: _sample_order": "how a loader is read",
     "engine/snapshots/writer.py: __init__": "what a snapshot is written with",
-    "engine/training/checkpointing/world_size.py: _resize": "the world before and the world now",
+    "engine/checkpointing/world_size.py: _resize": "the world before and the world now",
 }
 
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine.checkpointing.sample_log import SampleLog, digest_of
 from midstride.engine.cli.app import main
 from midstride.engine.data.order import InOrder, StridedOrder
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.runs.audit import audit
-from midstride.engine.training.sample_log import SampleLog, digest_of
 
 Record = Callable[[SampleLog, int, int, list[int], int], None]
 RECORD: Record = SampleLog.record  # type: ignore[assignment]

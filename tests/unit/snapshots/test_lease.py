@@ -10,6 +10,7 @@ import pytest
 from support.snapshot_files import flip
 from support.snapshot_writers import alone, open_writer, state_at, take
 
+from midstride.engine.checkpointing.run_store import RunStore
 from midstride.engine.errors import (
     SnapshotDamaged,
     StoreUnsafe,
@@ -23,7 +24,6 @@ from midstride.engine.snapshots.repair import repairs
 from midstride.engine.snapshots.retention import Retention
 from midstride.engine.storage.store import Store
 from midstride.engine.strategies.single import Single
-from midstride.engine.training.checkpointing.run_store import RunStore
 from midstride.engine.world import World
 
 

@@ -1,25 +1,25 @@
-"""The boundary between two batches: takes due snapshots and handles requests. The state of a fit is complete there."""
+"""The boundary between two batches: takes due snapshots and handles requests. The state of a run is complete there."""
 
 from typing import Any
 
+from midstride.engine.checkpointing.checkpointer import Checkpointer
+from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.errors import StopRequested
 from midstride.engine.session.requests import Request, RequestKind
 from midstride.engine.strategies.mixins import LazyDevice
-from midstride.engine.training.checkpointing.checkpointer import Checkpointer
-from midstride.engine.training.context import EvaluationContext
 
 __all__ = ["StepBoundary"]
 
 
 class StepBoundary:
-    """Takes snapshots and handles requests between the batches of one fit or evaluation.
+    """Takes snapshots and handles requests between the batches of one fit, evaluation or loop.
 
     Args:
         context: context of the call.
         checkpointer: takes the snapshots; None if no snapshots are taken.
     """
 
-    def __init__(self, context: EvaluationContext, checkpointer: Checkpointer | None) -> None:
+    def __init__(self, context: RunContext, checkpointer: Checkpointer | None) -> None:
         self._context, self._checkpointer = context, checkpointer
         self._progress, self._metric_logger = context.progress, context.metric_logger
         self._rows = self._metric_logger.rows

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from midstride.engine.checkpointing.unsaved_state import is_checked_at
 from midstride.engine.errors import UnsupportedState
 from midstride.engine.formatting import format_names
 from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.training.checkpointing.unsaved_state import is_checked_at
 
 __all__ = ["ReplicaCheck"]
 

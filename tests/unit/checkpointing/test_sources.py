@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine.training.checkpointing.identity import source_changes, source_digests
+from midstride.engine.checkpointing.identity import source_changes, source_digests
 
 MODEL = "from {other} import loss_of\n\nclass Net:\n    def step(self):\n        return loss_of(1)\n"
 LOSS = "def loss_of(x):\n    return x + 1\n"

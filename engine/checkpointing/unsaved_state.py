@@ -6,16 +6,19 @@ snapshots, and then ever more rarely. Each change is reported once, since a resu
 
 import dis
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from midstride.engine.checkpointing.context import RunContext
+from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.formatting import format_names
 from midstride.engine.objects.digest import digest_lines
-from midstride.engine.training.context import FitContext
 
-__all__ = ["DataChanges", "UnsavedStateMonitor", "is_checked_at"]
+__all__ = ["IN_A_MODULE", "DataChanges", "UnsavedStateMonitor", "is_checked_at"]
 
 log = logging.getLogger(__name__)
 
+#: advice for a fit
+IN_A_MODULE = "keep it in an attribute of the module, or by on_save_checkpoint and on_load_checkpoint"
 #: number of first snapshots that are checked; later ones are if their number is a power of two
 CHECKS = 5
 #: largest number of names in one warning
@@ -27,10 +30,11 @@ class UnsavedStateMonitor:
 
     Args:
         watched: yields names and values; they are compared with those at the time of the constructor.
+        way_to_keep: advice on how to keep such a value.
     """
 
-    def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]]) -> None:
-        self._watched, self._snapshots = watched, 0
+    def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]], way_to_keep: str = IN_A_MODULE) -> None:
+        self._watched, self._way_to_keep, self._snapshots = watched, way_to_keep, 0
         self._reported: set[str] = set()
         self._before = self._lines()
 
@@ -49,9 +53,9 @@ class UnsavedStateMonitor:
         if changed:
             self._reported.update([*changed][:MAX_NAMES])  # the next check reports the others
             log.warning(
-                "changed in training, and is part of no snapshot: %s. If it decides what is trained, keep it in an "
-                "attribute of the module, or by on_save_checkpoint and on_load_checkpoint",
+                "changed in training, and is part of no snapshot: %s. If it decides what is trained, %s",
                 format_names([*changed.values()], MAX_NAMES),
+                self._way_to_keep,
             )
 
     def _is_of_new_code(self, name: str) -> bool:
@@ -102,29 +106,36 @@ class DataChanges:
     """Allows snapshots anywhere, until data change within an epoch; then between epochs only.
 
     Args:
-        context: context of the fit.
+        context: context of the run.
+        loaders: loaders that an epoch reads.
     """
 
-    def __init__(self, context: FitContext) -> None:
-        self._context, self._checks, self._has_changed = context, 0, False
-        loader = context.loaders.training
+    def __init__(self, context: RunContext, loaders: Sequence[ResumableLoader]) -> None:
+        self._context, self._loaders, self._checks, self._has_changed = context, loaders, 0, False
         # For map-style data it is known now whether they can change; all ranks check if those of one rank can.
-        self._is_checked = any(context.collective.gather(not loader.is_sized or loader.changed_in_pass() is not None))
+        can_change = any(not loader.is_sized or loader.changed_in_pass() is not None for loader in loaders)
+        self._is_checked = any(context.collective.gather(can_change))
 
     def allow_snapshot(self) -> bool:
         """Return whether a run can resume from here; every rank calls this at the same boundary."""
-        progress, loader = self._context.progress, self._context.loaders.training
+        progress = self._context.progress
         if progress.at_end or progress.batch == 0 or not self._is_checked:
             return True
         self._checks += not self._has_changed
         if not self._has_changed and is_checked_at(self._checks):
-            changes = [*filter(None, self._context.collective.gather(loader.changed_in_pass()))]
+            changes = [*filter(None, self._context.collective.gather(self._change()))]
             self._has_changed = bool(changes)
             if changes and self._context.world.is_first:
                 log.warning(
                     "%s. A run that dies inside an epoch could not read the rest of it again, so snapshots are taken "
                     "at the ends of epochs only; %s",
-                    changes[0],
-                    _WAYS_OUT[loader.is_sized],
+                    *changes[0],
                 )
         return not self._has_changed
+
+    def _change(self) -> tuple[str, str] | None:
+        """Return text on the first change of data in this pass, and advice; None if none have changed."""
+        for loader in self._loaders:
+            if (change := loader.changed_in_pass()) is not None:
+                return change, _WAYS_OUT[loader.is_sized]
+        return None

@@ -11,9 +11,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.checkpointing.restore_check import CHECKED_PARTS, check_restores
 from midstride.engine.errors import NotExact, ReadBackDiffers
 from midstride.engine.state.stateful import restore_parts
-from midstride.engine.training.checkpointing.restore_check import CHECKED_PARTS, check_restores
 
 LARGE = 1 << 20
 TENSORS: dict[str, Callable[[], Tensor]] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from midstride.engine.checkpointing.rank_warnings import RankWarnings
 from midstride.engine.objects import object_state
-from midstride.engine.training.checkpointing.rank_warnings import RankWarnings
 from midstride.engine.world import World
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.checkpointing import reporter as reporter_module
+from midstride.engine.checkpointing.reporter import Reporter
 from midstride.engine.session.events import EventTail
 from midstride.engine.session.session import Session
-from midstride.engine.training import reporter as reporter_module
-from midstride.engine.training.reporter import Reporter
 from midstride.engine.world import World
 
 

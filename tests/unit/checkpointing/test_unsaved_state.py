@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from midstride.engine.training.checkpointing.unsaved_state import UnsavedStateMonitor
+from midstride.engine.checkpointing.unsaved_state import UnsavedStateMonitor
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,19 @@
 """Settings of optimizers and schedulers that a snapshot overrides, and warnings about them.
 
 A snapshot restores optimizers and schedulers with their settings, such as learning rates. So the settings that
-`configure_optimizers` returned are compared with those at the start of the run, with a warning if they have no effect.
+this attempt makes are compared with those at the start of the run, with a warning if they have no effect.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from midstride.engine.checkpointing.identity import identity_changes, identity_of, is_json
 from midstride.engine.errors import IdentityChanged
-from midstride.engine.training.checkpointing.identity import identity_changes, identity_of, is_json
-from midstride.engine.training.context import FitContext
+from midstride.engine.optim.schedulers import SchedulerConfig
 
 __all__ = ["Settings"]
 
@@ -27,15 +28,28 @@ class Settings:
     """The settings of this attempt before a snapshot is restored, and those in force afterwards.
 
     Args:
-        context: context of the fit, before anything is restored.
+        module: the module, before anything is restored.
+        optimizers: optimizers, as this attempt makes them.
+        schedulers: schedulers, likewise.
+        maker: what makes them, for messages: a subject and its verb.
+        place: where a setting can be set again, for messages.
     """
 
-    def __init__(self, context: FitContext) -> None:
-        self._context = context
-        self._kinds = [type(o).__name__ for o in context.optimizers]
-        self._kinds += [type(config.scheduler).__name__ for config in context.schedulers]
-        self._asked = _configured(context)
-        self._attributes = _attributes(context.module)
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[SchedulerConfig],
+        *,
+        maker: str = "configure_optimizers returned",
+        place: str = "in a hook such as on_train_epoch_start",
+    ) -> None:
+        self._module, self._optimizers, self._schedulers = module, optimizers, schedulers
+        self._maker, self._place = maker, place
+        self._kinds = [type(o).__name__ for o in optimizers]
+        self._kinds += [type(config.scheduler).__name__ for config in schedulers]
+        self._asked = _configured(optimizers, schedulers)
+        self._attributes = _attributes(module)
         self._began_with: dict[str, Any] = dict(self._asked)
         self._overridden: dict[str, dict[str, Any]] = {}
 
@@ -48,7 +62,7 @@ class Settings:
         before, now = saved.get("kinds", self._kinds), self._kinds
         if before != now:
             raise IdentityChanged(
-                f"{where} has the state of {_listed(before)}, and configure_optimizers returned {_listed(now)}: start "
+                f"{where} has the state of {_listed(before)}, and {self._maker} {_listed(now)}: start "
                 "the run with those it had, or start over under another run name."
             )
 
@@ -60,7 +74,7 @@ class Settings:
             running: facts of this attempt.
         """
         before = saved.get("settings", {})
-        in_force = _configured(self._context)
+        in_force = _configured(self._optimizers, self._schedulers)
         lines = [
             f"{key} differs, as accepted: {values}"
             for key, values in identity_changes(saved["identity"], running["identity"]).items()
@@ -68,7 +82,7 @@ class Settings:
         for name, value in self._asked.items():
             if before.get(name, value) != value:
                 lines.append(self._warning(name, value, in_force.get(name)))
-        attributes = _attributes(self._context.module)
+        attributes = _attributes(self._module)
         new = _changed_arguments(saved["identity"], running["identity"])
         new += [setting["asked"] for setting in saved.get("overridden", {}).values()]
         for name, value in self._attributes.items():
@@ -77,8 +91,8 @@ class Settings:
         self._began_with = {**self._asked, **before}
         if self._overridden:
             lines.append(
-                "to train on with what is asked for now: set it in a hook such as on_train_epoch_start, or start "
-                "another run, with the weights of this one"
+                f"to train on with what is asked for now: set it {self._place}, or start another run, with the weights "
+                "of this one"
             )
         return lines
 
@@ -93,21 +107,21 @@ class Settings:
         return {
             "kinds": self._kinds,
             "settings": self._began_with,
-            "in_force": _configured(self._context),
+            "in_force": _configured(self._optimizers, self._schedulers),
             **({"overridden": self._overridden} if self._overridden else {}),
         }
 
 
-def _configured(context: FitContext) -> dict[str, Any]:
+def _configured(optimizers: Sequence[Optimizer], schedulers: Sequence[SchedulerConfig]) -> dict[str, Any]:
     """Return the settings of optimizers and schedulers as JSON values, by names such as "SGD, group 1: lr"."""
     settings: dict[str, Any] = {}
-    for number, optimizer in enumerate(context.optimizers):
+    for number, optimizer in enumerate(optimizers):
         for index, group in enumerate(optimizer.param_groups[:_MAX_GROUPS]):
-            where = f"{type(optimizer).__name__}" + (f" {number}" if len(context.optimizers) > 1 else "")
+            where = f"{type(optimizer).__name__}" + (f" {number}" if len(optimizers) > 1 else "")
             where += f", group {index}" if len(optimizer.param_groups) > 1 else ""
             settings |= {f"{where}: {key}": _plain(group[key]) for key in group if key not in _NOT_SETTINGS}
-    for number, config in enumerate(context.schedulers):
-        where = f"{type(config.scheduler).__name__}" + (f" {number}" if len(context.schedulers) > 1 else "")
+    for number, config in enumerate(schedulers):
+        where = f"{type(config.scheduler).__name__}" + (f" {number}" if len(schedulers) > 1 else "")
         state = vars(config.scheduler)
         settings |= {f"{where}: {key}": _plain(state[key]) for key in state if _is_setting(key, state[key])}
     return settings

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 #: loggers of packages and modules that inspect state, whose warnings may come on any rank
 _SOURCES = [
     logging.getLogger(f"midstride.engine.{name}")
-    for name in ("modules", "objects", "state", "training.checkpointing.unsaved_state")
+    for name in ("modules", "objects", "state", "checkpointing.unsaved_state")
 ]
 
 

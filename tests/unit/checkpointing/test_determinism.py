@@ -8,8 +8,8 @@ import torch
 from support.refused import fit
 from torch import Tensor, nn
 
+from midstride.engine.checkpointing.determinism import REPEATABLE, Determinism
 from midstride.engine.errors import UserError
-from midstride.engine.training.determinism import REPEATABLE, Determinism
 
 
 def unpooled(x: Tensor) -> Tensor:

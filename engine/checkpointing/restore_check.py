@@ -43,7 +43,7 @@ def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
     """Load every part's own state into it, and check that its state is the same afterwards; generators are restored.
 
     Args:
-        parts: parts of a fit; those in `CHECKED_PARTS` are checked.
+        parts: parts of a run; those in `CHECKED_PARTS` are checked.
         when: time of the check, for the message.
 
     Raises:
@@ -52,7 +52,7 @@ def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
     drawn = parts["generators"].state_dict()
     objects = parts["objects"].state_dict()
     objects_before = _copied(objects)
-    for name in CHECKED_PARTS:
+    for name in [name for name in CHECKED_PARTS if name in parts]:
         given = objects if name == "objects" else parts[name].state_dict()
         before = objects_before if name == "objects" else _copied(given)
         part = _trial_part(parts[name])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from midstride.engine.training.checkpointing.replica_check import ReplicaCheck
+from midstride.engine.checkpointing.replica_check import ReplicaCheck
 
 
 def check(own: Any, others: dict[str, str] | None = None) -> Any:

@@ -8,6 +8,8 @@ import torchmetrics
 from torch import nn
 
 from midstride.engine import TrainingModule
+from midstride.engine.checkpointing.gradients import Gradients
+from midstride.engine.checkpointing.world_size import padding_change
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
@@ -17,8 +19,6 @@ from midstride.engine.objects.object_state import Objects
 from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators, seed_everything
 from midstride.engine.state.differences import differences
-from midstride.engine.training.checkpointing.state_parts import Gradients
-from midstride.engine.training.checkpointing.world_size import padding_change
 
 
 class Module(TrainingModule):

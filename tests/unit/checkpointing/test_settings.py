@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import BestCheckpoint, Callback, Trainer, TrainingModule
+from midstride.engine.checkpointing.identity import identity_changes
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import IdentityChanged, JobError, UserCodeError, UserError
 from midstride.engine.runs.report_text import markdown_of
@@ -20,7 +21,6 @@ from midstride.engine.runs.run_report import report_of
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import assert_resumes_exactly
-from midstride.engine.training.checkpointing.identity import identity_changes
 
 
 class Line(TrainingModule):

@@ -1,14 +1,30 @@
-"""The checkpointer: takes the snapshots of a fit, and resumes from them."""
+"""The checkpointer: takes the snapshots of a run, and resumes from them. It knows parts of a state, and no module."""
 
 import json
 import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
+from midstride.engine.checkpointing.context import RunContext
+from midstride.engine.checkpointing.identity import check_environment, check_identity, environment_changes
+from midstride.engine.checkpointing.rank_warnings import RankWarnings
+from midstride.engine.checkpointing.replica_check import ReplicaCheck
+from midstride.engine.checkpointing.restore_check import check_restores
+from midstride.engine.checkpointing.run_state import RunState, facts_of
+from midstride.engine.checkpointing.run_store import Resume, RunStore
+from midstride.engine.checkpointing.text_order import text_order_facts, text_order_warnings
+from midstride.engine.checkpointing.unsaved_state import DataChanges, UnsavedStateMonitor
+from midstride.engine.checkpointing.world_size import (
+    InitialSharding,
+    check_fixed_world,
+    padding_change,
+    reshard,
+    resize_loaders,
+)
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, StopRequested, StoreSilent
 from midstride.engine.loggers.logger_processes import LoggerProcesses
@@ -19,36 +35,8 @@ from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.schedule import SnapshotSchedule
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import encode_lazily
-from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
-from midstride.engine.strategies.mixins import Measures, full_state_dict
-from midstride.engine.training.checkpointing.identity import (
-    check_environment,
-    check_identity,
-    environment_changes,
-    hyperparameters,
-    run_facts,
-    weights_facts,
-)
-from midstride.engine.training.checkpointing.rank_warnings import RankWarnings
-from midstride.engine.training.checkpointing.replica_check import ReplicaCheck
-from midstride.engine.training.checkpointing.restore_check import check_restores
-from midstride.engine.training.checkpointing.roots import unsaved_state_monitor
-from midstride.engine.training.checkpointing.run_store import Resume, RunStore
-from midstride.engine.training.checkpointing.settings import Settings
-from midstride.engine.training.checkpointing.state_parts import state_parts
-from midstride.engine.training.checkpointing.text_order import text_order_facts, text_order_warnings
-from midstride.engine.training.checkpointing.unsaved_state import DataChanges, UnsavedStateMonitor
-from midstride.engine.training.checkpointing.world_size import (
-    InitialSharding,
-    check_fixed_world,
-    padding_change,
-    reshard,
-    resize_loaders,
-)
-from midstride.engine.training.context import FitContext
-
-if TYPE_CHECKING:
-    from midstride.engine.objects.object_state import Objects
+from midstride.engine.state.stateful import Reshardable, Stateful, restore_parts, state_of
+from midstride.engine.strategies.mixins import Measures
 
 __all__ = ["Checkpointer"]
 
@@ -56,39 +44,37 @@ log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Takes the snapshots of one fit and resumes from them.
+    """Takes the snapshots of one attempt of a run, and resumes from them.
 
     Args:
-        context: context of the fit.
+        context: context of the run.
+        state: state of the run, as this attempt builds it.
         url: folder or fsspec URL of the run.
         options: when snapshots are taken.
     """
 
-    def __init__(self, context: FitContext, url: str, options: SnapshotOptions) -> None:
-        self._context = context
+    def __init__(self, context: RunContext, state: RunState, url: str, options: SnapshotOptions) -> None:
+        self._context, self._state = context, state
         store_options = replace(options.store_options, on_wait=context.reporter.store_waits)
         self.run = RunStore(url, context.strategy, options.keep, context.heartbeat, store_options)
         self._schedule = SnapshotSchedule(options, context.collective.gather, lambda: self.run.is_writing)
         self._warnings = RankWarnings(context.world, context.collective.gather)
-        #: name -> part of the state, all that decides how the fit goes on
-        with self._warnings.merge_ranks():
-            self.parts = state_parts(context)
+        #: name -> part of the state, all that decides how the run goes on
+        self.parts = state.parts
         self._unsaved_state: UnsavedStateMonitor | None = None
-        self._data_changes, self._is_due = DataChanges(context), False
+        self._data_changes, self._is_due = DataChanges(context, state.loaders.read_in_epoch), False
         self._replica_check = ReplicaCheck(context.strategy, context.collective.gather)
         self._is_verified = False  # whether `check_restores` has run after the first step, or need not
-        self._initial_sharding = InitialSharding.of(context.loaders, context.world.size)
-        self._facts = run_facts(self._context)
+        self._initial_sharding = InitialSharding.of(state.loaders, context.world.size)
+        self._facts = facts_of(state.facts, context.device)
         self._weights: dict[str, str] = {}  # folder -> name of the newest weights
         self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> facts of the newest weights
-        self._settings = Settings(context)
         self._loggers: LoggerProcesses | None = None
         self._write_s = 0.0  # seconds that the last snapshot took until it was committed
 
     @staticmethod
-    def try_encoding(context: FitContext) -> None:
-        """Raise the errors that a snapshot of `context` would raise for state that cannot be written or restored."""
-        parts = state_parts(context)
+    def try_encoding(parts: Mapping[str, Stateful]) -> None:
+        """Raise the errors that a snapshot of `parts` would raise for state that cannot be written or restored."""
         encode_lazily(state_of(parts))
         check_restores(parts, "before the first step")
 
@@ -102,18 +88,15 @@ class Checkpointer:
         if found is not None:
             self._restore(*found)
         else:
-            encode_lazily(
-                state_of(self.parts)
-            )  # raises now, rather than at the first snapshot, if state cannot be written
-            check_restores(self.parts, "before the first step")
+            self.try_encoding(self.parts)  # raises now, rather than at the first snapshot
         self._is_verified = found is not None
-        self._unsaved_state = unsaved_state_monitor(self._context, cast("Objects", self.parts["objects"]))
+        self._unsaved_state = UnsavedStateMonitor(self._state.watched, self._state.way_to_keep)
         self._warn_of_text_order(found[0].manifest["facts"] if found else {})
         self._begin_generation(found[0] if found else None)
         return found is not None
 
     def _restore(self, snapshot: Snapshot, tree: dict[str, Any]) -> None:
-        """Restore every part of the fit from this rank's `tree` in `snapshot`.
+        """Restore every part of the run from this rank's `tree` in `snapshot`.
 
         Raises:
             UserError: the snapshot is of another run, or cannot be resumed by this world.
@@ -123,12 +106,12 @@ class Checkpointer:
         where = f"{self.run.store.url}/snapshots/{snapshot.name}"
         self._resize_loaders(snapshot, tree, where)
         self._check(snapshot.manifest, where)
-        self._settings.check(facts, where)
+        self._state.settings.check(facts, where)
         restore_parts(self.parts, self._resharded(snapshot, tree))
-        self._context.loaders.restored()
+        self._state.loaders.restored()
         self._weights = dict(facts.get("weights", {}))
         self._weights_facts = dict(facts.get("weights_facts", {}))
-        self._warn(self._settings.compare(facts, self._facts))
+        self._warn(self._state.settings.compare(facts, self._facts))
         logged = self._context.metric_logger
         logged.hparams.update({**facts.get("hparams", {}), **logged.hparams})
 
@@ -138,7 +121,7 @@ class Checkpointer:
         self._report_resume(lease.generation, lease.resumed_from)
         loggers = self._context.settings.loggers
         dumped = {"loggers": [options.model_dump(mode="json") for options in loggers]} if loggers else {}
-        facts = {**self._facts, **self._settings.facts(), **hyperparameters(self._context), **dumped}
+        facts = {**self._facts, **self._state.settings.facts(), **self._state.facts.hyperparameters(), **dumped}
         self.run.write("run.json", json.dumps({"run": self.run.name, **facts}, indent=2))
         if loggers and self._context.world.is_first:
             self._loggers = LoggerProcesses(loggers, self.run.store, lease.generation)
@@ -201,19 +184,19 @@ class Checkpointer:
             )
 
         rows = context.metric_logger.drain_rows()
-        context.samples.merge_ranks(context.collective.gather)
+        self._state.samples.merge_ranks(context.collective.gather)
         facts = {
             **self._facts,
-            **self._settings.facts(),
-            **hyperparameters(context),
+            **self._state.settings.facts(),
+            **self._state.facts.hyperparameters(),
             "start": self._initial_sharding.to_json(),
             "strategy": strategy.measurements() if isinstance(strategy, Measures) else {},
             "progress": progress.state_dict(),
-            "left_out": list(context.samples.left_out),
+            "left_out": list(self._state.samples.left_out),
             "weights": dict(self._weights),
             "weights_facts": {
                 **self._weights_facts,
-                **({"last": weights_facts(self._context)} if progress.finished else {}),
+                **({"last": self._state.facts.of_weights()} if progress.finished else {}),
             },
         }
         with self._warnings.merge_ranks():
@@ -225,7 +208,7 @@ class Checkpointer:
         self._schedule.reset(time.perf_counter() - began)
 
     def finish(self) -> None:
-        """Commit the end of the fit, with the last weights and the whole metric log.
+        """Commit the end of the run, with the last weights and the whole metric log.
 
         Raises:
             StoreSilent: the store did not answer; a retry resumes from the last snapshot in it.
@@ -263,9 +246,8 @@ class Checkpointer:
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Copy the weights; a thread writes them to `folder` while training goes on."""
         context, progress = self._context, self._context.progress
-        weights = full_state_dict(context.strategy, context.module)
-        weights = context.metric_logger.metrics.without_states(weights)
-        facts = weights_facts(self._context)
+        weights = context.metric_logger.metrics.without_states(self._state.weights())
+        facts = self._state.facts.of_weights()
         name = self.run.save_weights(folder, Position(progress.step, progress.after), weights, facts)
         if name:
             self._weights[folder], self._weights_facts[folder] = name, facts
@@ -279,18 +261,18 @@ class Checkpointer:
         if self._context.lanes is not None:
             # Lanes do not depend on the number of ranks, but the number of threads that launchers set may differ.
             torch.set_num_threads(facts["bits"]["threads"])
-            self._facts = run_facts(self._context)
+            self._facts = facts_of(self._state.facts, self._context.device)
             return
         if was == size == self._initial_sharding.size and not validating:
             return
         if was != size:
             check_fixed_world(self._context.strategy, was, size, where)
             # From its state, the loader may know why its batches cannot be divided by another number of ranks.
-            self._context.loaders.training.load_state_dict(tree["feeds"]["training"])
+            self._state.loaders.training.load_state_dict(tree["feeds"]["training"])
         resize_loaders(
-            self._context.loaders, self._initial_sharding, was=was, size=size, validating=validating, where=where
+            self._state.loaders, self._initial_sharding, was=was, size=size, validating=validating, where=where
         )
-        self._facts = run_facts(self._context)
+        self._facts = facts_of(self._state.facts, self._context.device)
 
     def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
         """Return this rank's tree, merged from those of all ranks if the snapshot has another number of ranks."""
@@ -315,9 +297,8 @@ class Checkpointer:
         self._warn(environment_changes(saved["bits"], self._facts["bits"]))
 
     def _warn_of_text_order(self, saved: Mapping[str, Any]) -> None:
-        context = self._context
-        kinds = {type(one) for one in (*context.module.modules(), context.source, *context.callbacks)}
-        self._warn(text_order_warnings(kinds, saved, context.collective.gather(text_order_facts())))
+        everyone = self._context.collective.gather(text_order_facts())
+        self._warn(text_order_warnings(self._state.facts.classes(), saved, everyone))
 
     def _warn(self, lines: Iterable[str]) -> None:
         if self._context.world.is_first:

@@ -1,0 +1,71 @@
+"""The state of a run as the checkpointer sees it: named parts, loaders, and facts that each snapshot repeats."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from midstride.engine.checkpointing.identity import environment_of, identity_of
+from midstride.engine.checkpointing.sample_log import SampleLog
+from midstride.engine.checkpointing.settings import Settings
+from midstride.engine.checkpointing.text_order import text_order_facts
+from midstride.engine.data.loader import FitLoaders
+from midstride.engine.state.stateful import Stateful
+
+__all__ = ["RunFacts", "RunState", "facts_of"]
+
+
+class RunFacts(ABC):
+    """What a run is of, as JSON values in each snapshot: a later attempt compares it with its own."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return everything that has to be the same in every attempt; every rank calls this."""
+
+    @abstractmethod
+    def classes(self) -> set[type]:
+        """Return the classes of the objects that take part in the training."""
+
+    @abstractmethod
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the entry "hparams": hyperparameters for trackers that are not in the identity; {} without any."""
+
+    @abstractmethod
+    def of_weights(self) -> dict[str, Any]:
+        """Return metadata of the weights as they are now."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything that a checkpointer saves, restores and compares.
+
+    Args:
+        parts: all that decides how the run goes on, by name, in the order of the restore.
+        loaders: loaders of the batches; also one of the parts.
+        samples: log of the samples that were trained on; also one of the parts.
+        settings: settings of optimizers and schedulers, as this attempt makes them.
+        facts: what the run is of.
+        weights: returns the state_dict of the whole module, for rank 0 to write; every rank calls it.
+        watched: yields names and values that user code may change and no part holds.
+        way_to_keep: advice on how to keep such a value.
+    """
+
+    parts: Mapping[str, Stateful]
+    loaders: FitLoaders
+    samples: SampleLog
+    settings: Settings
+    facts: RunFacts
+    weights: Callable[[], dict[str, Any]]
+    watched: Callable[[], Iterator[tuple[str, object]]]
+    way_to_keep: str
+
+
+def facts_of(facts: RunFacts, device: torch.device) -> dict[str, Any]:
+    """Return the run's "identity", and "bits", the environment that may change its last bits; every rank calls this."""
+    return {
+        "identity": identity_of(facts.identity()),
+        "bits": environment_of(facts.classes(), device),
+        **text_order_facts(),
+    }

@@ -1,0 +1,166 @@
+"""The state of a fit: its parts, which decide how it goes on, and the facts that each snapshot repeats."""
+
+from typing import Any, get_args
+
+import torch
+
+from midstride.engine.checkpointing.gradients import Gradients
+from midstride.engine.checkpointing.identity import FREE_ARGUMENTS, identity_of, is_json
+from midstride.engine.checkpointing.run_state import RunFacts, RunState
+from midstride.engine.checkpointing.settings import Settings
+from midstride.engine.checkpointing.unsaved_state import IN_A_MODULE
+from midstride.engine.config.options import IdentityOption
+from midstride.engine.modules.callback_states import Callbacks
+from midstride.engine.modules.hooks import Hooks
+from midstride.engine.modules.module import DataModule
+from midstride.engine.modules.module_state import NonPersistentBuffers
+from midstride.engine.modules.monitors import BestCheckpoint
+from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.objects.kinds.tensors import mark_device_tensors, place_device_tensors
+from midstride.engine.objects.object_state import Objects
+from midstride.engine.optim.optimizers import OptimizerList
+from midstride.engine.optim.schedulers import SchedulerList
+from midstride.engine.seeds import Generators
+from midstride.engine.state.stateful import AlikeOnRanks, Stateful
+from midstride.engine.strategies.mixins import ModelParallel, full_state_dict
+from midstride.engine.training.context import EvaluationContext, FitContext
+from midstride.engine.training.fit_objects import classes_of, objects_of, watched_values
+
+__all__ = ["FitFacts", "devices_of", "fit_state", "state_parts"]
+
+
+def fit_state(context: FitContext) -> RunState:
+    """Return the state of a fit, before anything is restored."""
+    objects = objects_of(context)
+    return RunState(
+        parts=state_parts(context, objects),
+        loaders=context.loaders,
+        samples=context.samples,
+        settings=Settings(context.module, context.optimizers, context.schedulers),
+        facts=FitFacts(context),
+        weights=lambda: full_state_dict(context.strategy, context.module),
+        watched=watched_values(context, objects),
+        way_to_keep=IN_A_MODULE,
+    )
+
+
+def state_parts(context: FitContext, objects: Objects) -> dict[str, Stateful]:
+    """Return everything that decides how a fit goes on, by name, in the order of the restore.
+
+    The strategy is first, since the replay of its sums must not affect parts that are loaded later. The generators are
+    last, since building and loading other parts may draw random numbers.
+    """
+    wrap = context.strategy.wrap_state if isinstance(context.strategy, ModelParallel) else _identity
+    return {
+        "strategy": context.strategy,
+        "progress": context.progress,
+        "samples": context.samples,
+        "feeds": context.loaders,
+        "structure": ModuleStructure(context.module, context.device),
+        "module": wrap(context.module),
+        "optimizers": wrap(OptimizerList(lambda: context.optimizers, context.module)),
+        "schedulers": SchedulerList(context.schedulers),
+        "precision": context.precision,
+        "callbacks": Callbacks([*context.callbacks, *_own_state(context.source)], context.device),
+        "logged": context.metric_logger,
+        "metrics": context.metric_logger.metrics,
+        "gradients": wrap(Gradients(context.module)),
+        "modes": context.modes,
+        "buffers": NonPersistentBuffers(context.module),
+        "objects": objects,
+        "user": UserState(context.hooks, context.device),
+        "generators": Generators(context.generator, alike=context.lanes is not None, devices=devices_of(context)),
+    }
+
+
+def devices_of(context: EvaluationContext) -> list[torch.device]:
+    """Return the devices of this rank: those of its strategy, then others that hold parameters of the module."""
+    return [*dict.fromkeys([*context.strategy.devices, *(p.device for p in context.module.parameters())])]
+
+
+def _own_state(source: object) -> list[DataModule]:
+    """Return a list of the DataModule of a fit if it defines `state_dict`, else []."""
+    return [source] if isinstance(source, DataModule) and type(source).state_dict is not DataModule.state_dict else []
+
+
+def _identity(part: Stateful) -> Stateful:
+    return part
+
+
+class FitFacts(RunFacts):
+    """What a fit is of: module, data, their arguments, and every option that decides its bits."""
+
+    def __init__(self, context: FitContext) -> None:
+        self._context = context
+
+    def identity(self) -> dict[str, Any]:
+        """Return module, data, their arguments, seed, options, precision and strategy; every rank calls this."""
+        context = self._context
+        given = dict(context.settings.identity)
+        arguments = given.pop("data_args", {})
+        options, order = context.options, context.collective.broadcast(context.loaders.training.order_identity())
+        if (batch_size := order.pop("global_batch_size", None)) is not None:
+            order["global_batch_size"] = batch_size * options.accumulate_grad_batches
+        return {
+            "module": _module_path(context),
+            "module_args": context.module.hparams,
+            "data": type(context.source).__qualname__,
+            **given,
+            "data_args": {key: value for key, value in arguments.items() if key not in FREE_ARGUMENTS},
+            "seed": context.settings.seed,
+            **order,
+            **{name: getattr(options, name) for name in get_args(IdentityOption)},
+            "precision": options.precision,
+            "strategy": context.strategy.identity,
+        }
+
+    def classes(self) -> set[type]:
+        """Return the classes of the module and its submodules, callbacks, data and samplers."""
+        return classes_of(self._context)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return "hparams": hyperparameters for trackers that are not in the identity, of the data and of loggers."""
+        context = self._context
+        saved = {} if context.source is context.module else getattr(context.source, "hparams", {})
+        found = {**({"data_args": dict(saved)} if saved else {}), **context.metric_logger.hparams}
+        return {"hparams": identity_of(found)} if found else {}
+
+    def of_weights(self) -> dict[str, Any]:
+        """Return metadata of weights; snapshots repeat it, so that a lost weights folder can be restored from them."""
+        context, module, progress = self._context, self._context.module, self._context.progress
+        return {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "module": _module_path(context),
+            "hparams": {name: value for name, value in module.hparams.items() if is_json(value)},
+            "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
+            "metrics": {name: float(value) for name, value in context.metric_logger.values.items()},
+            "monitors": [one.watched for one in context.callbacks if isinstance(one, BestCheckpoint)],
+        }
+
+
+def _module_path(context: FitContext) -> str:
+    kind = type(context.module)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+class UserState(AlikeOnRanks):
+    """The entries that `on_save_checkpoint` of callbacks and module adds."""
+
+    description = "what on_save_checkpoint keeps"
+
+    def __init__(self, hooks: Hooks, device: torch.device) -> None:
+        self._hooks, self._device = hooks, device
+
+    def state_dict(self) -> dict[str, Any]:
+        """Call `on_save_checkpoint`, and return the entries."""
+        state: dict[str, Any] = {}
+        self._hooks.call("on_save_checkpoint", state)
+        marked: dict[str, Any] = mark_device_tensors(state)
+        return marked
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Call `on_load_checkpoint` of the module, then of callbacks."""
+        given = place_device_tensors(state_dict, self._device)
+        self._hooks.call("on_load_checkpoint", given, of="module")
+        self._hooks.call("on_load_checkpoint", given, of="callbacks")
