@@ -55,7 +55,7 @@ class RoundBegun(Event):
 
 
 class SnapshotCommitted(Event):
-    """A snapshot is complete in the store; at most one message per ten seconds, with several events."""
+    """A snapshot is complete in the store. Events are sent together, at most every ten seconds."""
 
     event = "midstride.snapshot.committed"
 
@@ -70,7 +70,7 @@ class SnapshotCommitted(Event):
 
 
 class StoreAwaited(Event):
-    """The store does not answer or is too slow; at most every thirty seconds."""
+    """The store does not answer or is too slow. Sent at most every thirty seconds."""
 
     event = "midstride.store.awaited"
 
@@ -91,7 +91,7 @@ class RunFinished(Event):
 
 
 class RunStopped(Event):
-    """The run was stopped before its end, on request or by a newer attempt. A retry resumes."""
+    """The run was stopped early, on request or by a newer attempt. A retry resumes."""
 
     event = "midstride.run.stopped"
 
@@ -101,7 +101,7 @@ class RunStopped(Event):
 
 
 class RunFailed(Event):
-    """The run has failed after its last attempt. Remove the cause, then retry the flow run."""
+    """The last attempt has failed. Remove the cause, then retry the flow run."""
 
     event = "midstride.run.failed"
 
@@ -112,7 +112,7 @@ class RunFailed(Event):
 
 
 class ModelPromoted(Event):
-    """A challenger is the new champion; the resource is the model, `midstride.model.NAME` of the job."""
+    """A challenger is the new champion. The resource is the model, `midstride.model.NAME` of the job."""
 
     event = "midstride.model.promoted"
 
@@ -129,7 +129,7 @@ class ModelPromoted(Event):
 
 
 class ModelRolledBack(Event):
-    """A rollback has restored the previous champion; the resource is the model."""
+    """A rollback has restored the previous champion. The resource is the model."""
 
     event = "midstride.model.rolled_back"
 
@@ -152,10 +152,10 @@ EVENTS: tuple[type[Event], ...] = (
 
 
 def emit(event: Event, about: dict[str, str] | None = None) -> None:
-    """Tell Prefect's server; it is sent from behind, and costs a fraction of a millisecond.
+    """Send an event to Prefect's server in the background, within a fraction of a millisecond.
 
     Args:
-        event: what did, and its payload.
-        about: the event's resource; the run itself if empty.
+        event: event with its payload.
+        about: resource of the event; the run if empty.
     """
     emit_event(event.event, resource=about or resource(event.run), payload=event.model_dump(mode="json"))

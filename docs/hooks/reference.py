@@ -1,4 +1,4 @@
-"""Pages that are written by the code they are about: the job's keys, and the commands."""
+"""References written from the code: keys of a job, commands, and events."""
 
 import json
 import re
@@ -11,8 +11,9 @@ from mkdocs.structure.pages import Page
 
 from midstride.engine.config.job import TrainingJob
 from midstride.flows.cli import app
+from midstride.tasks.events import EVENTS
 
-__all__ = ["commands", "job", "on_page_markdown"]
+__all__ = ["commands", "events", "job", "on_page_markdown"]
 
 #: what the schema needs of a deployed job, and a file has anyhow
 _IN_A_FILE = {"folder": "the file's own", "snapshots": "its defaults", "snapshots.url": "`runs`, beside the file"}
@@ -20,7 +21,7 @@ _IN_A_FILE = {"folder": "the file's own", "snapshots": "its defaults", "snapshot
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put each reference where its name stands as a comment."""
-    for name, text in (("job", job), ("commands", commands)):
+    for name, text in (("job", job), ("commands", commands), ("events", events)):
         if (mark := f"<!-- reference: {name} -->") in markdown:
             markdown = markdown.replace(mark, text())
     return markdown
@@ -34,6 +35,15 @@ def commands() -> str:
     # Cyclopts takes the program that asks, `python -m mkdocs`, for the one that is described.
     text = re.sub(r"^(midstride .*?) -m \w+", r"\1", text, flags=re.MULTILINE)
     return text.replace("```console", "```text").replace("**Parameters**:\n\n", "").strip()
+
+
+def events() -> str:
+    """Return a section for each event, with a table of its payload."""
+    parts = []
+    for kind in EVENTS:
+        fields = [f"| `{name}` | {field.description} |" for name, field in kind.model_fields.items()]
+        parts.append("\n".join((f"## `{kind.event}`\n\n{kind.__doc__}\n\n| payload | |\n|---|---|", *fields)))
+    return "\n\n".join(parts)
 
 
 def job() -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from faults.table import CODES, ROWS
+from faults.table import CODES, ROWS, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
@@ -12,16 +12,10 @@ HEAD = """# Faults
 midstride fit job.yaml --run first
 ```
 
-This command resumes a run after each fault below. Each row is a test: a fault strikes a run of two processes, and the
-run is restarted if needed. Weights, optimizer, metric log and order of samples must equal those of the undisturbed run,
-bit for bit. The page is generated from `tests/faults/table.py`.
-
-| exit code | meaning |
-|---|---|
-| 0 | done |
-| 1 | a retry may help |
-| 2 | a retry cannot help |
-| 75 | stopped on request; a retry resumes |
+This command resumes a run after each fault below. Each row is a test: a fault strikes a run of two processes, in a
+folder or on S3, and the run is restarted if needed. Weights, optimizer, metric log and order of samples must equal
+those of the undisturbed run, bit for bit. [Exit codes](exact-resume.md#how-a-run-ends) have a table.
+`tests/faults/table.py` generates this page.
 
 """
 
@@ -30,9 +24,14 @@ def text() -> str:
     """Return the page."""
     lines = ["| fault | result | exit code | tested |", "|---|---|---|---|"]
     for row in ROWS:
-        tried = ", ".join(dict.fromkeys(f"{cell.name} ({cell.store})" for cell in row.cells))
-        lines.append(f"| {row.fault} | {row.then} | {CODES[row.code]} | {tried} |")
+        lines.append(f"| {row.fault} | {row.then} | {CODES[row.code]} | {moments(row)} |")
     return "\n".join([HEAD.rstrip(), "", *lines, ""])
+
+
+def moments(row: Row) -> str:
+    """Return the moments of a fault, those on S3 last."""
+    cells = sorted(row.cells, key=lambda cell: cell.store == "s3")
+    return "; ".join(dict.fromkeys(f"{'S3: ' if cell.store == 's3' else ''}{cell.name}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of faults: what can happen to a run, how it goes on, and what a person reads. `docs/faults.md` shows it."""
+"""The table of faults: fault, result and message. `docs/faults.md` shows it."""
 
 import re
 from dataclasses import dataclass, field
@@ -88,12 +88,12 @@ class Row:
         return re.fullmatch(pattern, line) is not None
 
 
-_DAMAGED = "It is detected before use and set aside. The previous snapshot is loaded."
+_DAMAGED = "It is set aside before use. The previous snapshot is loaded."
 
 ROWS = [
     Row(
         "A rank is killed (SIGKILL, out of memory, a lost machine)",
-        "The attempt ends; the next one resumes from the newest snapshot.",
+        "The next attempt resumes from the newest snapshot.",
         KILLED,
         [
             Cell("in backward", itself("kill", 1, step=5, phase="backward")),
@@ -105,25 +105,25 @@ ROWS = [
     ),
     Row(
         "All ranks are killed at once",
-        "The attempt ends; the next one resumes from the newest snapshot.",
+        "The next attempt resumes from the newest snapshot.",
         KILLED,
         [Cell("before the commit", itself("kill", 0, 1, step=6, phase="before_commit"))],
     ),
     Row(
         "The launcher is killed (SIGKILL)",
-        "Its ranks end at once; the next attempt resumes from the newest snapshot.",
+        "Its ranks end at once. The next attempt resumes from the newest snapshot.",
         KILLED,
         [Cell("in backward", launcher_killed)],
     ),
     Row(
         "A rank freezes (SIGSTOP), and is killed",
-        "The others wait. Once it is killed, the next attempt resumes.",
+        "The others wait until it is killed. The next attempt resumes.",
         KILLED,
         [Cell("in backward", frozen_and_killed)],
     ),
     Row(
         "The loss is not finite",
-        "Earlier snapshots are intact. Correct the cause; the same command then resumes.",
+        "Earlier snapshots are intact. Correct the cause, then repeat the command.",
         REFUSED,
         [Cell("in training", not_finite)],
         says="the loss is nan (epoch {number}, batch {number}, step {number}, rank {number}). "
@@ -131,7 +131,7 @@ ROWS = [
     ),
     Row(
         "A rank is asked to stop (SIGTERM)",
-        "All ranks take a snapshot together and end; the next attempt resumes from it.",
+        "All ranks take a snapshot together and end. The next attempt resumes from it.",
         STOPPED,
         [
             Cell("in forward", itself("stop", 1, step=5, phase="forward")),
@@ -140,7 +140,7 @@ ROWS = [
     ),
     Row(
         "An exception in the engine or below it",
-        "The attempt ends; the next one resumes from the newest snapshot.",
+        "The next attempt resumes from the newest snapshot.",
         FAILED,
         [
             Cell("in the optimizer", itself("raise", 1, step=5, phase="optimizer_step")),
@@ -149,7 +149,7 @@ ROWS = [
     ),
     Row(
         "A process group that was presumed dead resumes after its replacement has started",
-        "It stops before it commits anything. Nothing it wrote is read.",
+        "It stops before a commit. Nothing reads its writes.",
         STOPPED,
         [Cell("before the commit", overtaken), Cell("before the commit", overtaken, "s3")],
         says="generation 2 advances {url} now, this world is generation 1: it stops",

@@ -1,9 +1,11 @@
 """What a flow tells the server, read back from it; stops are in test_cli.py, champions in test_nightly.py."""
 
 import re
+import runpy
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from midstride.flows.train import train
 from midstride.tasks.events import EVENTS, Event
 
 Make = Callable[..., TrainingJob]
-PAGE = Path(__file__).parents[2] / "docs" / "events.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "events.md"
 
 
 def said(server: str, run: str, event: str) -> list[dict[str, Any]]:
@@ -120,9 +123,16 @@ def _waits() -> bool:
     return any('"waiting"' in events.read_text() for events in sessions)
 
 
+@cache
+def reference() -> str:
+    """Return the reference of the site."""
+    return str(runpy.run_path(str(DOCS / "hooks/reference.py"))["events"]())
+
+
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.event)
 def test_the_page_says_what_each_event_says(kind: type[Event]) -> None:
-    page = PAGE.read_text()
-    assert f"## `{kind.event}`" in page
+    [listed] = re.findall(rf"^\| `{kind.event}` \| .* \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", listed) == [name for name in kind.model_fields if name != "run"]
+    section = reference().partition(f"## `{kind.event}`\n\n{kind.__doc__}")[2].partition("\n## ")[0]
     for name, field in kind.model_fields.items():
-        assert f"| `{name}` | {field.description} |" in page
+        assert f"| `{name}` | {field.description} |" in section
