@@ -1,4 +1,4 @@
-"""Loggers: a run's metric log in TensorBoard, MLflow and W&B; each row is sent once. Needs no torch.
+"""Loggers send each row of a run's metric log once to TensorBoard, MLflow or W&B. No torch.
 
 Rows are sent when the snapshot that holds them is committed, so no failure takes them back. They are read from the
 run's store: rows that a tracker missed while it was away are sent later.

@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
 
 class CommittedRows(Iterable[Row]):
-    """The rows of some committed snapshots, in the order of their steps; they may be read several times.
+    """Rows of committed snapshots in the order of their steps. They can be read several times.
 
     Args:
         segments: CSV texts, one per snapshot.
@@ -68,7 +68,7 @@ class Logger(ABC):
 
     @abstractmethod
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
-        """Connect to the tracker; return the step of the last of `rows` that it has, 0 if it has none.
+        """Connect to the tracker. Return the step of its last row of `rows`, or 0 without one.
 
         An earlier process may have died after it sent rows, so this asks the tracker. Rows that the tracker has and
         `rows` lacks, since the run went back behind them, must not be visible there afterwards.

@@ -1,4 +1,6 @@
-"""Sends the committed rows of a run to one tracker: `python -m midstride.engine.loggers.delivery`.
+"""Sends a run's committed rows to one tracker.
+
+Run as `python -m midstride.engine.loggers.delivery`.
 
 The process gets its document as the first line of standard input. Every further line says that a snapshot may have
 been committed; the line "end" that the training is over. If the input ends without it, the rank has died, and so does
@@ -78,7 +80,7 @@ class Delivery:
         return self._generation is not None and lease is not None and lease.generation > self._generation
 
     def deliver(self) -> None:
-        """Send committed rows that were not sent; after an error, the next call asks the tracker which those are."""
+        """Send committed rows that were not sent. After an error, first ask the tracker which are missing."""
         if self.is_superseded:
             return
         try:
@@ -134,7 +136,7 @@ class Delivery:
             log.debug("the logger could not be closed: %s", error)
 
     def _best(self, folder: Path) -> Path | None:
-        """Return the file of the best weights, downloaded to `folder`; None if no current monitor has any."""
+        """Download the best weights to `folder` and return the file; None if no monitor has any."""
         weights = best_to_show(self._store)
         return download_tensors(self._store, weights, folder / "best.safetensors") if weights else None
 
@@ -181,7 +183,7 @@ def logged_run(store: Store, newest: Snapshot | None = None) -> LoggedRun:
 
 
 def read_run_json(store: Store) -> dict[str, Any]:
-    """Return the run.json that the newest attempt of the run in `store` wrote; raises like `logged_run`."""
+    """Return the run.json of the newest attempt of the run in `store`. Raises like `logged_run`."""
     with damaged_on_error(f"{store.url}/run.json"), store.reading("run.json"):
         return {**json.loads(store.read("run.json"))}
 
@@ -217,7 +219,7 @@ class DeliveryProcess:
         self._error = ""
 
     def run(self, lines: int) -> bool:
-        """Deliver until the file descriptor `lines` announces the end; return whether everything was delivered."""
+        """Deliver until the file descriptor `lines` announces the end. Return True if all was delivered."""
         due: float | None = 0.0  # seconds until the next try; None waits for a line
         while True:
             ready, _, _ = select.select([lines], [], [], due)
@@ -264,7 +266,7 @@ class DeliveryProcess:
 
 
 def unsent(name: str, url: str, why: str) -> str:
-    """Return a message on rows of the run at `url` that the logger `name` has not sent, with a command to send them."""
+    """Return a message on rows of the run at `url` that `name` has not sent, with the command."""
     return (
         f"{name}: not everything of {url} was sent: {why}. midstride export {shlex.quote(url)} --to {name} sends them"
     )

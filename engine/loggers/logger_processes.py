@@ -44,7 +44,7 @@ class LoggerProcesses:
             _tell(process, b"\n")
 
     def finish(self) -> None:
-        """Let each process send the remaining rows and the best weights, for as long as its options allow."""
+        """Let each process send remaining rows and the best weights within its time limit."""
         for process in self._processes:
             _tell(process, b"end\n")
         for options, process in zip(self._loggers, self._processes, strict=True):

@@ -93,7 +93,7 @@ class MLflowLogger(Logger):
         self._client.set_terminated(self._run_id)
 
     def promote(self, run: LoggedRun, weights: Path) -> None:
-        """Make the weights a version of the registered model, unless they are one, and give it the alias."""
+        """Publish the weights as a version of the registered model, once, and move the alias to it."""
         if self._model is None:
             return
         client = self._connect()
@@ -194,7 +194,7 @@ def _name(key: str) -> str:
 
 
 def _requests(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield rows in groups that go into one request; a row of more metrics than that is a group of its own."""
+    """Yield rows in groups of one request. A row with more metrics than fit is a group of its own."""
     group: list[Row] = []
     metrics = 0
     for row in rows:

@@ -25,7 +25,9 @@ _MARK = "midstride-run.json"
 
 
 class TensorBoardLogger(Logger):
-    """Writes scalars, as 32-bit numbers, to `log_dir/RUN`: `tensorboard --logdir log_dir` shows the runs by name.
+    """Writes scalars as 32-bit numbers to `log_dir/RUN`.
+
+    `tensorboard --logdir log_dir` shows the runs by name.
 
     Args:
         log_dir: a folder; by default the one that holds the runs.
@@ -109,7 +111,7 @@ class TensorBoardLogger(Logger):
 
 
 def _claim(folder: Path, run: LoggedRun) -> None:
-    """Note whose events `folder` has; refuse one that has those of a run elsewhere which has the same name."""
+    """Record the owner of the events in `folder`. Refuse a folder of another run of this name."""
     mark, ours = folder / _MARK, {"run_id": run.run_id, "url": run.url}
     try:
         noted = json.loads(mark.read_text())
@@ -170,7 +172,7 @@ def _agreement(path: Path, rows: CommittedRows, hyperparameters: Any) -> tuple[i
 
 
 def _events(path: Path) -> Iterator[tuple["Event", int]]:
-    """Yield the events of a file, and where each ends; what a death or a power cut left of the last ones is none."""
+    """Yield the events of a file and the end of each. A torn event at the end of the file is dropped."""
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 

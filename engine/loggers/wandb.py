@@ -17,7 +17,7 @@ __all__ = ["WandbLogger"]
 
 
 class WandbLogger(Logger):
-    """Logs to the W&B run of the run's name; all attempts of a run log to one, and no other run of that name does.
+    """Logs all attempts of a run to one W&B run of its name, and no other run to that one.
 
     Offline, each attempt writes the folder `dir/wandb/offline-run-...-RUN-ID` anew from the committed rows and removes
     those of earlier attempts: `wandb sync` finds one. Online, an attempt goes on after the last step that the server
@@ -98,5 +98,5 @@ class WandbLogger(Logger):
 
 
 def _id(run: LoggedRun) -> str:
-    """Return what W&B tells the run by: runs of one name, begun anew or in another place, are not one to it."""
+    """Return the id of the W&B run, different for runs of one name started anew or elsewhere."""
     return f"{run.name}-{(run.run_id or xxhash.xxh3_64_hexdigest(run.url.encode()))[:8]}"

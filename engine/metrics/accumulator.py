@@ -85,7 +85,9 @@ class Accumulator:
 
 
 def _on_one_device(total: Any, value: Any) -> tuple[Any, Any]:
-    """Return both on one device: chunks of a batch may log on several devices, and a restored total is on the host.
+    """Return both values on one device.
+
+    Chunks of a batch can log on several devices, and a restored total is on the CPU.
 
     A value on the host moves to the device of the other. Otherwise a resumed epoch would add on the host, with other
     roundings.
@@ -107,13 +109,13 @@ def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:
 
 
 def states_over_ranks(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return the merged states of all ranks by name; a state is a dict with the fields of `Accumulator`."""
+    """Return the merged states of all ranks by name. A state is a dict of `Accumulator`'s fields."""
     merged = _merged([{name: Accumulator(**state) for name, state in rank.items()} for rank in ranks])
     return {name: asdict(accumulator) for name, accumulator in merged.items()}
 
 
 def _merged(ranks: Sequence[Mapping[str, Accumulator]]) -> dict[str, Accumulator]:
-    """Return the merged accumulators of all ranks by name; without `sync`, that of the first rank that has the name."""
+    """Return the merged accumulators of all ranks by name; without `sync`, the first rank's."""
     merged: dict[str, Accumulator] = {}
     for rank in ranks:
         for name, own in rank.items():
@@ -132,7 +134,7 @@ def steps_over_ranks(ranks: Sequence[dict[str, list[tuple[float, float]]]]) -> d
 def weighted_over_ranks(
     ranks: Sequence[dict[str, list[tuple[float, float]]]],
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return, for each step, the mean over the ranks, weighted by samples, and the number of samples."""
+    """Return for each step the mean over ranks, weighted by samples, and the number of samples."""
     values: dict[str, list[tuple[float, float]]] = {}
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         lists = [rank[name] for rank in ranks if name in rank]

@@ -1,4 +1,4 @@
-"""Logged values of a run with lanes: each lane's values are kept apart and merged in the order of lanes."""
+"""Logged values of a run in lanes, kept per lane and merged in the order of lanes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""torchmetrics in a run with lanes: each lane's states are kept apart and merged in the order of lanes."""
+"""torchmetrics of a run in lanes. States are kept per lane and merged in the order of lanes."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence

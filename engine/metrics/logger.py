@@ -1,4 +1,4 @@
-"""Collects the values of `self.log` batch by batch, and reduces them over an epoch and over the ranks."""
+"""Collects the values of `self.log` and reduces them over batches and ranks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,7 +32,7 @@ LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
 
 
 class LogTarget(NamedTuple):
-    """The names under which a value is kept, derived from the arguments of `self.log`; "" where it is not kept."""
+    """Names of a logged value, derived from the arguments of `self.log`; "" if it is not kept."""
 
     step: str
     epoch: str
@@ -65,7 +65,7 @@ _PLAIN = nullcontext[None]()
 
 
 class MetricLogger:
-    """The values of `self.log` until they are reduced, and the metric log to which they are written.
+    """Holds the values of `self.log` until they are reduced and written to the metric log.
 
     Args:
         gather: returns every rank's copy of a value, in the order of ranks.
@@ -147,7 +147,7 @@ class MetricLogger:
             self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:
-        """Record a metric to compute at the end of the epoch; return whether its value of this batch is kept, too."""
+        """Record a metric to compute at the end of the epoch. Return True to keep its batch value, too."""
         name, on_step, *_ = asked
         if (path := self.metrics.path(metric)) is None:
             raise UserError(
@@ -166,7 +166,7 @@ class MetricLogger:
         return bool(on_step)
 
     def _log_target(self, asked: LogRequest) -> LogTarget | None:
-        """Return the target of a request, cached until `begin` is called; None if the value is to be dropped."""
+        """Return the target of a request, cached until `begin`; None if the value is dropped."""
         if self.closed == "trained":  # a training that is done does not fail for it
             warn_not_taken(asked[0], self.closed)
             return None
@@ -255,12 +255,12 @@ class MetricLogger:
             back()
 
     def recording(self) -> AbstractContextManager[None]:
-        """Return the context of a user's step: if this logger is muted, updates of metrics are reverted, too."""
+        """Return the context of a user's step. A muted logger also reverts updates of metrics."""
         return _PLAIN if self.is_recording else self.muted()
 
     @contextmanager
     def micro_batches(self) -> Iterator[None]:
-        """Merge the values that micro-batches log in the block into one per step; means are weighted by samples."""
+        """Merge values that micro-batches log in the block into one per step; means by samples."""
         logged = self._micro_batches = {}
         try:
             yield
@@ -270,12 +270,12 @@ class MetricLogger:
             self._log_step(key, running.pending_value, running.weight, running.sync, running.reduce_fx)
 
     def progress_bar_values(self) -> dict[str, float]:
-        """Return this rank's values of the newest step that were logged with `prog_bar`, in the order of logging."""
+        """Return this rank's `prog_bar` values of the newest step, in the order of logging."""
         row, names = self.rows.newest, self.progress_bar_names
         return {name: float(value) for name, value in row.items() if name in names and value is not None}
 
     def drain_rows(self) -> str:
-        """Return the closed rows as CSV, reduced over the ranks, and remove them; every rank calls this."""
+        """Remove the closed rows and return them as CSV, reduced over the ranks. All ranks call this."""
         shares = self._gather_shares(lambda: self.rows.shares())
         cells = dict.fromkeys(cell for rank in shares for cell in rank)
         for cell in cells:
@@ -283,7 +283,7 @@ class MetricLogger:
         return self.rows.drain()
 
     def close_epoch(self) -> dict[str, float]:
-        """Reduce the epoch, or evaluation, over its batches and the ranks; return the same values on all ranks."""
+        """Reduce the epoch or evaluation over batches and ranks. All ranks get the same values."""
         shares = self._gather_shares(self._share_of_epoch)
         reduced = reduced_over_ranks(shares, self.metrics, reset=True)
         self._adopt(reduced, shares)
@@ -302,7 +302,7 @@ class MetricLogger:
         return {*self.rows.newest} if self._size == 1 else self._of_steps
 
     def _adopt(self, reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> None:
-        """Add `reduced` to `values`; with several ranks, which do not exchange each step, also the newest step's."""
+        """Add `reduced` to `values`, and the newest step's values if ranks do not exchange each step."""
         if self._size > 1:
             self._of_steps, newest = newest_over_ranks(shares)
             self.values |= newest
@@ -310,7 +310,7 @@ class MetricLogger:
         self.evaluation_values |= logged_once(reduced, shares)
 
     def preview_epoch(self) -> None:
-        """Add the reduction of what the epoch, or evaluation, has logged so far to `values`, for its last hook."""
+        """Add the reduction of the epoch or evaluation so far to `values`, for its last hook."""
         shares = self._gather_shares(self._share_of_epoch)
         self._adopt(reduced_over_ranks(shares, self.metrics, reset=False), shares)
 
@@ -370,7 +370,7 @@ class MetricLogger:
         self._paths = {stage: dict(paths) for stage, paths in state_dict["paths"].items()}
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return for rank 0 the merged values of all ranks, and for the others values that add nothing."""
+        """Return the merged values of all ranks for rank 0, and empty ones for the others."""
         kinds = ("running", "evaluated")
         joined: dict[str, Any] = {kind: states_over_ranks([state[kind] for state in states]) for kind in kinds}
         steps = weighted_over_ranks([state["steps"] for state in states])
@@ -424,14 +424,17 @@ def reduced_over_ranks(shares: Sequence[EpochShare], metrics: TorchmetricsState,
 
 
 def newest_over_ranks(shares: Sequence[EpochShare]) -> tuple[set[str], dict[str, float]]:
-    """Return the names of the values that the newest step logged on some rank, and the values under all their names."""
+    """Return the newest step's values of all ranks, and their names.
+
+    The names are those that some rank logged; the values stand under all their names.
+    """
     found = over_ranks([rank.newest_step for rank in shares])
     common = union([rank.common_names for rank in shares])
     return {*found}, {**found, **{common[name]: value for name, value in found.items() if name in common}}
 
 
 def logged_once(reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> dict[str, float]:
-    """Return values in `reduced` logged for the epoch alone, under names that another stage logs for steps."""
+    """Return values in `reduced` logged for the epoch only, whose names another stage logs per step."""
     common = union([rank.common_names for rank in shares])
     once = {*common.values()} - {common[name] for name in reduced if name in common}
     return {name: value for name, value in reduced.items() if name in once}

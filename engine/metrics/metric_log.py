@@ -45,7 +45,7 @@ class MetricLog:
         self._pending_shares.pop(name, None)  # of an earlier batch, or of ranks of an earlier attempt
 
     def set_next_share(self, name: str, share: Share) -> None:
-        """Set this rank's share of a value in that row, to be reduced at the next exchange between ranks."""
+        """Set this rank's share of a value in that row. The next exchange between ranks reduces it."""
         self._pending[name] = None
         self._pending_shares[name] = share
 
@@ -70,7 +70,7 @@ class MetricLog:
 
     @property
     def newest(self) -> Mapping[str, Any]:
-        """The row of the newest step: numbers or tensors; None for values not reduced over the ranks yet."""
+        """The row of the newest step: numbers or tensors; None for values not yet reduced over ranks."""
         return self._open
 
     def newest_shares(self) -> dict[str, Accumulator]:

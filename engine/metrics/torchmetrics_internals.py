@@ -1,4 +1,7 @@
-"""Privates of torchmetrics, named here alone; `tests/unit/test_internals.py` tries each of them."""
+"""Private names of torchmetrics, used here only.
+
+`tests/unit/test_internals.py` tests each of them.
+"""
 
 import copy
 import sys
@@ -50,19 +53,19 @@ _SET_ANEW = frozenset(
 
 
 def set_anew_among(attributes: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of attributes that each object of a metric is given anew; none if they are no metric's."""
+    """Return the attributes that each object of a metric gets anew; none for other objects."""
     return _SET_ANEW if "_update_count" in attributes else frozenset()
 
 
 def without_seen(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return those of a metric's attributes that say how it is set up; if they are no metric's, all."""
+    """Return the set-up attributes of a metric; of another object, all attributes."""
     if "_update_count" not in attributes:
         return attributes
     return {name: value for name, value in attributes.items() if name in SETUP - {"_forward_cache"}}
 
 
 def begin_anew(metric: Any) -> None:
-    """Let a metric, of which there is only how it is set up, have seen nothing; do nothing to anything else."""
+    """Reset a metric that has only its set-up attributes. Ignore other objects."""
     for name, default in defaults(metric).items():
         setattr(metric, name, copy.deepcopy(default))
 
@@ -74,7 +77,7 @@ def is_kind_of_metric(kind: type) -> bool:
 
 
 def set_anew(metric: Any) -> None:
-    """Give a metric that no code of its class has made the attributes that each object is given anew."""
+    """Set the attributes that each object gets anew, on a metric created without its class's code."""
     is_distributed = sys.modules["torchmetrics.metric"].jit_distributed_available
     caches = {"_update_count": 0, "_computed": None, "_forward_cache": None}
     metric.__setstate__({**caches, "dist_sync_fn": None, "distributed_available_fn": is_distributed})
@@ -91,7 +94,7 @@ def keeps_states(metric: Any) -> bool:
 
 
 def batch_value(metric: Any) -> Any:
-    """Return the value of the batch that the metric was called with last; None if it was not called since a reset."""
+    """Return the metric's value of its last call; None if it was not called since a reset."""
     return getattr(metric, "_forward_cache", None)
 
 
@@ -108,7 +111,7 @@ def updates(metric: Any) -> int:
 
 
 def seen_by(metric: Any) -> dict[str, Any]:
-    """Return the attributes in which the metric keeps what it has seen, as they are: nothing is copied."""
+    """Return the attributes with the metric's accumulated state, without copying."""
     names = {name for name, value in vars(metric).items() if name not in SETUP and not callable(value)}
     return {name: vars(metric)[name] for name in names | {*metric._defaults, "_update_count"}}
 
@@ -142,11 +145,11 @@ def link_groups(collection: Any, *, copied: bool = False) -> None:
 
 
 def exchanges_itself(metric: Any) -> bool:
-    """Return whether the metric's class has a way of its own to put together the states of ranks."""
+    """Return True if the metric's class merges the states of ranks itself."""
     return type(metric)._sync_dist is not sys.modules["torchmetrics"].Metric._sync_dist
 
 
 def sync_by(metric: Any, sync_dist: Callable[..., None]) -> None:
-    """Have the metric meet the other ranks by `sync_dist(metric, ...)`, unless it exchanges itself."""
+    """Let the metric exchange with other ranks by `sync_dist(metric, ...)`, unless it does so itself."""
     if not exchanges_itself(metric):
         metric._sync_dist = MethodType(sync_dist, metric)

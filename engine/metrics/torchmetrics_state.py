@@ -48,7 +48,7 @@ def is_metric(value: object) -> bool:
 
 
 def objects_in(metric: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a metric that are objects, which `TorchmetricsState` does not keep."""
+    """Return attributes of a metric that hold objects, which `TorchmetricsState` does not keep."""
     no_objects = {*SETUP, *_WRAPPED, *defaults(metric)}
     return {name: value for name, value in vars(metric).items() if name not in no_objects and not _is_plain(value)}
 
@@ -119,7 +119,7 @@ class TorchmetricsState:
         return values
 
     def warn_of_graphs(self) -> None:
-        """Warn of metrics that hold predictions with their autograd graph, which stays in memory until a reset."""
+        """Warn of metrics that keep predictions with their autograd graph in memory until a reset."""
         if hanging := [
             path for path, metric in self._metrics.items() if path not in self._reported and _holds_graph(metric)
         ]:
@@ -239,7 +239,7 @@ def _state_of(metric: "Metric") -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of `value`: metrics change tensors and lists in place, but not the items of lists."""
+    """Return a copy of `value`. Metrics change tensors and lists in place, but not items of lists."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
@@ -258,7 +258,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _sync_through(metric: "Metric", everyones: Callable[[Callable[[], Any]], list[Any]], size: int) -> None:
-    """Let `metric` exchange its states by `everyones`, in one exchange, also if ranks have different states."""
+    """Let `metric` exchange all its states by `everyones` at once, also if ranks have different ones."""
     if size == 1:
         metric.distributed_available_fn = _never
         return
@@ -286,7 +286,7 @@ def _never() -> bool:
 
 
 def _joined(pieces: list[Any], reduction: Callable[..., Any] | None) -> Any:
-    """Return one state of all ranks as torchmetrics defines it: stacked tensors or joined lists, then reduced."""
+    """Return one state of all ranks as torchmetrics does: stack tensors or join lists, then reduce."""
     together: Any = torch.stack(pieces) if isinstance(pieces[0], Tensor) else [i for piece in pieces for i in piece]
     if reduction is None or (isinstance(together, list) and not together):
         return together

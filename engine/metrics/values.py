@@ -33,7 +33,7 @@ def is_on_host(tensor: Tensor) -> bool:
 
 
 def number(name: str, value: Tensor) -> Any:
-    """Return the one number in `value`; on a device other than the CPU, as a tensor there, without a wait."""
+    """Return the one number in `value`. On an accelerator it stays a tensor, without a wait."""
     if value.numel() != 1:
         raise UserError(
             f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: one number is needed. "
@@ -57,7 +57,7 @@ def has_number(metric: Any) -> bool:
 
 
 def of_batch(name: str, metric: Any) -> Any:
-    """Return the value of the last batch alone, which a metric has if it was called, not updated."""
+    """Return the last batch's value of a metric that was called, not updated."""
     value = batch_value(metric)
     if not isinstance(value, Tensor):
         raise UserError(

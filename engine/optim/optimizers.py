@@ -1,4 +1,4 @@
-"""Reads the result of `configure_optimizers`; the state of optimizers, and which parameters each trains."""
+"""Reads `configure_optimizers`; holds optimizers' states and the parameters that each trains."""
 
 import copy
 import itertools
@@ -55,7 +55,7 @@ class OptimizerList:
         return optimizers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each optimizer by number, and the names of its parameters if training changed them.
+        """Return each optimizer's state by number, and its parameters' names if training changed them.
 
         Raises:
             UserError: an optimizer trains a tensor that is not a parameter of the module: no resumed run could find it.
@@ -103,7 +103,7 @@ def _saved(number: int, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Restore `optimizer` with the saved types: torch casts its state to the types of the weights.
+    """Restore `optimizer` with the saved types. torch would cast its state to the weights' types.
 
     Tensors in its options, such as a learning rate, stay on the devices where they were built.
     """
@@ -121,7 +121,7 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _uncast(saved: Any, loaded: Any) -> Any:
-    """Return `loaded` with the types of `saved`: a tensor of another type becomes the saved one, on its device."""
+    """Return `loaded` with the types of `saved`. A tensor of another type is taken from `saved`."""
     if isinstance(saved, Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if type(saved) is dict and isinstance(loaded, dict):
@@ -203,7 +203,7 @@ def _describe(returned: Any) -> str:
 
 
 def lazy_tensors(module: nn.Module) -> str:
-    """Return a message on the parameters and buffers of `module` that have no shape yet; "" if all have one."""
+    """Return a message on parameters and buffers of `module` without a shape; "" without any."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     lazy = [name for name, tensor in tensors if is_lazy(tensor)]
     if not lazy:
@@ -239,7 +239,7 @@ Names = list[list[str | None]]
 
 
 class TrainedParameters:
-    """The parameters in the first groups of an optimizer, which training may swap, replace or remove.
+    """Parameters in an optimizer's first groups. Training can swap, replace or remove them.
 
     Args:
         optimizer: as every attempt makes it.

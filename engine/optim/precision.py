@@ -15,7 +15,7 @@ __all__ = ["Precision"]
 
 
 class Precision:
-    """How losses are computed, scaled and turned into steps.
+    """Computes and scales losses and turns them into steps.
 
     Args:
         name: "32", "bf16" (autocast), "16" (autocast with a gradient scaler) or "64".
@@ -35,7 +35,7 @@ class Precision:
 
     @cached_property
     def _scaler(self) -> torch.amp.GradScaler | None:
-        """Made when it is first used, in a rank: it asks for CUDA, after which a process cannot fork ranks."""
+        """Scaler, made on first use in a rank: it queries CUDA, after which a process cannot fork."""
         return torch.amp.GradScaler(self._device) if self.scales else None
 
     def convert(self, module: nn.Module) -> None:
@@ -48,7 +48,7 @@ class Precision:
         return batch if self.name != "64" else convert(batch, _double, _double_other)
 
     def forward(self) -> AbstractContextManager[Any]:
-        """Return the context of one forward pass; a new one each time, so that no cached cast goes stale."""
+        """Return the context of one forward pass, a new one each time so that no cached cast is stale."""
         if self.name == "64":
             return _in_doubles()
         if self._autocast is None:
@@ -56,7 +56,7 @@ class Precision:
         return torch.autocast(self._device, dtype=self._autocast)
 
     def backward(self, loss: Tensor, by: Callable[..., object] = Tensor.backward, **options: Any) -> None:
-        """Run the backward pass of `loss`, `by` a function of the user's if need be; `options` are for that."""
+        """Run the backward pass of `loss` by the user's function `by`, if any, with `options`."""
         by(loss if self._scaler is None else self._scaler.scale(loss), **options)
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -73,13 +73,13 @@ class Precision:
             self._used = True
 
     def update(self) -> None:
-        """Adapt the scale, once all optimizers have stepped: the others' gradients are scaled by it too."""
+        """Adapt the scale after all optimizers have stepped, because it applies to all gradients."""
         if self._scaler is not None and self._used:
             self._scaler.update()
             self._used = False
 
     def module_errors(self, *, by_hand: bool) -> list[str]:
-        """Return messages on what this precision cannot do; `by_hand`: the module steps its optimizers itself."""
+        """Return messages on steps that this precision cannot run. `by_hand`: manual optimization."""
         if not (self.scales and by_hand):
             return []
         return [

@@ -1,4 +1,4 @@
-"""Learning rate schedulers: when each steps, their state, and the rates that torch keeps in them."""
+"""Learning rate schedulers: times of their steps, their state, and the rates stored by torch."""
 
 import copy
 import logging
@@ -59,7 +59,7 @@ class SchedulerConfig:
         return count % self.frequency == 0
 
     def step(self, values: dict[str, float], by: Callable[[Any, float | None], None] | None = None) -> None:
-        """Step the scheduler, with its value if it watches one; by the user's function `by` if given."""
+        """Step the scheduler by the user's function `by`, if any, with its value if it watches one."""
         if self.reduce_on_plateau and self.monitor not in values:
             self._miss(values)
             return
@@ -109,7 +109,7 @@ class SchedulerList(AlikeOnRanks):
 
 
 def scheduler_objects(scheduler: Any) -> dict[str, Any]:
-    """Return the objects in the `state_dict` of a torch scheduler, which cannot be written as plain values.
+    """Return objects in a torch scheduler's `state_dict` that are no plain values.
 
     Examples are a nested scheduler, a random generator and a function.
     """

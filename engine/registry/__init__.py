@@ -1,4 +1,4 @@
-"""Champions: the weights of a job that are in use, and how a night's challenger replaces them. Needs no torch.
+"""Champions: a job's weights in use, and their replacement by a night's challenger. No torch.
 
 comparison         whether a challenger replaces the champion: only if it is better by more than the margin
 night_report       the report of a night: its result and the reason

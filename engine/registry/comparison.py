@@ -1,4 +1,4 @@
-"""Whether a challenger takes the champion's place: only if it is better, by more than the margin."""
+"""Compares challenger and champion: the challenger must be better by more than the margin."""
 
 import math
 from typing import Literal
@@ -13,7 +13,7 @@ __all__ = ["PromotionDecision", "compare", "missing_metric"]
 
 
 class PromotionDecision(Record):
-    """What a night came to."""
+    """Decision of a night."""
 
     promoted: bool
     why: str = Field(description="A sentence with both values.")

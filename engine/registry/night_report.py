@@ -11,7 +11,7 @@ __all__ = ["NightlyReport", "nightly_markdown", "nightly_report"]
 
 
 class NightlyReport(Record):
-    """What a night came to."""
+    """Report of a night."""
 
     job: str
     date: str
@@ -23,12 +23,12 @@ class NightlyReport(Record):
 
     @property
     def in_charge(self) -> bool:
-        """Whether the night's run is the champion now; one that was promoted may have been rolled back, or followed."""
+        """True if the night's run is the champion now, neither rolled back nor followed."""
         return self.champion == self.run
 
     @property
     def verdict(self) -> str:
-        """What happened, in a line."""
+        """The result in a line."""
         if self.decision is None:
             return f"nothing new to train on; {self.champion or 'no run'} stays champion"
         if self.decision.promoted:

@@ -1,4 +1,4 @@
-"""One night of a job: a run named after its date, from a plan that is made once to a decision that is made once.
+"""One night of a job: a run named after its date, from a fixed plan to a final decision.
 
 In the run's folder:
 
@@ -77,7 +77,7 @@ class NightlyRun:
 
     @property
     def url(self) -> str:
-        """Where the run lives."""
+        """URL of the run."""
         return self.run.url
 
     def decision(self) -> PromotionDecision | None:
@@ -118,7 +118,7 @@ class NightlyRun:
         )
 
     def is_new(self, data: FolderListing) -> bool:
-        """Whether `data` differ, by names and sizes, from those of the newest night that came to a decision.
+        """Return True if names or sizes of `data` differ from those of the newest decided night.
 
         Raises:
             JobError: the data module does not say where its data are.
@@ -166,7 +166,7 @@ def nightly_errors(job: TrainingJob, date: str | None = None) -> list[str]:
 
 
 def date_errors(job: TrainingJob) -> list[str]:
-    """Return a message for every argument of `job` that has "{date}", which a night alone fills in."""
+    """Return a message for each argument of `job` with "{date}", which only a night fills in."""
     found = [pair for group in _DATED for pair in texts_in(getattr(job, group), group)]
     return [
         f"{key}: {_PLACEHOLDER} is the date of a night: train it by midstride nightly JOB --date ..., or write it out, "
@@ -177,7 +177,7 @@ def date_errors(job: TrainingJob) -> list[str]:
 
 
 def date_to_try(job: TrainingJob, date: str | None) -> str | None:
-    """Return the date of the night that stands for `job` in a check of it; None if it is not meant for nights.
+    """Return the date of the night that checks `job`; None if the job is not for nights.
 
     Args:
         job: it is if it says how nights are judged, or has the date in its arguments.

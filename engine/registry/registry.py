@@ -1,4 +1,4 @@
-"""The champions of a job: the weights that are in use, and those before them. Needs no torch.
+"""The champions of a job: the weights in use and their predecessors. No torch.
 
     <store>/_champions/<job>/000001.json       created exclusively: of two that are promoted at once one wins
     <store>/_champions/<job>/weights/<run>/    a copy of the run's weights: a champion outlives its run
@@ -195,7 +195,7 @@ class ModelRegistry:
         )
 
     def _copy_weights(self, source: Store, folder: str, run: str) -> None:
-        """Copy the weights in `folder` of a run's store to the champions: a champion outlives its run."""
+        """Copy the weights in `folder` of a run's store to the champions, which outlive their runs."""
         if (saved := newest_weights(source, folder)) is None:
             raise SnapshotMissing(f"no weights were saved in {source.url}/{folder}")
         for name, expected in saved.manifest["files"].items():
@@ -209,7 +209,7 @@ class ModelRegistry:
 
 @contextmanager
 def champion_weights_explained(url: str) -> Iterator[None]:
-    """Add what to do to errors about weights in the block, if the weights at `url` are those of a champion."""
+    """Add the way out to errors of the block about weights, if those at `url` are a champion's."""
     try:
         yield
     except (SnapshotMissing, SnapshotDamaged) as error:

@@ -1,4 +1,4 @@
-"""The audit: over all attempts of a run, every epoch used the samples of its order, each once (law 3).
+"""Audits law 3: over all attempts, each epoch used each sample of its order once.
 
 If the order of samples is a function of seed and epoch, it is computed again and compared, by digests, with the indices
 that reached the training step. The samples of a sampler or a stream are compared, also by digests, with those that
@@ -31,7 +31,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class EpochAudit:
-    """What an epoch used.
+    """Samples used by an epoch.
 
     Args:
         epoch: the epoch, from 0.
@@ -66,7 +66,7 @@ class EpochAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a run has used up to a snapshot.
+    """Samples used by a run up to a snapshot.
 
     Args:
         snapshot: name of that snapshot, the newest one.
@@ -94,7 +94,7 @@ class Audit:
 
 
 def audit(url: str) -> Audit:
-    """Return what the run at `url`, a folder or any fsspec URL, has used up to its newest snapshot.
+    """Audit the run at `url`, a folder or fsspec URL, up to its newest snapshot.
 
     Raises:
         SnapshotMissing: it has none.
@@ -130,7 +130,7 @@ def _audit(store: Store, catalog: SnapshotCatalog, newest: Snapshot) -> Audit:
 
 @dataclass
 class _EpochAuditor:
-    """Compares the order that one epoch should have had with the stretches of batches that it had."""
+    """Compares the planned order of an epoch with its stretches of batches."""
 
     identity: dict[str, Any]
     stretches: Sequence[BatchRange]
@@ -172,7 +172,7 @@ class _EpochAuditor:
 
     @property
     def _is_known(self) -> bool:
-        """Whether the order is a function of seed and epoch, and each sample is meant to be used once."""
+        """True if the order is a function of seed and epoch and uses each sample once."""
         identity, first = self.identity, self.stretches[0]
         told = {"samples", "shuffle", "drop_last", "global_batch_size"} <= set(identity) and "sampler" not in identity
         return first.indexed and told and (first.world == 1 or identity["use_distributed_sampler"])
@@ -190,7 +190,7 @@ class _EpochAuditor:
             self.faults.append(f"{_batches(at, end)} never reached the training step")
 
     def _check_planned(self) -> bool:
-        """Compare with what the epoch's sampler or stream gave; return whether there is anything to compare."""
+        """Compare with the items of the epoch's sampler or stream. Return False if there are none."""
         planned, used = self.planned, self.stretches
         if planned is None or not self.is_over or any(one.world != planned.world for one in used):
             return False
@@ -207,7 +207,7 @@ class _EpochAuditor:
         return True
 
     def _order_of(self, stretch: BatchRange, *, check: bool = True) -> tuple[Indices, int]:
-        """Return the indices in `stretch` without padding, and how many of its positions are padding."""
+        """Return the indices in `stretch` without padding, and the number of padded positions."""
         own, digest, positions = [], 0, 0
         for rank in range(stretch.world):
             order = self._order(rank, stretch.world)

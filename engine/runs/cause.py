@@ -13,7 +13,9 @@ _ANNOUNCED = 3
 
 
 def cause_of(error: str) -> str:
-    r"""Return an error in one line: of a traceback the exception and where it was raised, else the first line.
+    r"""Return an error in one line.
+
+    Of a traceback, the exception and its place; else the first line.
 
     >>> cause_of('Traceback (most recent call last):\n  File "/a/net.py", line 5, in training_step\n    raise ...\n'
     ...          'ValueError: 3 is odd\nraised in Net.training_step')
@@ -40,7 +42,7 @@ def cause_of(error: str) -> str:
 
 
 def _headline(lines: list[str]) -> str:
-    """Return the first line; where it ends in a colon, with the lines that it announces, of which three are enough."""
+    """Return the first line. If it ends in a colon, add up to three lines that it announces."""
     if not lines[0].endswith(":") or len(lines) == 1:
         return lines[0]
     announced = [line.strip() for line in takewhile(lambda line: line.startswith(" "), lines[1:])] or [lines[1].strip()]

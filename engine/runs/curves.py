@@ -25,7 +25,7 @@ def _can_draw() -> bool:
 
 
 def draw(rows: Sequence[Mapping[str, str]], title: str, marks: Sequence[int] = ()) -> bytes | None:
-    """Return the logged values over the steps as a PNG; None if matplotlib is not installed or nothing was logged.
+    """Return the logged values over the steps as a PNG; None without matplotlib or values.
 
     Values that share a last name (train/loss, val/loss) share a panel.
 

@@ -1,4 +1,4 @@
-"""The report of a run, written into its folder: report.md, report.json, curves.png, metrics-so-far.csv."""
+"""Writes a run's report to its folder: report.md, report.json, curves.png, metrics-so-far.csv."""
 
 import logging
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def write_report(run: Run, test: dict[str, float] | None = None) -> tuple[Report, bytes | None]:
-    """Write the report of `run` into its folder; return it, and the picture of its curves if one can be drawn.
+    """Write the report of `run` to its folder. Return it with the picture of its curves, if any.
 
     Args:
         run: of a job.
@@ -47,7 +47,7 @@ def write_report(run: Run, test: dict[str, float] | None = None) -> tuple[Report
 
 
 def curves_of(run: Run, report: Report) -> bytes | None:
-    """Return the curves of `run` as a PNG, with a mark where it was taken up again; None where none can be drawn."""
+    """Return the curves of `run` as a PNG with marks at resumes; None if they cannot be drawn."""
     marks = [failure.resumed_step for failure in report.failures if failure.resumed_step is not None]
     try:
         return draw(metric_rows(run.store), f"{run.job.name}: {format_run_name(run.name)}", marks)

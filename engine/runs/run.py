@@ -61,7 +61,7 @@ class Run:
 
 
 def job_of(store: Store) -> TrainingJob | None:
-    """Return the job of the run in `store`; None if a script trains it, or if its document cannot be read."""
+    """Return the job of the run in `store`; None for a script's run or an unreadable document."""
     try:
         return TrainingJob.model_validate(decode_document(store.read(JOB_FILE), JOB_FILE, job=dict)["job"])
     except (FileNotFoundError, SnapshotDamaged, ValueError):

@@ -1,4 +1,4 @@
-"""The report of a run, read from its folder alone: right also when the processes that watched the run are gone."""
+"""Report of a run, read from its folder alone, even after its watching processes have ended."""
 
 import csv
 import io
@@ -55,7 +55,7 @@ class Interruption(Record):
 
 
 class Round(Record):
-    """What nodes trained together in, in a world on several of them."""
+    """Machines that trained together on several nodes."""
 
     attempt: int
     number: int
@@ -66,7 +66,7 @@ class Round(Record):
 
 
 class Report(Record):
-    """What a run came to."""
+    """Summary of a run."""
 
     job: str
     run: str
@@ -99,7 +99,7 @@ class Report(Record):
 
     @property
     def restarts(self) -> int:
-        """How often the run was taken up again."""
+        """Number of resumes."""
         return sum(1 for failure in self.failures if failure.resumed_step is not None)
 
 
@@ -207,7 +207,7 @@ def _gaps(catalog: SnapshotCatalog) -> tuple[str, ...]:
 
 
 def _previous(runs: Store, run: str, monitor: MonitorOptions) -> tuple[str, float] | None:
-    """Return the best of what other runs in the same store reached with the same module, if there are any."""
+    """Return the best result of other runs in the store with the same module, if any."""
     module = facts_of(runs.at(run), "best").get("module")
     others = [name for name in runs.list() if name != run][-_RUNS_COMPARED:]
     found = {name: facts_of(runs.at(name), "best") for name in others}

@@ -19,7 +19,7 @@ __all__ = ["RunSummary", "last_sign", "newest_snapshot", "state_of", "summary_of
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How far a run is, according to its folder.
+    """Progress of a run according to its folder.
 
     Args:
         name: of the run.
@@ -64,7 +64,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
 
 
 def newest_snapshot(store: Store) -> Snapshot | None:
-    """Return the newest snapshot that counts; None if there is none, or if damage leaves open which of them count."""
+    """Return the newest valid snapshot; None without one, or if damage hides which are valid."""
     try:
         return next(reversed(SnapshotCatalog(store).snapshots()), None)
     except SnapshotError:
@@ -87,7 +87,7 @@ def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) ->
 
 
 def _is_lost(store: Store, since: float) -> bool:
-    """Whether the process that advanced the run `since`, in seconds since the epoch, was here and has ended."""
+    """True if the process that advanced the run `since` (Unix time) was on this host and has ended."""
     try:
         newest = newest_process(store)
     except SnapshotError:
@@ -96,7 +96,7 @@ def _is_lost(store: Store, since: float) -> bool:
 
 
 def last_sign(last: Attempt | None, newest: Snapshot | None) -> float | None:
-    """Return when a run last gave a sign of life, in seconds since the epoch, by its newest attempt and snapshot."""
+    """Return the last sign of life of a run as Unix time, from its newest attempt and snapshot."""
     times = [newest.manifest["time"] if newest else None, (last.ended or last.started) if last else None]
     return max((time for time in times if time), default=None)
 

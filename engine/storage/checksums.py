@@ -66,7 +66,7 @@ def check_size(path: str, expected: FileDigest, found: int) -> None:
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
-    """Return `document` as JSON that ends with a checksum of the rest; each of its keys has a line."""
+    """Return `document` as JSON with a line per key, and a checksum of the rest at the end."""
     plain = json.loads(json.dumps(document))  # what a reader will see: keys are text, tuples are lists
     return _in_lines(_sealed(plain))
 

@@ -1,4 +1,4 @@
-"""A local file that is written to a draft first, so that the path always holds a whole file, the new or the old one."""
+"""Writes a local file through a draft. The path always holds the whole old or new file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ __all__ = ["draft_of"]
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """Yield a hidden path beside `path` to write to; when the block ends, that file replaces `path` atomically.
+    """Yield a hidden path beside `path`. At the end of the block it replaces `path` atomically.
 
     If the block raises, the draft is removed and `path` stays as it was. Only one process may write a path at a time,
     and without an fsync the file may not survive a power cut: for more than that there is `Store`.

@@ -1,4 +1,4 @@
-"""Any fsspec URL as a store. Whether it can create files exclusively is unknown, so it needs `lease: none`."""
+"""fsspec URLs as stores. They need `lease: none`, because exclusive creation is not guaranteed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -17,7 +17,10 @@ _PROBE_PATIENCE_S = 3.0
 
 
 class RemoteStore(Store):
-    """A folder that fsspec reaches. Credentials come from the environment or from fsspec's configuration."""
+    """A folder behind fsspec.
+
+    Credentials come from the environment or from fsspec's configuration.
+    """
 
     def __init__(self, url: str, options: StoreOptions | None = None) -> None:
         import fsspec

@@ -104,7 +104,7 @@ class LocalStore(Store):
                 yield buffer[:count]
 
     def _at(self, path: str) -> Path:
-        """Return the path of a file; one that leads out of the store, as a damaged document may name, is refused."""
+        """Return the path of a file. Refuse one outside of the store, as a damaged document can name."""
         if path.startswith("/") or ".." in path.split("/"):
             raise SnapshotDamaged(f"{path!r} leads out of {self.url}")
         return self._folder / path
@@ -240,7 +240,7 @@ def _give_name(draft: Path, target: Path) -> None:
 
 
 def _write_all(handle: int, data: memoryview) -> None:
-    """Write `data`; if it is long and aligned to pages, bypass the page cache, which is two to five times as fast."""
+    """Write `data`. Long page-aligned data bypass the page cache, two to five times as fast."""
     direct = len(data) >= _DIRECT_BYTES and _address(data) % _PAGE_BYTES == 0 and _bypass_cache(handle, True)
     while data:
         if direct and len(data) < _PAGE_BYTES:
@@ -270,7 +270,7 @@ def _address(data: memoryview) -> int:
 
 
 def _ensure_no_link(missing: Path) -> None:
-    """Raise if a missing folder is a link to a disk that is not mounted: the run would start over."""
+    """Raise if a missing folder is a link to an unmounted disk, where the run would start over."""
     if missing.is_symlink():
         raise OSError(errno.ENOLINK, "a link that leads nowhere", str(missing))
 

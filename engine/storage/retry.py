@@ -1,4 +1,4 @@
-"""Retries: a call to a store that does not answer is repeated, with growing pauses, for a limited time."""
+"""Repeats failed calls to a store with growing pauses, for a limited time."""
 
 import errno
 import logging
@@ -64,7 +64,7 @@ class RetryPolicy:
         self._clock, self._sleep, self._on_wait = clock, sleep, on_wait
 
     def call(self, act: Callable[[], T], whom: str, transient: Callable[[BaseException], bool] = is_transient) -> T:
-        """Return what `act` returns; while its errors are transient, call it again with growing, jittered pauses.
+        """Return the result of `act`. Repeat it with growing, jittered pauses after transient errors.
 
         Args:
             act: the call; it may be made any number of times.

@@ -1,4 +1,4 @@
-"""S3 and what speaks like it, through s3fs: conditional puts, uploads in parts, errors explained.
+"""S3 and compatible servers through s3fs: conditional puts, multipart uploads, clear errors.
 
 Credentials, endpoint and region come from the usual places: the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE,
 AWS_ENDPOINT_URL, ...), ~/.aws, the machine's role, or fsspec's own configuration.
@@ -116,7 +116,7 @@ class S3Store(RemoteStore):
         files.call_s3("complete_multipart_upload", MultipartUpload={"Parts": parts}, **upload)
 
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
-        """Write a whole file; with `check`, only if the file has not been changed since before `check` was called.
+        """Write a whole file. With `check`, only if the file has not changed since `check` was called.
 
         So a delayed request of a superseded world cannot overwrite what the newer world has written.
         """
@@ -205,7 +205,7 @@ class S3Store(RemoteStore):
         return int(self._retried(lambda: self._head(self._full(path)))["ContentLength"])
 
     def _head(self, full: str) -> dict[str, Any]:
-        """Return what the server says of a file without sending it; FileNotFoundError if there is none."""
+        """Return the server's metadata of a file. Raises FileNotFoundError if it does not exist."""
         bucket, key, _ = self._files.split_path(full)
         found: dict[str, Any] = self._files.call_s3("head_object", Bucket=bucket, Key=key)
         return found

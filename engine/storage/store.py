@@ -78,7 +78,7 @@ def _ignore(waited_s: float, why: str) -> None:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """How a store is used.
+    """Options of a store.
 
     Args:
         lease: "exclusive": the store must ensure that only one world advances a run; "none": the caller ensures it.
@@ -108,7 +108,7 @@ class Store(ABC):
 
     @staticmethod
     def open(url: str | os.PathLike[str], options: StoreOptions | None = None) -> "Store":
-        """Return the store at `url`: a path, file://, s3://, a scheme of an installed package, or any other fsspec URL.
+        """Return the store at `url`: a path, file://, s3://, an installed package's or fsspec's scheme.
 
         Raises:
             StoreUnsafe: nothing installed here can reach such a URL, it holds a password, or a package's store is none.
@@ -145,7 +145,7 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> bool:
-        """Write a whole file unless there is one; return whether it was written. Of many callers only one gets True.
+        """Write a whole file unless it exists. Of many callers, exactly one gets True.
 
         Raises:
             StoreUnsafe: the store cannot ensure that, and its options require it.
@@ -157,18 +157,18 @@ class Store(ABC):
 
     @abstractmethod
     def stream(self, path: str) -> Iterator[bytes | memoryview]:
-        """Yield a file in chunks, each valid until the next one is taken; FileNotFoundError if there is none."""
+        """Yield a file in chunks, each valid until the next. Raises FileNotFoundError."""
 
     @abstractmethod
     def list(self, path: str = "") -> list[str]:
-        """Return the sorted names directly below the folder `path`; an empty list if it does not exist.
+        """Return the sorted names directly in the folder `path`; an empty list if it does not exist.
 
         A folder whose last file was removed may still be listed: an object store has no folders, only names.
         """
 
     @abstractmethod
     def find(self, path: str = "") -> dict[str, int]:
-        """Return the sizes in bytes of all files in the folder `path` and its subfolders, by their paths in it."""
+        """Return the sizes in bytes of all files in `path` and its subfolders, by relative path."""
 
     @abstractmethod
     def size(self, path: str) -> int:
@@ -176,7 +176,7 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with its content and unfinished writes; no error if there is none."""
+        """Remove a file, or a folder with its content and unfinished writes. A missing one is no error."""
 
     def remove_known(self, path: str, *files: Sequence[str]) -> None:
         """Remove a folder whose files are known, one group of files after another."""
@@ -186,7 +186,7 @@ class Store(ABC):
         self.remove(path)
 
     def remove_drafts(self, *folders: str, upto: str | None = None) -> None:
-        """Remove unfinished writes of files directly in `folders`; a writer that still runs then fails.
+        """Remove unfinished writes of files directly in `folders`. A running writer then fails.
 
         With `upto`, only those of files whose names do not sort after it.
         """
@@ -237,13 +237,13 @@ class Store(ABC):
             )
 
     def remove_old_probes(self, probe: str) -> None:
-        """Remove what processes left that were killed in `ensure_writable` long before they would write `probe`."""
+        """Remove probes of processes killed in `ensure_writable`, if much older than `probe`."""
 
     def ensure_no_file(self, folder: str) -> None:
-        """Raise StoreUnsafe if a file is at the path `folder`; where a file hides no folder, it may be."""
+        """Raise StoreUnsafe if a file at the path `folder` would hide a folder."""
 
     def ensure_no_folder(self, file: str) -> None:
-        """Raise StoreUnsafe if a folder that is not empty is at the path `file`, and keeps it from being written."""
+        """Raise StoreUnsafe if a non-empty folder at the path `file` keeps it from being written."""
 
     @contextmanager
     def errors_explained(self, done: str) -> Iterator[None]:
@@ -268,7 +268,7 @@ class Store(ABC):
             raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
 
     def advice(self, error: BaseException, done: str = "written") -> SnapshotError | None:
-        """Return an error that says what to do about `error`, which the store raised; None if nothing is known."""
+        """Return an error with the way out of `error`, which the store raised; None if unknown."""
         if not isinstance(error, OSError) or error.errno not in _ADVICE:
             return None
         kind, way_out = _ADVICE[error.errno]
@@ -307,7 +307,7 @@ class Store(ABC):
 
 @cache
 def _class_of(scheme: str) -> type[Store]:
-    """Return the class of stores whose URLs have this scheme: a row's, an installed package's, or that of fsspec."""
+    """Return the store class of this URL scheme: a row's, an installed package's, or fsspec's."""
     points = [] if scheme in STORES else [*entry_points(group=ENTRY_POINTS, name=scheme)]
     target = points[0].value if points else STORES.get(scheme, STORES["*"])
     module, _, name = target.partition(":")

@@ -15,7 +15,7 @@ PASSWORD = (
 
 
 def absolute_url(url: str, folder: Path | str = "") -> str:
-    """Return `url`; a path is made absolute against `folder`, by default the current one, and ~ is a home folder.
+    """Return `url` with an absolute path against `folder` (default: current folder) and ~ expanded.
 
     >>> absolute_url("../runs/a", "/jobs/digits"), absolute_url("s3://bucket/a", "/jobs")
     ('/jobs/runs/a', 's3://bucket/a')
@@ -30,7 +30,7 @@ def absolute_url(url: str, folder: Path | str = "") -> str:
 
 
 def url_fault(url: str) -> str | None:
-    """Return what is wrong with `url`, which would become the name of a folder here; None if nothing is.
+    """Return the fault of `url` if it would become a folder's name here; None without one.
 
     >>> url_fault("s3://")
     's3:// names no folder: write it out, as in s3://bucket/runs'
