@@ -30,7 +30,7 @@ __all__ = ["nightly", "train"]
 
 
 class _Flows(ModuleType):
-    """This package. `train` and `nightly` name its flows, whether their modules are imported already or not."""
+    """The package. Its `train` and `nightly` are flows, even after an import of their modules."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in __all__ and isinstance(value, ModuleType)):  # as importing a module of the package would set it

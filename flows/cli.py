@@ -73,7 +73,7 @@ def nightly(
     overrides: Overrides | None = None,
     accepted: Accepted | None = None,
 ) -> int:
-    """Train on the data of a date, here and now; the result replaces the champion if it is better."""
+    """Train on the data of a date now. A better result replaces the champion."""
     from midstride.flows.terminal import FlowView, quiet_prefect, show_nightly_report
 
     loaded = load(job, overrides, accepted)
@@ -90,7 +90,7 @@ def nightly(
 
 
 def _failed(job: TrainingJob, view: Any, result: BaseException, again: str) -> int:
-    """Show what ended a flow, how far its run got, and what to say to resume it; return the exit code."""
+    """Show the cause, progress and resume command of a failed flow. Return the exit code."""
     if isinstance(result, Exception):
         show_error(str(result) if isinstance(result, EngineError) else f"{type(result).__name__}: {result}")
     if view.url:
@@ -117,7 +117,7 @@ def deploy(
         list[str] | None, Parameter(name="--variable", help="Set a job variable of the pool: image=...", negative=())
     ] = None,
 ) -> int:
-    """Deploy a job to a Prefect server, to be run by the workers of a pool, on a schedule if one is given."""
+    """Deploy a job to a Prefect server, for workers of a pool, with an optional schedule."""
     from midstride.flows.terminal import quiet_prefect
 
     loaded = _load_portable(job, overrides, flow)
@@ -140,7 +140,7 @@ def serve(
     timezone: TimeZone = None,
     overrides: Overrides | None = None,
 ) -> int:
-    """Deploy a job and run it on this machine when it is due, until Ctrl-C: no pool and no worker are needed."""
+    """Deploy a job and run it on this machine when due, until Ctrl-C, without pool or worker."""
     loaded = _load_portable(job, overrides, flow)
     from midstride.flows.deployment import serve as until_stopped
 
@@ -152,7 +152,7 @@ def serve(
 def setup_server(
     *, pool: Annotated[str | None, Parameter(help="Name of a process work pool to make, if it is missing.")] = None
 ) -> int:
-    """Add to a self-hosted Prefect server what unattended runs need. Running it again changes nothing."""
+    """Add automations for unattended runs to a self-hosted Prefect server. It can be repeated."""
     with busy("asking Prefect's server"):
         from midstride.flows.server import need_server
         from midstride.flows.server_setup import create_pool, ensure_automations

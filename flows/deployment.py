@@ -43,7 +43,7 @@ def deploy(
     timezone: str | None = None,
     variables: Sequence[str] = (),
 ) -> str:
-    """Deploy `flow` with `job` to a work pool, replacing what was called `name`; return its address in the UI.
+    """Deploy `flow` with `job` to a work pool, replacing `name`. Return its address in the UI.
 
     Args:
         job: the job, resolved: a worker may start each run in another folder.

@@ -1,4 +1,4 @@
-"""The flow of a night: train on new data, and promote the result if it is better than the champion."""
+"""Flow of a night: train on new data and promote the result if it beats the champion."""
 
 from typing import Annotated, cast
 

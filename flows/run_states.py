@@ -1,4 +1,4 @@
-"""What a person sees of a flow run in Prefect's lists: its name, its tag, and the state it ends in."""
+"""A flow run in Prefect's lists: its name, tag and final state."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,7 +81,7 @@ def tag_run() -> None:
 
 
 def is_automatic_retry() -> bool:
-    """Whether the server's automation asked for this attempt of the flow run, and not a person or a schedule.
+    """Return True if the server's automation started this attempt, not a person or a schedule.
 
     While another run has its deployment's place, the server schedules it anew again and again, and asks for nothing.
 
@@ -107,7 +107,7 @@ def completed(result: Result, name: str, message: str) -> Result:
 
 @contextmanager
 def cancelled_if_paused() -> Iterator[None]:
-    """End a subflow as Cancelled if the flow around it is paused in the block. Resume starts another subflow.
+    """End a subflow as Cancelled if the flow around it is paused. Resume starts another subflow.
 
     Prefect would leave it Running.
     """
@@ -123,7 +123,7 @@ def cancelled_if_paused() -> Iterator[None]:
 
 
 def failed(error: EngineError) -> Any:
-    """Return what a flow has to return to end Failed, the cause in the first line; its caller has `error` raised.
+    """Return a flow's result that ends it Failed with the cause. Its caller raises `error`.
 
     What was cancelled ends Cancelled.
 

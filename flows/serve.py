@@ -1,4 +1,4 @@
-"""Runs that are due, right here: in processes of this one, which are asked to stop when it is."""
+"""Executes due runs in processes of this one. They receive its requests to stop."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Prefect's server: the one that is configured, or one of our own, started for one command and gone with it."""
+"""Prefect's server: the configured one, or an embedded one for one command."""
 
 import os
 import signal
@@ -92,7 +92,7 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
 
 
 def _login() -> str:
-    """Return name and password of the embedded server: those that are configured, else those in PREFECT_HOME.
+    """Return name and password of the embedded server, configured or from PREFECT_HOME.
 
     Raises:
         ServerError: the password cannot be kept there.
@@ -162,7 +162,7 @@ def _start_error(what: str, log: IO[bytes], remedy: str) -> ServerError:
 
 
 def _drain() -> None:
-    """Deliver logs and events while the server still runs; at exit Prefect would try for a minute."""
+    """Deliver logs and events while the server runs. At exit Prefect would try for a minute."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -193,7 +193,7 @@ def _start(port: int, log: IO[bytes], login: str) -> "subprocess.Popen[bytes]":
 
 
 def _ready(process: "subprocess.Popen[bytes]", address: str, timeout_s: float) -> bool:
-    """Wait until the server answers; False when it ended instead (its port was taken), or never answers."""
+    """Wait for the server's answer. Return False if it ended (port taken) or never answers."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
         try:

@@ -1,4 +1,4 @@
-"""What a self-hosted Prefect server lacks for unattended runs: `midstride setup-server` adds it."""
+"""Adds automations for unattended runs to a self-hosted Prefect server."""
 
 from datetime import timedelta
 from typing import Literal
@@ -45,7 +45,7 @@ _ENDS = _events("Completed", PROMOTED, KEPT, "Failed", "Cancelled")
 
 
 def ensure_automations(within_s: float | None = None) -> list[str]:
-    """Have the server look after runs that cannot do so themselves; return what was done, a line for each automation.
+    """Add automations for lost runs to the server. Return a line on each.
 
     A run whose process is gone with its worker stays Running for ever otherwise: it cannot be retried, and it keeps the
     place of the nights after it. A run that has crashed is scheduled again; the flow gives up where its attempts

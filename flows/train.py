@@ -69,7 +69,7 @@ def _default_name(job: TrainingJob) -> str:
 
 
 def prepare_deployed_run(job: TrainingJob) -> None:
-    """Tag this run; if it has a deployment, refuse relative paths, and detach it from its worker.
+    """Tag this run. If it has a deployment, refuse relative paths and detach it from its worker.
 
     Raises:
         JobError: with every relative path.
@@ -114,7 +114,7 @@ def run_launch(run: Run, forgiven: int) -> None:
 
 
 class HideEngineTracebacks(logging.Filter):
-    """Drops records with an error of ours and its stack: the record about the final state has the same message."""
+    """Drops records with our error and its stack. The final state's record has the same message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether `record` is logged."""

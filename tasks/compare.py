@@ -35,7 +35,7 @@ def _was_overtaken(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -
 def compare_and_promote(
     job: JobLike, run: str | None = None, data: FolderListing | None = None, date: str | None = None
 ) -> PromotionDecision:
-    """Compare a run with the champion on the same test data; promote it if it is better by more than the margin.
+    """Compare a run with the champion on the same test data. Promote a better one.
 
     If another run is promoted meanwhile, the task compares again, with the new champion.
 

@@ -1,4 +1,4 @@
-"""Credentials from a Prefect block: in the environment while a flow needs them, and nowhere else."""
+"""Puts credentials from a Prefect block into the environment while a flow needs them."""
 
 import os
 import threading
@@ -34,7 +34,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def credentials_of(job: TrainingJob) -> Iterator[None]:
-    """Set the variables of the Prefect block that `job` names in the environment, until the context ends.
+    """Set the variables of the job's Prefect block in the environment until the context ends.
 
     Processes started meanwhile inherit them. No parameter, log, artifact or file of a run contains them. Trainings
     in several threads can name the same credentials.

@@ -1,4 +1,4 @@
-"""A flow that another process has started: it outlives the reader of its output, and leaves Ctrl-C to its parent."""
+"""Makes a flow independent of its parent process and its output. Ctrl-C goes to the parent."""
 
 import os
 import select
@@ -12,7 +12,7 @@ _STREAMS = (1, 2)  # standard output and standard error
 
 
 def detach() -> None:
-    """Make this process independent of its parent, except for signals that the parent sends to it.
+    """Make this process independent of its parent, except for the parent's signals.
 
     It gets a process group of its own: Ctrl-C goes to every process of a terminal's group, and `midstride serve` passes
     it on as well; a second request to stop would end the run at once.

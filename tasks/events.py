@@ -112,7 +112,7 @@ class RunFailed(Event):
 
 
 class ModelPromoted(Event):
-    """A challenger is the new champion. The resource is the model, `midstride.model.NAME` of the job."""
+    """A challenger is the new champion. The resource is the model, `midstride.model.NAME`."""
 
     event = "midstride.model.promoted"
 

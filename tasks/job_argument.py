@@ -1,4 +1,4 @@
-"""The arguments that tasks and flows share: a job in any of its forms, and the name of its run."""
+"""Shared arguments of tasks and flows: a job in any form, and the name of its run."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ def run_of(job: JobLike, run: str | None) -> Run:
 
 
 def default_run_name(job: TrainingJob) -> str:
-    """Return the name of the run of `job` in this flow: the same in each retry, whichever task asks.
+    """Return the run name of `job` in this flow, equal in all retries and tasks.
 
     It consists of the id of the outermost flow run, the name of the job, and a digest of what is trained. So each fold
     or setting has a run of its own, and a retry finds it. A subflow has another id in each retry of its parent.

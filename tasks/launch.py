@@ -34,7 +34,10 @@ _training_lock = threading.Lock()
 
 
 def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether another attempt makes sense; a plain function, since Prefect takes any other callable for a no."""
+    """Return True if another attempt can help.
+
+    A plain function, because Prefect ignores other callables.
+    """
     context, error = TaskRunContext.get(), state.data
     # Who takes a run back that another flow has taken over loses it again: neither would get on.
     if context is None or isinstance(error, (UserError, Superseded)) or is_paused():
@@ -52,7 +55,7 @@ def _may_resume(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> b
 
 
 def _forgiven(run: Run, after: int | None, tries: int) -> int:
-    """Return the number of the last attempt that is forgiven: by default, that before the `tries` of this task run."""
+    """Return the last forgiven attempt, by default the one before this task run's `tries`."""
     if after is not None:
         return after
     tried = run.attempts.attempts()
@@ -97,7 +100,7 @@ def launch_world(job: JobLike, run: str | None = None, after: int | None = None)
 
 
 def _last_step_if_done(run: Run) -> int | None:
-    """Return the last step of a run that is done, and was trained with this job; None of any other."""
+    """Return the last step of a completed run of this job; None of other runs."""
     with run.store.errors_explained("read"):
         tried = run.attempts.attempts()
         last = tried[-1] if tried else None

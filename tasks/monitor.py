@@ -1,4 +1,4 @@
-"""Reports a running world to Prefect: progress, snapshots, logs. Calls are rare, and no error of them stops it."""
+"""Reports a running world to Prefect: progress, snapshots, logs. Errors do not stop the run."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ _NEVER = float("-inf")
 
 
 class View(Protocol):
-    """Where a world is shown beside Prefect, such as a terminal."""
+    """Shows a world beside Prefect, for example on a terminal."""
 
     def begin(self, url: str) -> object:
         """A world of the run at `url` is about to start."""

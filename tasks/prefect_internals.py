@@ -1,4 +1,7 @@
-"""Private names of Prefect, used here only; `tests/unit/test_internals.py` tries each of them."""
+"""Private names of Prefect, used here only.
+
+`tests/unit/test_internals.py` tests each of them.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +17,7 @@ __all__ = ["heartbeats_not_awaited", "outer_flow"]
 
 @contextmanager
 def heartbeats_not_awaited() -> Iterator[None]:
-    """End flows in the block without waiting for their heartbeat thread, which wakes up once a second.
+    """End flows in the block without their heartbeat thread, which wakes up once a second.
 
     The thread sends nothing after that and ends with the process, as Prefect has it for async flows. If Prefect waits
     in another way, nothing changes.
@@ -32,6 +35,6 @@ def heartbeats_not_awaited() -> Iterator[None]:
 
 
 def outer_flow(context: FlowRunContext) -> FlowRunContext | None:
-    """Return the flow around that of `context` in this process; None if there is none, or Prefect hides it."""
+    """Return the flow around that of `context` in this process; None without a visible one."""
     outer = getattr(getattr(context, "_token", None), "old_value", None)
     return outer if isinstance(outer, FlowRunContext) else None

@@ -1,4 +1,4 @@
-"""How far a world is, for the run's page in the UI: a bar, and a line of text under it."""
+"""Progress of a world on the run's page in the UI: a bar and a line of text."""
 
 import time
 from typing import Any

@@ -71,7 +71,7 @@ def publish_nightly_report(night: NightlyRun, decision: PromotionDecision | None
 
 @contextmanager
 def stops_recorded(run: Run) -> Iterator[None]:
-    """Record in the run, and tell automations, that a flow was stopped in the block: no task starts after that."""
+    """Record a stop of the flow in the block and report it to automations. No later task starts."""
     try:
         yield
     except Exception:
@@ -82,7 +82,7 @@ def stops_recorded(run: Run) -> Iterator[None]:
 
 
 def _record_stop(run: Run) -> None:
-    """Record a stop on request, also after an attempt that failed or was done: the flow had not ended with it."""
+    """Record a stop on request, also after a failed or completed attempt of an open flow."""
     try:
         report = report_of(run)
         run.attempts.record_stop()

@@ -1,4 +1,4 @@
-"""Slots of Prefect's global concurrency limits, which a job claims by `resources` while its processes run."""
+"""Claims slots of Prefect's global concurrency limits for a job with `resources`."""
 
 import threading
 import time
@@ -99,7 +99,7 @@ def _free_slots(name: str, slots: int) -> UUID | None:
 
 
 def _renew(name: str, lease: UUID, ended: threading.Event) -> None:
-    """Renew `lease` until `ended`. Training continues without its slots if the server forgets them."""
+    """Renew `lease` until `ended`. Training continues if the server forgets its slots."""
     has_warned = False
     while not ended.wait(RENEWED_EVERY_S):
         try:

@@ -20,7 +20,7 @@ __all__ = ["record_snapshot"]
 def record_snapshot(
     url: str, step: int, taken: list[dict[str, Any]], recorded: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Check the snapshots `taken` since the last time, show them in a table, and say so in events.
+    """Check the newly `taken` snapshots, show them in a table, and emit events.
 
     Args:
         url: of the run.

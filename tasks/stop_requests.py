@@ -1,4 +1,4 @@
-"""Requests to stop that reach tasks in any thread: a signal to the process, Cancel, and Pause."""
+"""Requests to stop that reach tasks in any thread: signals, Cancel and Pause."""
 
 import signal
 import threading
@@ -24,7 +24,7 @@ listen()  # here, since a flow's module is imported in the main thread, and trai
 
 
 def stop_if_asked() -> None:
-    """Raise if this flow run was asked to stop. A task that waits calls it several times a second.
+    """Raise after a request to stop this flow run. Waiting tasks call it several times a second.
 
     In the main thread, handlers of signals raise by themselves. Other threads raise the same here, so Prefect gives
     their flows and tasks the same states: Cancelled after a Cancel, else Crashed.
@@ -50,7 +50,7 @@ def is_paused() -> bool:
 
 @contextmanager
 def stop_delayed() -> Iterator[None]:
-    """Delay a request to stop until the block ends; obey a second one at once. For the main thread.
+    """Delay a request to stop until the block ends. Obey a second one at once. Main thread only.
 
     Prefect's client turns an exception that the handler of a signal raises in it into another one, and the request
     would be lost.

@@ -1,4 +1,4 @@
-"""What a validation found, in a line for the run's log."""
+"""Results of a validation in a line of the run's log."""
 
 import math
 from typing import Any

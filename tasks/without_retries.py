@@ -1,4 +1,4 @@
-"""Prefect's client without its retries: by default it asks for a minute, and meanwhile no world is watched."""
+"""Prefect's client without retries, which would leave a world unwatched for a minute."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The states of callbacks, and of a DataModule with a `state_dict`, as one part of the state of a run."""
+"""State of callbacks, and of a DataModule with a `state_dict`, as a part of the run's state."""
 
 import copy
 import logging
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def by_class_name(owners: Sequence[T]) -> dict[str, T]:
-    """Return callbacks by the names of their classes; the second callback of a class is `Name#1`."""
+    """Return callbacks by class name. The second callback of a class is `Name#1`."""
     named: dict[str, T] = {}
     for owner in owners:
         name = type(owner).__name__
@@ -67,7 +67,7 @@ class Callbacks(AlikeOnRanks):
 
 
 def _watches_another(callback: Stateful, saved: dict[str, Any]) -> bool:
-    """Return whether `saved` is the state of a `Monitor` of another value or mode, and warn if so.
+    """Return True, with a warning, if `saved` belongs to a `Monitor` of another value or mode.
 
     The state of a user's own monitor may not name the value; False then.
     """

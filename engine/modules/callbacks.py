@@ -32,7 +32,7 @@ class Callback:
         """Restore the state that `state_dict` returned."""
 
     def trainer_view(self, trainer: "TrainerInterface") -> Any:
-        """Return the object that the hooks get as `trainer`; adapters, as for Lightning's callbacks, return a view."""
+        """Return the hooks' `trainer`. Adapters, as for Lightning's callbacks, return a view."""
         return trainer
 
     def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
@@ -61,7 +61,7 @@ class Callback:
     def on_train_batch_end(
         self, trainer: "TrainerInterface", module: "TrainingModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After a training step, and after the optimizer step if the batch ends an accumulation window."""
+        """Called after a training step, and after the optimizer step if one follows."""
 
     def on_before_backward(self, trainer: "TrainerInterface", module: "TrainingModule", loss: "Tensor") -> None:
         """Before each backward pass."""
@@ -179,13 +179,13 @@ _FIRST_STATES: dict[int, tuple["weakref.ref[Callback]", dict[str, Any]]] = {}
 
 
 def first_state(callback: Callback) -> dict[str, Any]:
-    """Return the state of `callback` before its first fit, of this or another Trainer; without one, its state now."""
+    """Return the state of `callback` before its first fit; without a record, its state now."""
     known = _FIRST_STATES.get(id(callback))
     return known[1] if known else copy.deepcopy(callback.state_dict())
 
 
 def keep_first_state(callback: Callback, state: dict[str, Any]) -> None:
-    """Record `state` as the state of `callback` before its first fit, for as long as `callback` exists."""
+    """Record `state` as the state of `callback` before its first fit."""
     key = id(callback)
     if key not in _FIRST_STATES:
         _FIRST_STATES[key] = weakref.ref(callback, lambda _: _FIRST_STATES.pop(key, None)), state

@@ -1,4 +1,4 @@
-"""The hooks that a module and its callbacks override, looked up once, so that other hooks cost nothing."""
+"""Hooks of a module and its callbacks, looked up once. Other hooks cost nothing."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class Hooks:
         return name in self._by_name
 
     def bound(self, name: str) -> Sequence[Callable[..., object]]:
-        """Return a function for each hook called `name`, in order, so that a loop looks them up once."""
+        """Return a function for each hook called `name`, in order. A loop looks them up once."""
         return [partial(call_user_code, where, hook, *first) for where, hook, first in self._by_name.get(name, ())]
 
     def call(self, name: str, *arguments: Any, of: Literal["all", "module", "callbacks"] = "all") -> None:
@@ -63,7 +63,7 @@ def own_hook(owner: object, name: str) -> Callable[..., Any] | None:
 
 
 def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: object) -> list[str]:
-    """Return messages on hooks of other parameters, or that are never called, and on states that are not taken back."""
+    """Return messages on hooks with other parameters or never called, and on one-way states."""
     faults = [fault for callback in callbacks for fault in override_faults(type(callback))]
     faults += override_faults(type(module), "on_")
     owners: list[tuple[object, type, list[str]]] = [(module, TrainingModule, _hook_names(ModuleHooks))]

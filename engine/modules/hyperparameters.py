@@ -73,7 +73,7 @@ def ensure_accepted(kind: type, arguments: Mapping[str, Any], path: object) -> N
 
 
 def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
-    """Return the arguments, by name, of the constructor calls of `owner` in `frame` and its callers.
+    """Return the arguments by name of `owner`'s constructor calls in `frame` and its callers.
 
     Raises:
         RuntimeError: no constructor of `owner` is running.

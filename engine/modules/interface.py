@@ -1,4 +1,4 @@
-"""The part of the Trainer that modules, hooks and callbacks may use; it stands below the Trainer, for types."""
+"""The Trainer's interface for modules, hooks and callbacks, below the Trainer, for types."""
 
 import os
 from abc import abstractmethod
@@ -24,7 +24,9 @@ __all__ = ["TrainerInterface"]
 
 
 class TrainerInterface(Protocol):
-    """The Trainer as `module.trainer` and as first argument of a callback's hooks; names follow Lightning's.
+    """The Trainer as `module.trainer` and as first argument of a callback's hooks.
+
+    Names follow Lightning's.
 
     Attributes are for reading; changes are made by methods.
     """
@@ -52,7 +54,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def options(self) -> TrainerOptions:
-        """How long and how the module trains: `max_epochs`, `precision` and so on, as given to the Trainer."""
+        """Options of the training as given to the Trainer, such as `max_epochs` and `precision`."""
 
     @property
     @abstractmethod
@@ -72,7 +74,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers that `configure_optimizers` returned; empty before. `on_fit_start` may set others."""
+        """Optimizers from `configure_optimizers`; empty before. `on_fit_start` can set others."""
 
     @optimizers.setter
     @abstractmethod
@@ -96,7 +98,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def train_dataloader(self) -> Any:
-        """The training loader as it was given: a DataLoader or a nest of them; None before the fit reads batches."""
+        """The training loader, or nest of loaders, as given; None before the fit reads batches."""
 
     @property
     @abstractmethod
@@ -124,7 +126,7 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def clip_gradients(self, optimizer: Optimizer, largest: float, algorithm: Literal["norm", "value"]) -> None:
-        """Clip the gradients of the parameters of `optimizer` to the norm `largest`, or each element to this value."""
+        """Clip the gradients of `optimizer` to the norm `largest`, or each element to this value."""
 
     @abstractmethod
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -140,7 +142,7 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def step_optimizer(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Call `closure`, the hooks `on_before_optimizer_step`, then `optimizer.step`; return what that returns.
+        """Call `closure`, `on_before_optimizer_step` and `optimizer.step`, and return its result.
 
         Args:
             optimizer: one of `optimizers`.
@@ -150,11 +152,11 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Write the module's weights to `folder` of the run, if the run is stored; every rank calls this."""
+        """Write the module's weights to `folder` of the run, if it has one. Call it on all ranks."""
 
     @abstractmethod
     def save_checkpoint(self, filepath: str | os.PathLike[str], weights_only: bool = True) -> None:
-        """Write the weights to a file for `load_from_checkpoint` of a LightningModule; every rank calls this.
+        """Write a checkpoint for `load_from_checkpoint` of a LightningModule. Call it on all ranks.
 
         Args:
             filepath: path of the file.
@@ -163,7 +165,7 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def stop(self) -> None:
-        """End the fit after the current batch, as if it were complete; every rank calls this at the same point."""
+        """End the fit normally after the current batch. Call it on all ranks at the same point."""
 
     @property
     @abstractmethod
@@ -173,7 +175,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def estimated_stepping_batches(self) -> float:
-        """Optimizer steps of the whole fit, for schedules of the learning rate; infinite if the number is unknown."""
+        """Optimizer steps of the whole fit, for schedules; infinite if unknown."""
 
     @property
     @abstractmethod

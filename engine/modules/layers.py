@@ -1,4 +1,4 @@
-"""The layers of a module by path, and how they change in training: removed, shared with another path, reordered."""
+"""Layers of a module by path, and their changes in training: removed, shared, reordered."""
 
 import logging
 from collections import OrderedDict
@@ -50,7 +50,7 @@ def own_layers(layers: Layers) -> set[str]:
 
 
 def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
-    """Return how the layers `now` differ from the layers that were `built`; new layers are not included.
+    """Return the differences between the layers `now` and `built`, except new layers.
 
     Keys without an entry are left out:
         "gone layers": path -> whether the child is None now (else its name is gone), for the topmost removed layers.
@@ -89,7 +89,7 @@ def change_layers(module: nn.Module, built: Layers, state: dict[str, Any], rebui
 
 
 def _remove_layers(module: nn.Module, gone: Mapping[str, bool]) -> None:
-    """Set the layers in `gone` to None where the value is True; delete the others with their names."""
+    """Set the layers in `gone` to None where the value is True. Delete the others."""
     for path, is_none in gone.items():
         owner, name = dict(module.named_modules()).get(owner_of(path)), path.rpartition(".")[2]
         if owner is not None and is_none:
@@ -124,7 +124,7 @@ def _is_other(path: str, built: Layers, now: Layers) -> bool:
 
 
 def _other_order(built: Layers, now: Layers) -> dict[str, list[str]]:
-    """Return, by module, the names of its children where they are not in the order as built, with new ones last."""
+    """Return by module the names of its reordered children, new ones last."""
     expected = {owner: [name for name in names if _path(owner, name) in now] for owner, names in _names(built).items()}
     for path in now:
         if path not in built and now[path] == path:
@@ -192,7 +192,7 @@ class NewLayers:
         return (path if kind == "module" else owner_of(path)) in self._built
 
     def rebuild(self, nodes: dict[str, Any]) -> None:
-        """Build the layers of `nodes`, except those that the module has; the values of their tensors are loaded later.
+        """Build the missing layers of `nodes`. The values of their tensors are loaded later.
 
         Raises:
             UserError: a layer cannot be built as it was.
@@ -222,7 +222,7 @@ class NewLayers:
 
 
 def _lost_constants(walk: GraphWalk) -> list[str]:
-    """Return the paths of functions, classes and the like that another attempt cannot find by their names."""
+    """Return paths of functions, classes and constants that another attempt cannot find by name."""
     found = {path for path in walk.functions if function_called(walk.constants[path].partition(" ")[0]) is not None}
     return [path for path in walk.constants if path not in found]
 
@@ -237,7 +237,7 @@ def _drop_separate_state(node: Any) -> None:
 
 
 def _reset_metrics(module: nn.Module) -> None:
-    """Give the metrics in a rebuilt module their initial states: `named_modules` fails on a metric without states."""
+    """Give metrics in a rebuilt module their initial states, which `named_modules` requires."""
     begin_anew(module)
     for child in children_of(module).values():
         if child is not None:

@@ -1,4 +1,4 @@
-"""The base classes of users: a module that trains, and the data it trains on. Names follow Lightning's."""
+"""Base classes for users: a module that trains, and its data. Names follow Lightning's."""
 
 import logging
 import os
@@ -182,7 +182,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
             print(*args, **kwargs)
 
     def all_gather(self, data: Any) -> Any:
-        """Return `data`, a tensor or a nest of them, with each stacked over the ranks; unchanged on one process.
+        """Return `data`, a tensor or nest, stacked over the ranks; unchanged on one process.
 
         Tensors have a first dimension of `world_size` more, and no gradients. Every rank calls this at the same point.
         """
@@ -243,7 +243,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self.trainer.backward(loss, **options)
 
     def toggle_optimizer(self, optimizer: Optimizer) -> None:
-        """Let parameters that only other optimizers train collect no gradients, until `untoggle_optimizer`."""
+        """Stop gradients of parameters that only other optimizers train, until `untoggle_optimizer`."""
         self.untoggle_optimizer(optimizer)
         mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         others = (p for other in self.trainer.optimizers for group in other.param_groups for p in group["params"])
@@ -263,7 +263,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients of the parameters of `optimizer`, by "norm" or "value", as in the options unless given."""
+        """Clip the gradients of `optimizer` by "norm" or "value", by default as in the options."""
         options = self.trainer.options
         largest = options.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
         algorithm: Any = gradient_clip_algorithm or options.gradient_clip_algorithm
@@ -303,16 +303,16 @@ class DataModule(HyperparametersMixin):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state that affects the next batches, besides the attributes, which snapshots hold anyway."""
+        """Return state that affects the next batches. Snapshots hold attributes anyway."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore the result of `state_dict`; called after the loaders are made, which resume on their own."""
+        """Restore the result of `state_dict`, after the loaders exist. These resume on their own."""
 
 
 @cache
 def _warn_of_no_trainer(name: str) -> None:
-    """Warn once for each class that logged values are dropped. Users call a step without a Trainer to try it."""
+    """Warn once per class that logged values are dropped, if a step runs without a Trainer."""
     log.warning("%s has no Trainer: values passed to self.log are dropped", name)
 
 

@@ -1,4 +1,4 @@
-"""The hooks of a module, called at fixed points of a fit, a validation, a test and a prediction."""
+"""Hooks of a module at fixed points of a fit, a validation, a test and a prediction."""
 
 from typing import Any
 
@@ -27,13 +27,13 @@ class ModuleHooks:
         """Before the first batch of an epoch; not again if a run resumes within it."""
 
     def on_train_epoch_end(self) -> None:
-        """After the last batch of an epoch, or the batch at which training is stopped, and the validation after it."""
+        """Called after an epoch's last batch, or the batch that stops training, and its validation."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Before a training step; `batch` is on the device."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After a training step, and after the optimizer step if the batch ends an accumulation window."""
+        """Called after a training step, and after the optimizer step if one follows."""
 
     def on_before_backward(self, loss: Tensor) -> None:
         """Before each backward pass."""

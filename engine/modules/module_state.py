@@ -1,4 +1,4 @@
-"""State of a module besides weights and attributes: non-persistent buffers, train or eval mode, frozen parameters."""
+"""A module's non-persistent buffers, train or eval modes, and frozen parameters."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class NonPersistentBuffers(AlikeOnRanks):
-    """The buffers that `Module.state_dict` leaves out (`persistent=False`): training may change those too."""
+    """Buffers with `persistent=False`, which `Module.state_dict` omits and training can change."""
 
     description = "a buffer that is not persistent"
 
@@ -31,7 +31,7 @@ class NonPersistentBuffers(AlikeOnRanks):
         self._built = frozenset(self._filled())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the buffers by name; None for a buffer that training set to None or deleted, if its layer exists."""
+        """Return the buffers by name; None for one set to None or deleted in an existing layer."""
         filled, modules = self._filled(), dict(self._module.named_modules())
         other = {where for where in self._built if owner_of(where) not in modules}  # their layers were removed
         other.update(name for name, _ in self._module.named_buffers())  # or they are persistent now
@@ -69,7 +69,7 @@ class NonPersistentBuffers(AlikeOnRanks):
 
 
 class TrainingModes(AlikeOnRanks):
-    """Which submodules are in training mode, and which parameters collect gradients."""
+    """Submodules in training mode, and parameters that collect gradients."""
 
     description = "what is in training"
 
@@ -101,7 +101,7 @@ class TrainingModes(AlikeOnRanks):
             module.training = training.get(name, module.training)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both by name; within an evaluation also the submodules that are in training mode there, if any."""
+        """Return both by name; within an evaluation also submodules that are in training mode there."""
         now, before = self._training(), self._before_evaluation
         within = self._within if before is None else [name for name, is_training in now.items() if is_training]
         return {
@@ -128,7 +128,7 @@ def _can_take(buffer: Tensor, saved: Tensor) -> bool:
 
 
 def _warn_of_code_changes(what: str, new: Sequence[str], gone: Sequence[str]) -> None:
-    """Warn of `new` and `gone` submodules or buffers: the code builds others than when the snapshot was taken."""
+    """Warn of `new` and `gone` submodules or buffers, built by other code than the snapshot's."""
     lines = {"new, and as built": new, "gone, and dropped": gone}
     if said := [f"{line}: {', '.join(names)}" for line, names in lines.items() if names]:
         log.warning("the code builds other %s than those the snapshot is of: %s", what, "; ".join(said))

@@ -35,7 +35,7 @@ class Monitor(Callback):
         self.best = math.inf if mode == "min" else -math.inf
 
     def on_validation_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
-        """Call `judge` if the validation is part of a fit and the value is not checked at the end of the epoch."""
+        """Call `judge` for a validation of a fit, unless the value is checked at the epoch's end."""
         if trainer.is_fitting and not self.waits_for_epoch_end(trainer.options):
             self.judge(trainer)
 
@@ -53,7 +53,7 @@ class Monitor(Callback):
 
     @property
     def watched(self) -> dict[str, str]:
-        """The monitored value and the mode, as part of the state: a best value is valid only for the same two."""
+        """Monitored value and mode. A best value is valid only for these."""
         return {"monitor": self.monitor, "mode": self.mode}
 
     def is_better(self, value: float, margin: float = 0.0) -> bool:
@@ -77,7 +77,7 @@ class Monitor(Callback):
 
 
 class BestCheckpoint(Monitor):
-    """Keeps the weights of the best validation in the run's `best` folder; without a validation, of the best epoch.
+    """Keeps the best weights by validation, or by epoch without one, in the run's `best` folder.
 
     Args:
         monitor: name of a logged value, such as "val/loss".
@@ -173,7 +173,7 @@ class EarlyStopping(Monitor):
         return (good is not None and value < good) or (bad is not None and value > bad)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, the validations since, the epoch of the stop, and what is monitored."""
+        """Return best value, validations since, epoch of the stop, and monitored value and mode."""
         return {
             "best": self.best,
             "wait_count": self.wait_count,

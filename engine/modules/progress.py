@@ -47,7 +47,7 @@ class Progress:
         self.in_epoch = True
 
     def batch_done(self, *, at_end: bool, stepped: bool) -> None:
-        """Count one training batch, and a step if it `stepped`; `at_end`: it is the epoch's last one."""
+        """Count a training batch, a step if it `stepped`, and the epoch's last batch (`at_end`)."""
         self.batch += 1
         self.at_end = at_end
         if stepped:

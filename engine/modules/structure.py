@@ -1,4 +1,4 @@
-"""How training changed the structure of a module: layers, parameters and buffers added, removed, shared or reshaped.
+"""Changes of a module's structure by training: layers and tensors added, removed, reshaped.
 
 `ModuleStructure` is a part of the state of a run. Layers are described in `layers`, tensors here.
 """
@@ -28,7 +28,7 @@ _BUFFERS, _PARAMETERS = "shared buffers", "shared parameters"
 
 
 class ModuleStructure:
-    """How the layers, parameters and buffers of a module differ from those that every attempt builds.
+    """Differences between a module's structure and the structure built by each attempt.
 
     It is restored before the weights, which are then loaded into the changed structure.
 
@@ -46,7 +46,7 @@ class ModuleStructure:
         self._shared = SharedTensors(module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was added, removed, shared, or changed in shape, dtype or layout; empty if all is as built.
+        """Return tensors and layers added, removed, shared or reshaped; empty if all is as built.
 
         Raises:
             UserError: a parameter was removed or tied: the next attempt could not match it to its optimizer state.
@@ -62,7 +62,7 @@ class ModuleStructure:
         return layer_changes(self._layers, layers_of(self._module)) | found | self._shared.changes(tensors)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Change the module to the structure in `state_dict`; the values of its tensors are loaded later."""
+        """Change the module to the structure in `state_dict`. Values of tensors are loaded later."""
         rebuild = partial(self._new_layers.rebuild, state_dict.get("modules", {}))
         change_layers(self._module, self._layers, state_dict, rebuild)
         for name, removed_as in state_dict.get("gone buffers", {}).items():
@@ -78,7 +78,7 @@ class ModuleStructure:
 
 
 def structure_of(built: ModuleStructure) -> dict[str, Any] | UserError:
-    """Return how a module differs from when it was built, or the error if this cannot be described."""
+    """Return a module's differences from its build, or the error if they cannot be described."""
     try:
         return built.state_dict()
     except UserError as error:
@@ -107,14 +107,14 @@ def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: di
 
 
 def _fits(module: nn.Module, weights: Mapping[str, Any]) -> bool:
-    """Return whether names and shapes of `weights` are those of `module`; a lazy layer takes its shape from them."""
+    """Return True if `weights` fit `module` by name and shape. Lazy layers take any shape."""
     own: Mapping[str, Any] = module.state_dict(keep_vars=True)
     pairs = [(own[name], value) for name, value in weights.items() if isinstance(own.get(name), Tensor)]
     return own.keys() == weights.keys() and all(is_lazy(mine) or mine.shape == value.shape for mine, value in pairs)
 
 
 class TensorForms:
-    """The kind (parameter or buffer), shape, dtype and strides of each tensor of a module as it was built.
+    """Kind, shape, dtype and strides of each tensor of a module as built.
 
     Args:
         module: as it was built.
@@ -126,7 +126,7 @@ class TensorForms:
         self._built = {name: _form(tensor) for name, tensor in named_tensors(module).items()}
 
     def changed(self, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Return the forms of those `tensors` that are new or have another form than they were built with."""
+        """Return the forms of `tensors` that are new or differ from their build."""
         changed = {name: tensor for name, tensor in tensors.items() if self._built.get(name) != _form(tensor)}
         return {name: self._described(tensor) for name, tensor in changed.items()}
 
@@ -172,7 +172,7 @@ class TensorForms:
             buffers_of(owner)[attribute] = None
 
     def change(self, name: str, form: dict[str, Any]) -> None:
-        """Replace the tensor `name` by zeros of the `form` that `changed` returned, unless it has that form."""
+        """Replace the tensor `name` by zeros of the `form` from `changed`, unless it has that form."""
         owner, attribute = owner_and_attribute(self._module, name)
         value = self._zeros(form)
         tensor = named_tensors(self._module).get(name)
@@ -211,7 +211,7 @@ class TensorForms:
 
 
 def _form(tensor: Tensor, kind: str = "") -> tuple[Any, ...]:
-    """Return kind ("parameter" or "buffer"), shape, dtype, strides and whether it is distributed."""
+    """Return kind ("parameter" or "buffer"), shape, dtype, strides, and True if distributed."""
     kind = kind or ("parameter" if isinstance(tensor, nn.Parameter) else "buffer")
     return kind, tensor.shape, tensor.dtype, _strides(tensor), is_distributed(tensor)
 
@@ -224,7 +224,7 @@ def _strides(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 class SharedTensors:
-    """Which parameters and buffers were one tensor when the module was built.
+    """Parameters and buffers that were one tensor when the module was built.
 
     Args:
         module: as it was built.
@@ -235,7 +235,7 @@ class SharedTensors:
         self._built = shared_names(named_tensors(module))
 
     def changes(self, tensors: dict[str, Tensor]) -> dict[str, list[list[str]]]:
-        """Return the names of each shared one of `tensors`, if others are shared than when the module was built.
+        """Return the names of each shared one of `tensors`, if sharing differs from the build.
 
         Names of parameters are left out if all that changed is that some of them were removed.
 
@@ -253,7 +253,7 @@ class SharedTensors:
         return changes
 
     def _still_tied(self, tensors: dict[str, Tensor]) -> list[list[str]]:
-        """Return groups of names of parameters that were tied when the module was built and still exist."""
+        """Return groups of names of existing parameters that were tied when the module was built."""
         still = [[name for name in names if name in tensors and not self._is_buffer(name)] for names in self._built]
         return [names for names in still if len(names) > 1]
 
@@ -267,7 +267,7 @@ class SharedTensors:
                 )
 
     def apply(self, state: dict[str, Any]) -> None:
-        """Share tensors as the changes in `state` say, and give expanded buffers memory of their own."""
+        """Share tensors as recorded in `state`, and give expanded buffers their own memory."""
         if _BUFFERS in state:
             self._share(state[_BUFFERS], buffers=True)
         if _PARAMETERS in state:
@@ -275,7 +275,7 @@ class SharedTensors:
         self._materialize_expanded()
 
     def _share(self, groups: list[list[str]], *, buffers: bool) -> None:
-        """Make the buffers, or the parameters, of each group one tensor, and give all others memory of their own."""
+        """Make the tensors of each group one, and give all others their own memory."""
         tensors = named_tensors(self._module)
         for name in [name for names in shared_names(tensors) for name in names[1:] if self._is_buffer(name) == buffers]:
             own = tensors[name].detach().clone()
@@ -286,7 +286,7 @@ class SharedTensors:
                 set_tensor(self._module, name, tensors[first])
 
     def _materialize_expanded(self) -> None:
-        """Replace expanded buffers (strides of 0) by contiguous copies: torch cannot copy values into expanded ones."""
+        """Replace expanded buffers (strides of 0) by contiguous copies, which torch can write to."""
         copies: dict[int, Tensor] = {}
         for name, tensor in named_tensors(self._module).items():
             if self._is_buffer(name) and is_expanded(tensor):
@@ -299,7 +299,7 @@ class SharedTensors:
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by name; not those of metrics, nor lazy ones without a shape yet."""
+    """Return parameters and persistent buffers by name, without metrics and lazy tensors."""
     return {
         f"{path}.{name}" if path else name: tensor
         for path, submodule in module.named_modules()

@@ -1,4 +1,7 @@
-"""Privates of `torch.nn`, named here alone; `tests/unit/test_internals.py` tries each of them."""
+"""Private names of `torch.nn`, used here only.
+
+`tests/unit/test_internals.py` tests each of them.
+"""
 
 from torch import Tensor, nn
 
@@ -6,7 +9,7 @@ __all__ = ["buffers_of", "children_of", "is_hooked", "parameters_of", "transient
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """Return the module's own parameters, not those of its children: the dict itself, to be changed."""
+    """Return the module's own parameters, as the dict itself, which can be changed."""
     return module._parameters
 
 
@@ -27,5 +30,5 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def transient_buffers(module: nn.Module) -> set[str]:
-    """Return the names of the module's own buffers that its state_dict leaves out: the set itself, to be changed."""
+    """Return the set of the module's own buffers outside its state_dict, which can be changed."""
     return module._non_persistent_buffers_set
