@@ -207,7 +207,10 @@ def _code(error: BaseException) -> int:
 
 
 def _emit_rollback(registry: ModelRegistry, left: Champion, back: Champion) -> None:
-    """Emit an event about `midstride champion rollback`, if a server is configured. An error changes no champion."""
+    """Emit an event about `midstride champion rollback` if a server is configured.
+
+    An error changes no champion.
+    """
     from midstride.flows.terminal import quiet_prefect
 
     quiet_prefect()

@@ -76,7 +76,7 @@ def deploy(
 def serve(
     job: TrainingJob, name: str, *, flow: str = "train", cron: str | None = None, timezone: str | None = None
 ) -> None:
-    """Deploy `flow` with `job` and run what is due in processes of this one, until it is asked to stop.
+    """Deploy `flow` with `job` and run due runs in child processes until a request to stop.
 
     The arguments and what is raised are those of `deploy`; there is no pool and no worker.
     """

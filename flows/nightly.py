@@ -29,7 +29,7 @@ IfNewData = Annotated[bool, Field(title="If new data", description="Train only o
 
 @flow(name="nightly", flow_run_name=nightly_name)
 def nightly(job: JobLike, date: Date | None = None, if_new_data: IfNewData = False) -> NightlyReport:
-    """Train `job` on the data of a date in a fresh run, and promote the result if it is better than the champion.
+    """Train `job` on a date's data in a fresh run. Promote the result if it beats the champion.
 
     The run is named after the job and the date. Started again for the same date, the flow resumes it, or returns the
     decision. A night that fails changes no champion.

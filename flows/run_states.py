@@ -101,7 +101,7 @@ def is_automatic_retry() -> bool:
 
 
 def completed(result: Result, name: str, message: str) -> Result:
-    """Return what a flow has to return to end Completed under another name; its caller gets `result`."""
+    """Return a flow result that ends it Completed under another name. Its caller gets `result`."""
     return cast(Result, Completed(name=name, message=message, data=result))
 
 

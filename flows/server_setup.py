@@ -155,7 +155,7 @@ def _crash_retry() -> AutomationCore:
 
 
 def _lost_retry() -> AutomationCore:
-    """A process and its worker both tell of one death: the second may come when the retry is already asked for.
+    """A process and its worker can both report a death, the second after the retry's request.
 
     A retry that a worker has taken up is not meant: what crashes before it runs would crash again, for ever. The state
     is named otherwise than the first, or a pool without a worker would have the run scheduled each minute.

@@ -1,4 +1,4 @@
-"""The flow that trains: prepare, launch, evaluate, report. A retry continues from the last snapshot."""
+"""Training flow: prepare, launch, evaluate, report. A retry resumes from the last snapshot."""
 
 import logging
 from typing import cast
@@ -85,7 +85,7 @@ def prepare_deployed_run(job: TrainingJob) -> None:
 
 
 def attempts_so_far(run: Run) -> int:
-    """Return how many attempts of `run` are forgiven: all if a person or a schedule started the flow, else none.
+    """Return the number of forgiven attempts: all after a start by a person or schedule, else 0.
 
     Raises:
         RunCancelled: it was cancelled.

@@ -31,7 +31,10 @@ _OPERATION = {
 
 
 class _AsJob:
-    """Validates a parameter of a flow: a path is loaded, all else is validated as a job. The form is that of a job."""
+    """Validates a flow's parameter: a path is loaded, other values are a job.
+
+    The form is that of a job.
+    """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(_loaded, handler.generate_schema(TrainingJob))

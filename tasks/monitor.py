@@ -163,7 +163,7 @@ class RunMonitor:
             self._curves_at = time.monotonic()
 
     def _try(self, act: Callable[[], object]) -> None:
-        """Call `act`; if Prefect does not answer, warn once and make no calls for a while: training goes on."""
+        """Call `act`. If Prefect does not answer, warn once and pause calls. Training continues."""
         if time.monotonic() < self._silent_until:
             return
         with stop_delayed():

@@ -40,7 +40,7 @@ _STOPPED_AFTER = {
 
 @task(name="publish report", task_run_name="publish report", cache_policy=NO_CACHE)
 def publish_report(job: JobLike, run: str | None = None, test: dict[str, float] | None = None) -> Report:
-    """Write report.md and curves.png into the run's folder, show both as an artifact, and return the report.
+    """Write report.md and curves.png to the run's folder and an artifact. Return the report.
 
     Args:
         job: a job, the path of its file, or its document.

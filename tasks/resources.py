@@ -8,7 +8,7 @@ __all__ = ["artifact_key", "model", "resource"]
 
 
 def artifact_key(url: str, what: str) -> str:
-    """Return the key of an artifact of the run at `url`: Prefect allows small letters, digits and dashes.
+    """Return the artifact key of a run: small letters, digits and dashes, as Prefect requires.
 
     Of a run that is named after its flow run's id the beginning is enough, and can be read in the UI.
 

@@ -73,7 +73,7 @@ def stop_delayed() -> Iterator[None]:
 
 
 def _outermost_start() -> float:
-    """Return when the outermost flow run around this thread started: earlier requests are not meant for it."""
+    """Return the start of this thread's outermost flow run. Earlier requests are not for it."""
     context = outer = FlowRunContext.get()
     while outer is not None:
         context, outer = outer, outer_flow(outer)

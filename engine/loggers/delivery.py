@@ -80,7 +80,7 @@ class Delivery:
         return self._generation is not None and lease is not None and lease.generation > self._generation
 
     def deliver(self) -> None:
-        """Send committed rows that were not sent. After an error, first ask the tracker which are missing."""
+        """Send unsent committed rows. After an error, ask the tracker which rows it has."""
         if self.is_superseded:
             return
         try:
@@ -219,7 +219,7 @@ class DeliveryProcess:
         self._error = ""
 
     def run(self, lines: int) -> bool:
-        """Deliver until the file descriptor `lines` announces the end. Return True if all was delivered."""
+        """Deliver until the file descriptor `lines` announces the end. Return True if complete."""
         due: float | None = 0.0  # seconds until the next try; None waits for a line
         while True:
             ready, _, _ = select.select([lines], [], [], due)

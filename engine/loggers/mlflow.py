@@ -194,7 +194,7 @@ def _name(key: str) -> str:
 
 
 def _requests(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield rows in groups of one request. A row with more metrics than fit is a group of its own."""
+    """Yield rows in groups of one request. A row with too many metrics is a group of its own."""
     group: list[Row] = []
     metrics = 0
     for row in rows:

@@ -172,7 +172,7 @@ def _agreement(path: Path, rows: CommittedRows, hyperparameters: Any) -> tuple[i
 
 
 def _events(path: Path) -> Iterator[tuple["Event", int]]:
-    """Yield the events of a file and the end of each. A torn event at the end of the file is dropped."""
+    """Yield the events of a file and the end of each, without a torn event at its end."""
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 

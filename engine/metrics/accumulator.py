@@ -109,7 +109,7 @@ def over_ranks(ranks: Sequence[dict[str, Accumulator]]) -> dict[str, float]:
 
 
 def states_over_ranks(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return the merged states of all ranks by name. A state is a dict of `Accumulator`'s fields."""
+    """Return the merged states of all ranks by name, as dicts of `Accumulator`'s fields."""
     merged = _merged([{name: Accumulator(**state) for name, state in rank.items()} for rank in ranks])
     return {name: asdict(accumulator) for name, accumulator in merged.items()}
 

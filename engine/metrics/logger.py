@@ -147,7 +147,7 @@ class MetricLogger:
             self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:
-        """Record a metric to compute at the end of the epoch. Return True to keep its batch value, too."""
+        """Record a metric for the end of the epoch. Return True to keep its batch value, too."""
         name, on_step, *_ = asked
         if (path := self.metrics.path(metric)) is None:
             raise UserError(
@@ -275,7 +275,7 @@ class MetricLogger:
         return {name: float(value) for name, value in row.items() if name in names and value is not None}
 
     def drain_rows(self) -> str:
-        """Remove the closed rows and return them as CSV, reduced over the ranks. All ranks call this."""
+        """Remove the closed rows and return them as CSV, reduced over ranks. Call it on all ranks."""
         shares = self._gather_shares(lambda: self.rows.shares())
         cells = dict.fromkeys(cell for rank in shares for cell in rank)
         for cell in cells:
@@ -302,7 +302,7 @@ class MetricLogger:
         return {*self.rows.newest} if self._size == 1 else self._of_steps
 
     def _adopt(self, reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> None:
-        """Add `reduced` to `values`, and the newest step's values if ranks do not exchange each step."""
+        """Add `reduced` to `values`, with the newest step's if ranks do not exchange each step."""
         if self._size > 1:
             self._of_steps, newest = newest_over_ranks(shares)
             self.values |= newest
@@ -434,7 +434,7 @@ def newest_over_ranks(shares: Sequence[EpochShare]) -> tuple[set[str], dict[str,
 
 
 def logged_once(reduced: Mapping[str, float], shares: Sequence[EpochShare]) -> dict[str, float]:
-    """Return values in `reduced` logged for the epoch only, whose names another stage logs per step."""
+    """Return values in `reduced` logged per epoch, whose names another stage logs per step."""
     common = union([rank.common_names for rank in shares])
     once = {*common.values()} - {common[name] for name in reduced if name in common}
     return {name: value for name, value in reduced.items() if name in once}

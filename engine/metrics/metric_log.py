@@ -70,7 +70,7 @@ class MetricLog:
 
     @property
     def newest(self) -> Mapping[str, Any]:
-        """The row of the newest step: numbers or tensors; None for values not yet reduced over ranks."""
+        """Row of the newest step: numbers or tensors; None for values not yet reduced over ranks."""
         return self._open
 
     def newest_shares(self) -> dict[str, Accumulator]:
@@ -144,7 +144,7 @@ class MetricLog:
         self._closed, self._shares = [], {}
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the rows of rank 0, with the shares of all ranks for rank 0 and none for the others."""
+        """Return rank 0's rows, with the shares of all ranks for rank 0 and none for the others."""
         shares: dict[str, Share] = {}
         for name in dict.fromkeys(name for state in states for name in state["pending_shares"]):
             running = merge_shares([s["pending_shares"][name] for s in states if name in s["pending_shares"]])

@@ -77,7 +77,7 @@ def is_kind_of_metric(kind: type) -> bool:
 
 
 def set_anew(metric: Any) -> None:
-    """Set the attributes that each object gets anew, on a metric created without its class's code."""
+    """Set the attributes that each object gets anew, on a metric created without its code."""
     is_distributed = sys.modules["torchmetrics.metric"].jit_distributed_available
     caches = {"_update_count": 0, "_computed": None, "_forward_cache": None}
     metric.__setstate__({**caches, "dist_sync_fn": None, "distributed_available_fn": is_distributed})
@@ -150,6 +150,6 @@ def exchanges_itself(metric: Any) -> bool:
 
 
 def sync_by(metric: Any, sync_dist: Callable[..., None]) -> None:
-    """Let the metric exchange with other ranks by `sync_dist(metric, ...)`, unless it does so itself."""
+    """Let the metric exchange by `sync_dist(metric, ...)`, unless it does so itself."""
     if not exchanges_itself(metric):
         metric._sync_dist = MethodType(sync_dist, metric)

@@ -239,7 +239,7 @@ def _state_of(metric: "Metric") -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of `value`. Metrics change tensors and lists in place, but not items of lists."""
+    """Return a copy of `value`. Metrics change tensors and lists in place, but not list items."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
@@ -258,7 +258,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _sync_through(metric: "Metric", everyones: Callable[[Callable[[], Any]], list[Any]], size: int) -> None:
-    """Let `metric` exchange all its states by `everyones` at once, also if ranks have different ones."""
+    """Let `metric` exchange all its states by `everyones` at once, even if they differ by rank."""
     if size == 1:
         metric.distributed_available_fn = _never
         return
@@ -286,7 +286,7 @@ def _never() -> bool:
 
 
 def _joined(pieces: list[Any], reduction: Callable[..., Any] | None) -> Any:
-    """Return one state of all ranks as torchmetrics does: stack tensors or join lists, then reduce."""
+    """Return one state of all ranks as torchmetrics does: stacked or joined, then reduced."""
     together: Any = torch.stack(pieces) if isinstance(pieces[0], Tensor) else [i for piece in pieces for i in piece]
     if reduction is None or (isinstance(together, list) and not together):
         return together

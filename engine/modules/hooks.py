@@ -22,7 +22,7 @@ _BOTH = "write both, or neither: then attributes that training changes are kept"
 
 
 class Hooks:
-    """The overridden hooks of a module and its callbacks, by name; those of callbacks are called first."""
+    """Overridden hooks of a module and its callbacks by name, those of callbacks first."""
 
     def __init__(self, trainer: "TrainerInterface", module: TrainingModule, callbacks: Sequence[Callback]) -> None:
         self._by_name: dict[str, list[tuple[str, Callable[..., Any], tuple[Any, ...]]]] = {}
@@ -83,13 +83,13 @@ def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: obj
 
 
 def _may_have_hooks(kind: type) -> bool:
-    """Return whether `kind` is user code, which may have mistyped hooks; a class of an installed package is, too."""
+    """Return True for user code, installed packages included. It can have mistyped hooks."""
     libraries = ("torch", "torchmetrics", "midstride", "builtins", "lightning", "pytorch_lightning")
     return kind.__module__.partition(".")[0] not in libraries
 
 
 def bind_step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any] | None:
-    """Return a function of a step's outputs and batch that calls `<step>_end`; None if the module does not override it.
+    """Return a function of outputs and batch that calls `<step>_end`; None if not overridden.
 
     The batch is passed only if the method takes it. There is no `predict_step_end`.
     """

@@ -53,7 +53,10 @@ class HyperparametersMixin:
 
 
 def accepted_arguments(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `arguments` that the constructor of `kind` takes: saved ones may be those of a base class."""
+    """Return those of `arguments` that the constructor of `kind` accepts.
+
+    Saved ones can be those of a base class.
+    """
     parameters = inspect.signature(kind).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(arguments)
@@ -61,7 +64,7 @@ def accepted_arguments(kind: type, arguments: Mapping[str, Any]) -> dict[str, An
 
 
 def ensure_accepted(kind: type, arguments: Mapping[str, Any], path: object) -> None:
-    """Raise UserError if `kind` cannot be made with `arguments`, some of them saved with the weights at `path`."""
+    """Raise UserError if `kind` does not accept `arguments`, some saved with weights at `path`."""
     try:
         inspect.signature(kind).bind(**arguments)
     except TypeError as error:

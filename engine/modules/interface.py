@@ -122,7 +122,7 @@ class TrainerInterface(Protocol):
 
     @abstractmethod
     def gather(self, value: object) -> list[Any]:
-        """Return every rank's `value`, in the order of ranks; every rank calls this at the same point."""
+        """Return the `value` of each rank in order of ranks. Call it on all ranks at the same point."""
 
     @abstractmethod
     def clip_gradients(self, optimizer: Optimizer, largest: float, algorithm: Literal["norm", "value"]) -> None:

@@ -163,7 +163,7 @@ class NewLayers:
         self._reported: set[str] = set()
 
     def describe(self, layers: dict[str, nn.Module]) -> dict[str, Any]:
-        """Return a node for each topmost new layer of `layers`, by path; warn once of what a node cannot hold."""
+        """Return a node for each topmost new layer. Warn once of state that a node cannot hold."""
         paths = [path for path in layers if path not in self._built and owner_of(path) in self._built]
         if not paths:
             return {}
@@ -228,7 +228,7 @@ def _lost_constants(walk: GraphWalk) -> list[str]:
 
 
 def _drop_separate_state(node: Any) -> None:
-    """Drop from `node` what other parts of the state hold: the training mode, and the values of metrics."""
+    """Drop training mode and values of metrics from `node`, because other parts hold them."""
     attributes = node.state.get("attributes", {}) if isinstance(node, Instance) else {}
     if isinstance(children := attributes.get("_modules"), dict):
         node.state["attributes"] = OrderedDict(without_seen(attributes), training=True)

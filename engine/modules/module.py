@@ -100,13 +100,13 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         return outputs
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Log values of a validation batch; with several loaders, the third argument is `dataloader_idx`."""
+        """Log values of a validation batch. With several loaders, the third argument is their index."""
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
         """Log values of a test batch; with several loaders, the third argument is `dataloader_idx`."""
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Return the prediction for `batch`, by default `self(batch)`; `dataloader_idx` is the number of the loader."""
+        """Return the prediction for `batch`, by default `self(batch)`, from loader `dataloader_idx`."""
         return self(batch)
 
     # What a user calls --------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         batch_size: int | None = None,
         add_dataloader_idx: bool = True,
     ) -> None:
-        """Log a number, a tensor of one number, or a torchmetrics metric; without a Trainer, do nothing.
+        """Log a number, a one-number tensor or a torchmetrics metric. Without a Trainer, do nothing.
 
         Args:
             name: such as "train/loss".

@@ -47,7 +47,7 @@ class NonPersistentBuffers(AlikeOnRanks):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore the buffers: in place where shape and dtype match, since other objects may hold them.
+        """Restore the buffers, in place if shape and dtype match, as other objects can hold them.
 
         Others are registered anew, such as caches that training registers or fills late.
         """
@@ -82,7 +82,7 @@ class TrainingModes(AlikeOnRanks):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put the module into eval mode, and restore the modes at the end; a snapshot within holds those modes."""
+        """Put the module into eval mode until the block ends. A snapshot holds the previous modes."""
         self._before_evaluation = self._training()
         self._module.eval()
         self._set(dict.fromkeys(self._within, True))

@@ -86,7 +86,7 @@ def structure_of(built: ModuleStructure) -> dict[str, Any] | UserError:
 
 
 def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: dict[str, Any] | UserError) -> None:
-    """Load `weights` of another process into `module`; if they do not fit, change its layers first.
+    """Load `weights` of another process into `module`. If needed, change its layers first.
 
     Args:
         module: as this process built it.
@@ -319,7 +319,7 @@ def shared_names(tensors: dict[str, Tensor]) -> list[list[str]]:
 
 
 def owner_and_attribute(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the layer that holds the parameter or buffer `name` of `module`, and the attribute's name there."""
+    """Return the layer with the parameter or buffer `name`, and the attribute's name there."""
     return module.get_submodule(owner_of(name)), name.rpartition(".")[2]
 
 

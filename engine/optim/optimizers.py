@@ -1,4 +1,4 @@
-"""Reads `configure_optimizers`; holds optimizers' states and the parameters that each trains."""
+"""Reads `configure_optimizers`; holds optimizers' states and their trained parameters."""
 
 import copy
 import itertools
@@ -55,7 +55,7 @@ class OptimizerList:
         return optimizers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each optimizer's state by number, and its parameters' names if training changed them.
+        """Return optimizers' states by number, and names of parameters if training changed them.
 
         Raises:
             UserError: an optimizer trains a tensor that is not a parameter of the module: no resumed run could find it.
@@ -103,7 +103,7 @@ def _saved(number: int, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Restore `optimizer` with the saved types. torch would cast its state to the weights' types.
+    """Restore `optimizer` with the saved types. torch would cast its state to those of weights.
 
     Tensors in its options, such as a learning rate, stay on the devices where they were built.
     """

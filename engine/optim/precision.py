@@ -48,7 +48,7 @@ class Precision:
         return batch if self.name != "64" else convert(batch, _double, _double_other)
 
     def forward(self) -> AbstractContextManager[Any]:
-        """Return the context of one forward pass, a new one each time so that no cached cast is stale."""
+        """Return the context of one forward pass, new each time so that no cached cast is stale."""
         if self.name == "64":
             return _in_doubles()
         if self._autocast is None:

@@ -1,4 +1,4 @@
-"""Learning rate schedulers: times of their steps, their state, and the rates stored by torch."""
+"""Learning rate schedulers: times of steps, their state, and the rates stored by torch."""
 
 import copy
 import logging

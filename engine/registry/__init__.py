@@ -1,4 +1,6 @@
-"""Champions: a job's weights in use, and their replacement by a night's challenger. No torch.
+"""Champions: a job's weights in use, and their replacement by a night's challenger.
+
+No torch.
 
 comparison         whether a challenger replaces the champion: only if it is better by more than the margin
 night_report       the report of a night: its result and the reason

@@ -1,4 +1,4 @@
-"""Writes a run's report to its folder: report.md, report.json, curves.png, metrics-so-far.csv."""
+"""Writes a run's report: report.md, report.json, curves.png, metrics-so-far.csv."""
 
 import logging
 

@@ -87,7 +87,7 @@ def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) ->
 
 
 def _is_lost(store: Store, since: float) -> bool:
-    """True if the process that advanced the run `since` (Unix time) was on this host and has ended."""
+    """True if the process that advanced the run `since` (Unix time) was local and has ended."""
     try:
         newest = newest_process(store)
     except SnapshotError:

@@ -1,4 +1,4 @@
-"""fsspec URLs as stores. They need `lease: none`, because exclusive creation is not guaranteed."""
+"""fsspec URLs as stores. They need `lease: none`: exclusive creation is not guaranteed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

@@ -104,7 +104,7 @@ class LocalStore(Store):
                 yield buffer[:count]
 
     def _at(self, path: str) -> Path:
-        """Return the path of a file. Refuse one outside of the store, as a damaged document can name."""
+        """Return the path of a file. Refuse one outside of the store, as in a damaged document."""
         if path.startswith("/") or ".." in path.split("/"):
             raise SnapshotDamaged(f"{path!r} leads out of {self.url}")
         return self._folder / path

@@ -64,7 +64,7 @@ class RetryPolicy:
         self._clock, self._sleep, self._on_wait = clock, sleep, on_wait
 
     def call(self, act: Callable[[], T], whom: str, transient: Callable[[BaseException], bool] = is_transient) -> T:
-        """Return the result of `act`. Repeat it with growing, jittered pauses after transient errors.
+        """Return the result of `act`. Repeat it with growing, jittered pauses on transient errors.
 
         Args:
             act: the call; it may be made any number of times.

@@ -116,7 +116,7 @@ class S3Store(RemoteStore):
         files.call_s3("complete_multipart_upload", MultipartUpload={"Parts": parts}, **upload)
 
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
-        """Write a whole file. With `check`, only if the file has not changed since `check` was called.
+        """Write a whole file. With `check`, only if the file has not changed since that call.
 
         So a delayed request of a superseded world cannot overwrite what the newer world has written.
         """

@@ -108,7 +108,7 @@ class Store(ABC):
 
     @staticmethod
     def open(url: str | os.PathLike[str], options: StoreOptions | None = None) -> "Store":
-        """Return the store at `url`: a path, file://, s3://, an installed package's or fsspec's scheme.
+        """Return the store at `url`: a path, file://, s3://, or a scheme of a package or fsspec.
 
         Raises:
             StoreUnsafe: nothing installed here can reach such a URL, it holds a password, or a package's store is none.
@@ -176,7 +176,7 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with its content and unfinished writes. A missing one is no error."""
+        """Remove a file, or a folder with its content and unfinished writes. A missing one is fine."""
 
     def remove_known(self, path: str, *files: Sequence[str]) -> None:
         """Remove a folder whose files are known, one group of files after another."""

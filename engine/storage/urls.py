@@ -15,7 +15,9 @@ PASSWORD = (
 
 
 def absolute_url(url: str, folder: Path | str = "") -> str:
-    """Return `url` with an absolute path against `folder` (default: current folder) and ~ expanded.
+    """Return `url` with its path made absolute against `folder` and ~ expanded.
+
+    The default folder is the current one.
 
     >>> absolute_url("../runs/a", "/jobs/digits"), absolute_url("s3://bucket/a", "/jobs")
     ('/jobs/runs/a', 's3://bucket/a')
