@@ -1,4 +1,4 @@
-"""Strategies: how one module trains on many devices; config/strategies.py has a row for each.
+"""Strategies: one module on many devices. config/strategies.py has a row for each.
 
 base               `Strategy`, the base class: how one module trains on many devices
 batch_split        cuts a batch into chunks, and joins the outputs for them, by the rules of `nn.DataParallel`

@@ -21,7 +21,7 @@ __all__ = ["Strategy"]
 
 
 class Strategy(ABC):
-    """How one module trains on many devices. Three methods are abstract; the others have defaults.
+    """Trains one module on many devices. Three methods are abstract; others have defaults.
 
     A strategy never starts processes (a launcher does), never writes files (snapshots do), never reads the environment
     (`World` does), and does not know the Trainer (`StepScope` provides the needed parts). Its `Collective` exchanges
@@ -51,14 +51,14 @@ class Strategy(ABC):
 
     @property
     def identity(self) -> str:
-        """Text on the strategy that affects the bits of a run: its name, or the import path of a user's class."""
+        """Name of the strategy, or import path of a user's class, which affects the bits of a run."""
         kind = type(self)
         ours = kind.__module__.startswith("midstride.")
         return self.name if ours else f"{kind.__module__}:{kind.__qualname__}"
 
     @property
     def data_world(self) -> World:
-        """The world among whose ranks samples are divided; ranks that read the same samples have the same rank here."""
+        """Ranks that share the samples. Those with the same samples have the same rank here."""
         return self.world
 
     def module_errors(self, module: TrainingModule) -> list[str]:
@@ -84,13 +84,13 @@ class Strategy(ABC):
         return []
 
     def init_process_group(self) -> None:
-        """Connect this rank to the others; called before anything else. Calling it again does nothing."""
+        """Connect this rank to the others, before anything else. A second call does nothing."""
         self.collective.init_process_group(self.world, self.device)
 
     def setup_module(
         self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
     ) -> None:
-        """Move `module`, or the part of it that this rank has, to its device; called before optimizers are made.
+        """Move `module`, or this rank's part of it, to its device, before optimizers exist.
 
         Args:
             module: the whole module on the host, or as an earlier call left it.
@@ -100,7 +100,7 @@ class Strategy(ABC):
         module.to(self.device)
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        """Change the optimizers and schedulers that `configure_optimizers` returned; called before state is loaded."""
+        """Change the results of `configure_optimizers` before their state is loaded."""
 
     @abstractmethod
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
@@ -127,19 +127,19 @@ class Strategy(ABC):
 
     @abstractmethod
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average the gradients of `parameters` over the ranks, unless the backward pass has done so."""
+        """Average gradients of `parameters` over ranks, unless the backward pass has done so."""
 
     @abstractmethod
     def is_replicated(self, path: str) -> bool:
-        """Return whether the tensor at `path` of the state is the same on every rank, so that one rank writes it."""
+        """Return True if the tensor at `path` is equal on all ranks, so that one rank writes it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that decides the bits of sums over ranks, such as their order."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore the result of `state_dict`; called after `wrap` and before any other part is loaded."""
+        """Restore the result of `state_dict`, after `wrap` and before all other parts."""
 
     def clone(self) -> Self:
-        """Return a copy that a state can be loaded into while this one trains; loading it calls no collective."""
+        """Return a copy for loading a state while this one trains, without collective calls."""
         return copy.copy(self)

@@ -1,4 +1,4 @@
-"""Cuts a batch into chunks, and joins the outputs for them, by the rules of `nn.DataParallel`."""
+"""Cuts a batch into chunks and joins their outputs by the rules of `nn.DataParallel`."""
 
 from numbers import Number
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["cut", "join"]
 
 
 def cut(batch: Any, chunks: int) -> list[Any]:
-    """Return `batch` in at most `chunks` chunks along the samples, as `Tensor.chunk` cuts: 30 in 4 give 8, 8, 8 and 6.
+    """Return at most `chunks` chunks of `batch` along the samples: 30 in 4 gives 8, 8, 8, 6.
 
     Args:
         batch: a nest of dicts, lists, tuples and dataclasses. Tensors are cut; a list of plain values that is as

@@ -74,7 +74,7 @@ def _own_class(name: str, module: str, attribute: str) -> "type[Strategy]":
 
 
 def own_strategy_faults(strategy: "Strategy") -> list[str]:
-    """Return messages on what a strategy of the user's own lacks, or has with other parameters than `Strategy`."""
+    """Return messages on missing methods of a user's strategy and on wrong parameters."""
     kind = type(strategy)
     faults = override_faults(kind)
     if not hasattr(strategy, "name"):

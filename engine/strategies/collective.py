@@ -17,14 +17,16 @@ __all__ = ["CHANNEL", "TIMEOUT", "Collective", "SideChannel", "SingleProcess", "
 
 
 class Collective(ABC):
-    """Connects the ranks of a world and exchanges values. Every rank makes the same calls, in the same order.
+    """Connects ranks and exchanges values. All ranks make the same calls in the same order.
 
     The values are small: logged metrics, stop requests, positions of snapshots. Strategies exchange gradients.
     """
 
     @abstractmethod
     def init_process_group(self, world: World, device: torch.device) -> None:
-        """Connect to the other ranks of `world`; `device` is that of this rank. Calling it again does nothing.
+        """Connect to the other ranks of `world`. A second call does nothing.
+
+        `device` is this rank's device.
 
         Raises:
             WorldError: a rank could not be connected.
@@ -43,7 +45,7 @@ class Collective(ABC):
         return all(self.gather(value))
 
     def key_value_store(self) -> Any:
-        """Return the `torch.distributed.Store` of the ranks under a new prefix; None if there is none."""
+        """Return the ranks' `torch.distributed.Store` under a new prefix; None without one."""
         return None
 
     def side_channel(self) -> "SideChannel":
@@ -52,7 +54,7 @@ class Collective(ABC):
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
-        """Limit waits for other ranks to `timeout_s` seconds in the block, where the backend supports it."""
+        """Limit waits for other ranks to `timeout_s` in the block, if the backend supports it."""
         yield
 
     def is_peer_failure(self, error: Exception) -> bool:
@@ -78,7 +80,7 @@ TIMEOUT = timedelta(minutes=30)
 
 
 class SideChannel:
-    """Lets one background thread of every rank exchange values while training exchanges gradients.
+    """Lets a background thread of each rank exchange values while training exchanges gradients.
 
     All ranks must call collectives of a group in the same order, which two threads cannot guarantee: so this has a
     group of its own. A rank that dies closes its connections, and waits for it end with an error.
@@ -109,7 +111,7 @@ SHORT_BYTES = 4096 - 8
 
 
 def gather_objects(value: object, size: int, group: Any = None) -> list[Any]:
-    """Return every rank's `value`, in the order of ranks, as `all_gather_object` does in two exchanges.
+    """Return each rank's `value` in order of ranks, in two exchanges like `all_gather_object`.
 
     Args:
         value: picklable.

@@ -81,7 +81,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
         return f"{super().identity}({options})" if options else super().identity
 
     def fit_errors(self, optimizers: Sequence[Optimizer], options: TrainerOptions, batch_size: int | None) -> list[str]:
-        """Return messages on a static graph with gradient accumulation, and on a ZeroRedundancyOptimizer."""
+        """Return messages on static graphs with accumulation, and on ZeroRedundancyOptimizer."""
         faults, window = [], options.accumulate_grad_batches
         if self._static_graph and window > 1:
             faults.append(
@@ -97,7 +97,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
         return faults
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` inside DDP, or as it is when gradients are exchanged after each backward pass."""
+        """Return `step` in DDP, or unchanged if gradients are exchanged after each backward pass."""
         super().wrap(step, one_backward=one_backward)
         self._order, self._wrapped, self._ready, self._needed, self._buckets = None, None, [], [], None
         self._shares_buffers = True
@@ -159,13 +159,16 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
             self._buckets.average(parameters)
 
     def sync_pending_gradients(self) -> None:
-        """Exchange the gradients of a window whose last batch has none, by a synthetic backward pass through DDP."""
+        """Exchange the gradients of a window whose last batch has none.
+
+        This is a synthetic backward pass through DDP.
+        """
         if self._wrapped is not None:
             named = self._wrapped.module.step.module.named_parameters()
             self._wrapped(replay=[name for name, p in named if p.grad is not None]).backward()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order of rank 0's gradients, and whether the next forward pass broadcasts rank 0's buffers.
+        """Return the order of rank 0's gradients, and True if the next forward broadcasts buffers.
 
         DDP does not broadcast buffers within an accumulation window.
         """
@@ -184,13 +187,13 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
         self._wrapped.require_forward_param_sync = self._shares_buffers
 
     def clone(self) -> Self:
-        """Return a copy that can load a state while this one trains: without DDP, it replays nothing."""
+        """Return a copy for loading a state while this one trains: without DDP, without a replay."""
         clone = super().clone()
         clone._wrapped = None
         return clone
 
     def _ensure_complete(self) -> None:
-        """Check that the backward pass reached all parameters: else DDP exchanged only some of the gradients.
+        """Raise if the backward pass missed parameters: DDP exchanged only some of the gradients.
 
         Raises:
             UserError: it names parameters without a gradient. DDP itself raises only in the next forward pass.
@@ -242,7 +245,7 @@ class _Replayable(nn.Module):
 
 
 def _zero_loss(parameter: Tensor, *, is_sparse: bool) -> Tensor:
-    """Return a loss of 0 whose gradient for `parameter` is 0, in the layout of its gradients: dense or sparse."""
+    """Return a loss of 0 whose gradient for `parameter` is 0 in its layout, dense or sparse."""
     if is_sparse:
         return embedding(parameter.new_zeros(1, dtype=torch.long), parameter, sparse=True).sum() * 0
     return ((torch.view_as_real(parameter) if parameter.is_complex() else parameter) * 0).sum()

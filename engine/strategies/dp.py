@@ -24,11 +24,11 @@ __all__ = ["Dp", "SplitsBatches", "run_on_replicas"]
 
 
 class SplitsBatches(MergesOutputs, Strategy):
-    """Mixin of strategies whose processes split each batch over several devices; put it first among the bases."""
+    """Splits each batch of a process over several devices. Put the mixin first among the bases."""
 
     @property
     def identity(self) -> str:
-        """The name, and the number of chunks of a batch: each chunk has a mean and batch statistics of its own."""
+        """Name and number of chunks of a batch, each with its own mean and batch statistics."""
         inner = super().identity.removesuffix(")")
         return f"{inner}{', ' if '(' in inner else '('}devices={len(self.devices)})"
 
@@ -44,7 +44,7 @@ class SplitsBatches(MergesOutputs, Strategy):
         ]
 
     def step_call(self, scope: StepScope, module: TrainingModule, name: StepName) -> Callable[..., Any]:
-        """Return a function that calls the user's step for each chunk of a batch and joins the outputs."""
+        """Return a function that runs the user's step on each chunk of a batch and joins outputs."""
 
         def on_replicas(batch: Any, *arguments: Any) -> Any:
             def run(replica: TrainingModule, chunk: Any) -> Any:
@@ -63,7 +63,7 @@ class SplitsBatches(MergesOutputs, Strategy):
 
 
 class Dp(SplitsBatches, Single):
-    """Split every batch over the devices of this process; on the CPU, over as many virtual devices.
+    """Splits each batch over this process's devices; on the CPU, over virtual devices.
 
     The module is replicated for each chunk, gradients are added in the order of the chunks, and the buffers of the
     first replica are kept. `<step>_end` gets the joined outputs, so a loss computed there is over the whole batch.
@@ -79,7 +79,7 @@ def run_on_replicas(
     step: Callable[[TrainingModule, Any], Any],
     micro_batches: Callable[[], AbstractContextManager[None]],
 ) -> Any:
-    """Return the joined outputs of `step(replica, chunk)` for the chunks of `batch`, one for each device.
+    """Return the joined outputs of `step(replica, chunk)`, one chunk of `batch` per device.
 
     Replicas share the weights and the metrics of `module`. The first replica has its buffers; changes to the buffers
     of other replicas, and to plain attributes of any replica, are dropped.
@@ -109,7 +109,7 @@ def run_on_replicas(
 
 
 def _tensors(module: nn.Module, devices: Sequence[torch.device]) -> list[dict[int, Tensor]]:
-    """Return for each device the copies of parameters and buffers, by the id of the original tensor."""
+    """Return copies of parameters and buffers per device, by the id of the original."""
     parameters, buffers = list(module.parameters()), list(module.buffers())
     broadcast: Callable[..., tuple[Tensor, ...]] = _Broadcast.apply
     copies = iter(broadcast(list(devices), *parameters) if parameters else ())
@@ -121,7 +121,7 @@ def _tensors(module: nn.Module, devices: Sequence[torch.device]) -> list[dict[in
 
 
 class _Broadcast(torch.autograd.Function):
-    """Copies parameters for each replica; backward adds the gradients of the replicas in their order."""
+    """Copies parameters for each replica. Backward adds their gradients in order of replicas."""
 
     @staticmethod
     def forward(ctx: Any, devices: list[torch.device], *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -149,7 +149,7 @@ class _Broadcast(torch.autograd.Function):
 
 
 def _replica(module: Any, tensors: dict[int, Tensor], device: torch.device, made: dict[int, Any]) -> Any:
-    """Return a shallow copy of `module` with `tensors`; `made` maps ids of originals to copies, for shared layers."""
+    """Return a shallow copy of `module` with `tensors`. `made` maps original ids to copies."""
     if id(module) in made or is_metric(module):
         return made.get(id(module), module)
     replica = made[id(module)] = replica_of(module)
@@ -165,7 +165,7 @@ def _replica(module: Any, tensors: dict[int, Tensor], device: torch.device, made
 
 
 def _keep_buffers(module: nn.Module, made: dict[int, Any]) -> None:
-    """Set the buffers of `module` to those of its replica, which may have replaced them by new tensors."""
+    """Set the buffers of `module` to its replica's, which can be new tensors."""
     for original in module.modules():
         if id(original) in made:
             buffers_of(original).update(buffers_of(made[id(original)]))

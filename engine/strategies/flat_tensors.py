@@ -1,4 +1,4 @@
-"""Groups small tensors into flat ones: starting a copy or a sum for each would take longer than the transfer."""
+"""Groups small tensors into flat ones, because single copies and sums take longer."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _COPY_BYTES = 32 << 20
 
 
 def bucket_indices(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Return groups of indices of `tensors`, in order, of one dtype and device and at most `bucket_bytes` each."""
+    """Return groups of indices of `tensors`, each of one dtype and device, up to `bucket_bytes`."""
     open_: dict[Any, tuple[int, list[int]]] = {}
     buckets: list[list[int]] = []
     for number, tensor in enumerate(tensors):
@@ -33,14 +33,14 @@ def bucket_indices(tensors: Sequence[Tensor], bucket_bytes: int) -> list[list[in
 
 
 def view_like(tensor: Tensor, flat: Tensor) -> Tensor:
-    """Return a view of `flat` (1-d, as many elements) in the shape of `tensor`, and in its strides if it is dense."""
+    """Return a view of the 1-d `flat` in the shape of `tensor`, and in its strides if dense."""
     dense = torch.empty_like(tensor, device="meta")
     return flat.as_strided(dense.size(), dense.stride(), flat.storage_offset())
 
 
 @torch.no_grad()
 def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return copies of `tensors` on `device`: strided ones of one dtype are transferred 32 MB at a time."""
+    """Return copies of `tensors` on `device`. Strided ones of a dtype move 32 MB at a time."""
     copies = [tensor if tensor.layout == torch.strided else tensor.clone().to(device) for tensor in tensors]
     dense = [number for number, tensor in enumerate(tensors) if tensor.layout == torch.strided]
     for bucket in bucket_indices([tensors[number] for number in dense], _COPY_BYTES):

@@ -1,4 +1,4 @@
-"""Gradients averaged bucket by bucket, the first ones while the backward pass still runs, where no DDP does it.
+"""Averages gradients by buckets, the first ones during the backward pass, without DDP.
 
 What travels together, and in which order, follows from the parameters that train alone: sums have the same bits in
 every attempt. When a bucket is sent decides no bits; over gloo each rank judges that for itself.
@@ -63,7 +63,7 @@ class GradientBuckets:
 
     @contextmanager
     def backward(self, parameters: Iterable[Tensor]) -> Iterator[None]:
-        """Send what a backward pass within completes; `average`, which has to follow, is of the same parameters."""
+        """Send buckets that the backward pass completes. Call `average` on the same parameters next."""
         plan = self._running = self._plan(parameters)
         plan.begin()
         try:
@@ -146,7 +146,7 @@ class _Sent:
 
 
 class _Plan:
-    """What travels together of one choice of parameters, and how far a backward pass has come with it.
+    """Buckets for one choice of parameters, and the progress of a backward pass.
 
     The first pass only shows which gradients change after they were there, as those of a segment that
     `torch.utils.checkpoint` runs again with use_reentrant=True: their buckets are never sent early.
@@ -184,7 +184,7 @@ class _Plan:
         self._missing[self._bucket_of[index]] -= 1
 
     def can_send(self) -> bool:
-        """Return whether the next bucket is complete, and on the CPU the one before it has arrived: none waits for it.
+        """Return True if the next bucket is complete and, on the CPU, the previous one has arrived.
 
         NCCL needs one order on every rank of all that is begun, that of `sync_batchnorm` in the backward pass included,
         and when a sum arrives is each GPU's own affair.
@@ -215,6 +215,6 @@ class _Plan:
 
 
 def _note(buckets: "weakref.ref[GradientBuckets]", parameter: Tensor) -> None:
-    """Tell the buckets, if they still are: a module may be fitted again, and keeps the hooks of each fit."""
+    """Tell the buckets, if they still exist. A module keeps the hooks of each fit."""
     if (there := buckets()) is not None:
         there.note(parameter)

@@ -1,4 +1,4 @@
-"""Horovod: a full replica per process, gradients averaged in buckets of a fixed layout during backward."""
+"""Horovod: a replica per process; gradients averaged in fixed buckets during backward."""
 
 import atexit
 import logging
@@ -94,7 +94,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         return super().wrap(step, one_backward=one_backward)
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
-        """Multiply learning rates by the number of ranks, since a step uses the samples of all ranks (`scale_lr`)."""
+        """Multiply learning rates by the number of ranks (`scale_lr`), whose samples a step uses."""
         self._factor = self.world.size if self._scale_lr else 1
         scale_learning_rates(optimizers, schedulers, self._factor)
 
@@ -112,7 +112,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         return {"learning_rate_factor": self._factor}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore the factor; the states of optimizers and schedulers, loaded later, hold the scaled rates."""
+        """Restore the factor. States of optimizers and schedulers, loaded later, have scaled rates."""
         saved = state_dict["learning_rate_factor"]
         if saved != self._factor and self.world.is_first:
             log.warning(
@@ -180,7 +180,7 @@ class HorovodCollective(Collective):
             self.wait(exchange)
 
     def all_agree(self, value: bool) -> bool:
-        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
+        """Return True if `value` is true on all ranks, by one number exchanged on the host."""
         lowest = torch.tensor([int(value)])
         with _exchange_errors(self._rank):
             self.wait(_Exchange(lowest, "agree", hvd.Min))
@@ -188,7 +188,7 @@ class HorovodCollective(Collective):
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
-        """Limit all exchanges except those of side channels; Horovod itself waits for ever for a missing rank."""
+        """Limit all exchanges but those of side channels. Horovod itself waits for ever."""
         self._timeout_s = timeout_s
         try:
             yield
@@ -217,7 +217,7 @@ class HorovodCollective(Collective):
         exchange.finish()
 
     def key_value_store(self) -> Store:
-        """Return a key-value store on rank 0 under a new prefix; every rank calls this equally often."""
+        """Return rank 0's key-value store under a new prefix. All ranks call this equally often."""
         if self._root is None:
             self._root = self._open_store()
         self._stores += 1
@@ -275,7 +275,7 @@ class _Mean:
 
 
 class _SideChannel(SideChannel):
-    """Gathers under a name of its own: Horovod matches exchanges by name, whichever thread starts them."""
+    """Gathers under its own name. Horovod matches exchanges by name in any thread."""
 
     def __init__(self, collective: HorovodCollective, rank: int, number: int) -> None:
         self._collective, self._rank, self._name = collective, rank, f"channel/{number}"
@@ -293,7 +293,7 @@ class _RankLost(WorldError):
 
 
 def _gather(value: object, name: str, wait: Callable[[_Exchange], None]) -> list[Any]:
-    """Return every rank's `value`, by sums of buffers in which each rank fills its own bytes and has 0 elsewhere."""
+    """Return each rank's `value` by sums of buffers in which each rank fills its own bytes."""
     mine, rank = pickle.dumps(value), hvd.rank()
     lengths = torch.zeros(hvd.size(), dtype=torch.int64)
     lengths[rank] = len(mine)

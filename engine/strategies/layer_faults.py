@@ -1,4 +1,4 @@
-"""Finds layers and tensors of a module that strategies over several processes do not support, by name."""
+"""Finds layers and tensors that strategies over several processes do not support."""
 
 import torch
 from torch import nn
@@ -9,12 +9,12 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def sparse_layers(module: nn.Module) -> list[str]:
-    """Return the names of layers of `module` whose gradients are sparse, which flat buffers cannot hold."""
+    """Return names of layers with sparse gradients, which flat buffers cannot hold."""
     return [name for name, layer in module.named_modules() if isinstance(layer, _EMBEDDINGS) and layer.sparse]
 
 
 def max_norm_errors(module: nn.Module) -> list[str]:
-    """Return messages on embeddings with `max_norm`: their forward pass changes the weights that a batch reads."""
+    """Return messages on embeddings with `max_norm`, whose forward pass changes weights."""
     return [
         f"the module's {name} is an embedding with max_norm: each process, or lane, would scale the rows of its own "
         "batch in shared weights. Remove max_norm, and scale the result of the embedding"

@@ -1,4 +1,4 @@
-"""Optional abilities of strategies: one class each, which the engine checks for by `isinstance`."""
+"""Optional abilities of strategies: a class each, which the engine checks by `isinstance`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ class BackwardSync(ABC):
 
     @abstractmethod
     def no_backward_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes exchange no gradients; `wrapped` is the result of `wrap`."""
+        """Return a context without gradient exchange in backward passes of `wrapped`, from `wrap`."""
 
     @abstractmethod
     def sync_pending_gradients(self) -> None:
@@ -74,7 +74,7 @@ class BackwardSync(ABC):
 
 
 class AveragesInBuckets(ABC):
-    """Averages gradients in buckets, some of which may be sent while the backward pass still runs."""
+    """Averages gradients in buckets, some of them during the backward pass."""
 
     @property
     @abstractmethod
@@ -98,7 +98,7 @@ class RunsBackward(ABC):
 
 
 class RunsLanes(ABC):
-    """Runs every batch in equal parts, the lanes, so that results do not depend on the number of ranks."""
+    """Runs each batch in lanes, so that results do not depend on the number of ranks."""
 
     @property
     @abstractmethod
@@ -107,15 +107,15 @@ class RunsLanes(ABC):
 
     @abstractmethod
     def batch(self) -> AbstractContextManager[None]:
-        """Return the context in which a batch's lanes run; at its end gradients and buffers are averaged over lanes."""
+        """Return the context of a batch's lanes, which averages gradients and buffers at its end."""
 
     @abstractmethod
     def lane(self, lane: int) -> AbstractContextManager[None]:
-        """Return the context in which one lane runs forward and backward; inside that of its batch, in order."""
+        """Return the context of a lane's forward and backward pass, in order, in that of its batch."""
 
     @abstractmethod
     def restore_buffers(self) -> None:
-        """Restore the module's buffers to their values before the current batch, from which each lane starts."""
+        """Restore the module's buffers of before the current batch, from which each lane starts."""
 
 
 class MergesOutputs(ABC):
@@ -123,11 +123,11 @@ class MergesOutputs(ABC):
 
     @abstractmethod
     def merge_outputs(self, outputs: Any) -> Any:
-        """Return a training step's outputs, after `training_step_end`, with one loss for all chunks of the batch."""
+        """Return a training step's outputs after `training_step_end`, with one loss per batch."""
 
 
 class Measures(ABC):
-    """Measures something before the first step, and uses the same measurements in every later attempt of the run."""
+    """Measures something before the first step, for this and all later attempts of the run."""
 
     @abstractmethod
     def measurements(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class LazyDevice(ABC):
 
     @abstractmethod
     def mark_step(self) -> None:
-        """Execute the recorded operations; called at every boundary, and after each batch of an evaluation."""
+        """Execute the recorded operations, at each boundary and after each evaluation batch."""
 
 
 class ModelParallel(ABC):
@@ -165,10 +165,10 @@ class ModelParallel(ABC):
 
     @abstractmethod
     def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
-        """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same point."""
+        """Return the whole module's state_dict for rank 0 to write. Call it on all ranks at once."""
 
     def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
-        """Load the result of `full_state_dict`, before or after `setup_module`; every rank calls this."""
+        """Load a result of `full_state_dict`, before or after `setup_module`, on all ranks."""
         module.load_state_dict(state_dict)
 
     def wrap_state(self, part: Stateful) -> Stateful:
@@ -176,7 +176,7 @@ class ModelParallel(ABC):
         return part
 
     def clip_gradients(self, parameters: Sequence[Tensor], max_norm: float) -> None:
-        """Scale the gradients of `parameters` down to a norm of `max_norm` over all ranks, if theirs is larger."""
+        """Scale the gradients of `parameters` down to a norm of `max_norm` over all ranks."""
         clip_grad_norm_(parameters, max_norm)
 
 
@@ -191,7 +191,7 @@ class FixedParameters:
         self._fixed_parameters, self._checked_count = {id(p): p for p in module.parameters()}, 0
 
     def check_parameters(self, optimizer: Optimizer, module: nn.Module) -> None:
-        """Check that `optimizer` has no parameters that were added since the fit began: ranks would diverge.
+        """Raise if `optimizer` has parameters added during the fit, which would diverge by rank.
 
         Raises:
             UserError: it names the first of them.
@@ -215,7 +215,7 @@ class WatchesFrozen(FixedParameters):
     _watched: tuple[RemovableHandle, ...] = ()
 
     def watch_frozen(self, module: nn.Module) -> None:
-        """Make gradients of parameters that are frozen now an error until the fit ends: ranks would diverge."""
+        """Refuse gradients of now frozen parameters until the fit ends: they would diverge by rank."""
         frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad and p.is_floating_point()]
         self._watched = tuple(_refuse_gradients(name, parameter) for name, parameter in frozen)
         self.fix_parameters(module)
@@ -239,7 +239,7 @@ def _refuse_gradients(name: str, parameter: nn.Parameter) -> RemovableHandle:
 
 
 def parameter_check(strategy: Strategy) -> Callable[[Optimizer, nn.Module], None] | None:
-    """Return a function that raises on new parameters; None if `strategy` averages their gradients, too."""
+    """Return a function that raises on new parameters; None if `strategy` averages them too."""
     return strategy.check_parameters if isinstance(strategy, FixedParameters) else None
 
 
@@ -250,7 +250,7 @@ def stop_watching(strategy: Strategy) -> None:
 
 
 def device_generator(strategy: Strategy) -> DeviceGenerator | None:
-    """Return the random number generator of the device, if torch's functions do not reach it; else None."""
+    """Return the device's random number generator if torch's functions miss it; else None."""
     return strategy.generator if isinstance(strategy, LazyDevice) else None
 
 
@@ -265,7 +265,7 @@ def lanes_of(strategy: Strategy) -> Lanes | None:
 
 
 def full_state_dict(strategy: Strategy, module: TrainingModule) -> dict[str, Any]:
-    """Return the state_dict of the whole module, for rank 0 to write; every rank calls this at the same point."""
+    """Return the whole module's state_dict for rank 0 to write. Call it on all ranks at once."""
     return strategy.full_state_dict(module) if isinstance(strategy, ModelParallel) else module.state_dict()
 
 

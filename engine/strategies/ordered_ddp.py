@@ -1,4 +1,4 @@
-"""DDP in lanes: one replica per process, and sums in an order that does not depend on the number of processes."""
+"""DDP in lanes: a replica per process; sums independent of the number of processes."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +23,7 @@ __all__ = ["OrderedDdp"]
 
 
 class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
-    """Replicate the module on every rank, and sum the gradients of lanes in the same order for any number of ranks.
+    """Replicates the module, and sums gradients of lanes in one order on any number of ranks.
 
     Args:
         lanes: number of equal parts of every batch; a power of two, and a multiple of the number of ranks.
@@ -93,7 +93,7 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         return step
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return the context of all lanes of a batch; at its end gradients and buffers are means over all lanes."""
+        """Return the context of a batch's lanes. At its end gradients and buffers are their means."""
         assert self._reducer is not None  # set by wrap
         return self._reducer.batch()
 
@@ -111,5 +111,5 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         """Do nothing: gradients were averaged at the end of the batch."""
 
     def is_replicated(self, path: str) -> bool:
-        """Return whether `path` is in a part that is the same on every rank; metrics and logged values are not."""
+        """Return True if the part of `path` is equal on all ranks, unlike metrics and logged values."""
         return path.partition("/")[0] in ("module", "optimizers", "gradients", "buffers")

@@ -31,7 +31,7 @@ _ALIGNED = 16
 
 
 class _Bucket:
-    """Sums tensors over lanes in one flat tensor, followed by the number of lanes that had each tensor.
+    """Sums tensors over lanes in a flat tensor, followed by counts of lanes that had each.
 
     Args:
         like: tensors of the same shapes, all of one dtype and on one device.
@@ -68,7 +68,7 @@ class _Bucket:
 
     @property
     def had(self) -> list[bool]:
-        """For each tensor whether any lane had it; reads from the device only if all lanes of this rank lacked one."""
+        """Presence of each tensor in any lane. Reads the device only if all lanes here lacked one."""
         if not self._missed:
             return [True] * len(self.sums)
         return [bool(lanes) for lanes in self._levels[-1][1][-1].tolist()]
@@ -136,7 +136,7 @@ class OrderedReducer:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """The context in which every lane of this rank runs; at its end each gradient is the mean over all lanes.
+        """Context of this rank's lanes. At its end each gradient is the mean over all lanes.
 
         The mean is added to gradients that were accumulated from earlier batches.
         """
@@ -163,7 +163,7 @@ class OrderedReducer:
 
     @contextmanager
     def lane(self, lane: int) -> Iterator[None]:
-        """The context of forward and backward pass of `lane`, which must be the next lane of this rank."""
+        """Context of the forward and backward pass of `lane`, the next lane of this rank."""
         assert lane == self._lanes.own[self._run], "lanes are run in their order"
         self._buffers.restore()
         for parameter in self._parameters:
@@ -183,7 +183,7 @@ class OrderedReducer:
         self._buffers.restore()
 
     def note_ready(self, number: int, index: int) -> None:
-        """Record that the gradient of parameter `index` is ready; with its last gradient, bucket `number` is sent.
+        """Record that the gradient of parameter `index` is ready. Send bucket `number` if complete.
 
         Raises:
             NotExact: the gradient became ready twice in this lane.
@@ -250,7 +250,7 @@ class OrderedReducer:
 
 
 def _note(reducer: "weakref.ref[OrderedReducer]", number: int, index: int, _: Tensor) -> None:
-    """Call `note_ready` of the reducer, if it still exists: hooks of an earlier fit stay on the parameters."""
+    """Call `note_ready` of the reducer, if it exists. Parameters keep hooks of earlier fits."""
     if (there := reducer()) is not None:
         there.note_ready(number, index)
 

@@ -35,7 +35,7 @@ _PORT_FILES = f"midstride-port-{os.getuid()}-"
 
 
 def rendezvous_store(world: World) -> Store | None:
-    """Return the store over which the ranks connect; None if torch finds it by the launcher's variables.
+    """Return the store that connects the ranks; None if torch finds it by the environment.
 
     Raises:
         WorldError: the launcher gave ranks on several machines no address, its name does not resolve, or its port is
@@ -62,7 +62,7 @@ def rendezvous_store(world: World) -> Store | None:
 
 
 def _local_store(world: World, path: Path) -> TCPStore:
-    """Return a store that rank 0 serves at a free port; the others find the port in the file `path`.
+    """Return a store that rank 0 serves at a free port, which the file `path` holds.
 
     Rank 0 keeps the file locked until all have connected, and removes it then: a file without a lock is what a world
     that was killed has left. The next world removes it.
@@ -90,7 +90,7 @@ def _local_store(world: World, path: Path) -> TCPStore:
 
 
 def _locked(path: Path) -> io.FileIO:
-    """Return the file `path`, made if it is missing, which this process alone has locked until it closes it."""
+    """Return the file `path`, created if missing, locked by this process until it is closed."""
     while True:
         file = open(path, "ab", buffering=0, opener=_opener)  # noqa: SIM115 - Path.open takes no opener
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -130,7 +130,7 @@ def _missing(store: TCPStore, others: Mapping[int, str]) -> str:
 
 
 def _read_port(world: World, path: Path) -> int:
-    """Return the port that rank 0 has written into `path`, once it has; print a line if that takes long."""
+    """Return the port that rank 0 writes to `path`. Print a line if that takes long."""
     began, said = time.monotonic(), False
     while (waited_s := time.monotonic() - began) < _CONNECTED_S:
         with suppress(FileNotFoundError), open_own(path) as file:
@@ -152,7 +152,7 @@ def _say_waits(world: World, what: str) -> None:
 
 
 def _loopback_store(world: World) -> Store | None:
-    """Return the store at a loopback MASTER_ADDR; None if the address is another, or an agent serves the store."""
+    """Return the store at a loopback MASTER_ADDR; None elsewhere, or if an agent serves it."""
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if served or "MASTER_PORT" not in os.environ or not is_loopback(os.environ["MASTER_ADDR"]):
         return None
@@ -166,7 +166,7 @@ def _loopback_store(world: World) -> Store | None:
 
 
 def _slurm_store(world: World) -> Store:
-    """Return the store of a Slurm step, with a prefix that no other step, and no earlier requeue, has."""
+    """Return the store of a Slurm step, under a prefix of this step and requeue."""
     host, port, name = slurm.meeting_point(os.environ)
     if world.nodes == 1:
         return PrefixStore(name, _store_on_rank0(world, port))
@@ -208,7 +208,9 @@ def _store_on_rank0(world: World, port: int) -> TCPStore:
 
 
 def serve_store(port: int = 0, host: str = ADDRESS) -> TCPStore:
-    """Return a store that this process serves on `host`, by default the loopback, and `port`, by default a free one.
+    """Return a store served by this process on `host` and `port`.
+
+    The defaults are the loopback and a free port.
 
     By default, torch would listen on every interface of the machine.
     """
@@ -216,6 +218,6 @@ def serve_store(port: int = 0, host: str = ADDRESS) -> TCPStore:
 
 
 def serve_store_on(listener: socket.socket, host: str = ADDRESS) -> TCPStore:
-    """Return a store that this process serves on a socket that listens on `host`; the store closes the socket."""
+    """Return a store served on a socket that listens on `host`, and closed with the store."""
     port = listener.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

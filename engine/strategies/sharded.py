@@ -1,4 +1,4 @@
-"""Sharded training: each rank has its rows of every weight, of its gradient and of its optimizer state."""
+"""Sharded training: each rank has its rows of weights, gradients and optimizer state."""
 
 import logging
 from collections import Counter
@@ -44,7 +44,7 @@ _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class Sharded(ModelParallel, FixedParameters, Strategy):
-    """Shard weights, gradients and optimizer state over the ranks (`torch.distributed.fsdp.fully_shard`).
+    """Shards weights, gradients and optimizer state by `torch.distributed.fsdp.fully_shard`.
 
     A step gathers the weights; its backward pass averages the gradients and shards them, after each batch of an
     accumulation window too, so that no rank ever keeps whole gradients. Each rank has its own buffers, such as the
@@ -144,7 +144,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         return init_device_mesh(self.device.type, (self._replicas, shards), mesh_dim_names=("replicate", "shard"))
 
     def _cut(self, submodule: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-        """Move `submodule` to the device and shard it; called one by one, so that the device holds one at a time."""
+        """Move `submodule` to the device and shard it. One call at a time saves memory there."""
         whole = uncut_tensors(submodule)
         for tensor in whole:
             tensor.data = tensor.data.to(self.device)
@@ -208,7 +208,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         return _ShardedState(part, self._module, self.world.size // self._replicas)
 
     def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
-        """Return the whole weights on rank 0, gathered one after another; an empty dict on other ranks."""
+        """Return the whole weights on rank 0, gathered one by one; an empty dict on other ranks."""
         gathered: dict[int, Any] = {}  # by id, so that tied weights stay tied
         named: dict[str, Any] = {}
         _reshard(module)
@@ -247,7 +247,7 @@ class FullySharded(Sharded):
 
 
 class _ShardedState(AlikeOnRanks):
-    """A part of the state with sharded tensors, which a snapshot holds as one `RowShard` per rank."""
+    """A part of the state with sharded tensors. A snapshot has one `RowShard` of each per rank."""
 
     description = "what is not cut, such as the statistics of batch norm,"
 
@@ -293,7 +293,10 @@ def _parameter_error(name: str, parameter: nn.Parameter) -> str:
 
 
 def _keep_name(submodule: nn.Module) -> None:
-    """Give the class that `fully_shard` derived the name of the original: messages, identity and state use it."""
+    """Rename the class derived by `fully_shard` to its original.
+
+    Messages, identity and state use the name.
+    """
     made, given = type(submodule), type(submodule).__mro__[2]
     made.__name__, made.__qualname__, made.__module__ = given.__name__, given.__qualname__, given.__module__
 
@@ -327,7 +330,7 @@ def _row_shard(value: Any) -> Any:
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the units that are gathered on their own: the elements of the outermost lists and sequences of `module`.
+    """Return the units gathered on their own: elements of the outermost lists of `module`.
 
     Elements without weights, without a `forward`, or with weights that are shared with others are left out.
     """
@@ -358,7 +361,7 @@ def _parameter_counts(module: nn.Module) -> Counter[int]:
 
 
 def norms_of(module: nn.Module) -> dict[nn.Module, None]:
-    """Return the normalisation layers with weights of their own, in order, as the keys of a dict."""
+    """Return the normalisation layers with weights, in order, as keys of a dict."""
     counts = _parameter_counts(module)
     return {norm: None for norm in module.modules() if isinstance(norm, NORMALISATION) and _is_block(norm, counts)}
 

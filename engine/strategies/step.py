@@ -1,4 +1,4 @@
-"""Runs the user's steps: only this file calls `training_step`, `validation_step`, `test_step` and `predict_step`."""
+"""Runs the user's steps: the only file that calls `training_step` and other steps."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,7 +26,7 @@ STEPS: dict[str, StepName] = {
 
 
 def loss_in(outputs: Any) -> Any:
-    """Return the loss in the outputs of a training step: the outputs, or their item "loss"; None without a loss."""
+    """Return the loss in a training step's outputs, or their item "loss"; None without one."""
     return outputs.get("loss") if isinstance(outputs, dict) else outputs
 
 
@@ -51,7 +51,7 @@ class StepScope:
         *arguments: Any,
         end: Callable[[Any, Any], Any] | None = None,
     ) -> Any:
-        """Run a step on `batch` under autocast, with `self.log` for its batch, and return the outputs.
+        """Run a step on `batch` under autocast, with `self.log` for it, and return the outputs.
 
         Args:
             forward: calls the step, through the wrappers of the strategy.
@@ -67,7 +67,7 @@ class StepScope:
             return outputs if end is None else end(outputs, batch)
 
     def call(self, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
-        """Call the method `name` of `module`, or of a replica of it, for `batch`, and return its outputs.
+        """Call the method `name` of `module` or a replica on `batch`, and return its outputs.
 
         Values that it logs are weighted by the samples of `batch`, which may be a micro-batch of the current batch.
 
@@ -93,7 +93,7 @@ class StepScope:
         return self.precision.forward()
 
     def micro_batches(self) -> AbstractContextManager[None]:
-        """Merge what micro-batches log in the block into one value per step; means are weighted by samples."""
+        """Merge values that micro-batches log in the block into one per step; means by samples."""
         return self.metric_logger.micro_batches()
 
     def muted(self) -> AbstractContextManager[None]:

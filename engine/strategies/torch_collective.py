@@ -1,4 +1,4 @@
-"""The collective over a process group of torch: NCCL on GPUs, gloo elsewhere; and functions on such groups."""
+"""Collective over torch's process groups (NCCL on GPUs, else gloo), and their functions."""
 
 import atexit
 import re
@@ -73,13 +73,13 @@ class TorchCollective(Collective):
         return gather_objects(value, dist.get_world_size())
 
     def all_agree(self, value: bool) -> bool:
-        """Return whether `value` is true on every rank, at the price of one number exchanged on the host."""
+        """Return True if `value` is true on all ranks, by one number exchanged on the host."""
         lowest = torch.tensor(int(value))
         dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
         return bool(lowest)
 
     def key_value_store(self) -> Any:
-        """Return the store of the default group under a new prefix; every rank calls this equally often."""
+        """Return the default group's store under a new prefix. All ranks call this equally often."""
         self._stores += 1
         return PrefixStore(f"midstride/{self._stores}", default_store())
 
@@ -89,13 +89,16 @@ class TorchCollective(Collective):
 
 
 def leave_process_group() -> None:
-    """Destroy the default process group, if there is one; not after an error, when other ranks may have ended."""
+    """Destroy the default process group, if any.
+
+    Do not call it after an error, when other ranks can have ended.
+    """
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()
 
 
 def leave_process_group_of_one() -> None:
-    """Destroy a default process group of one process: a fork would inherit the group without its threads."""
+    """Destroy a process group of one: a fork would inherit it without its threads."""
     if dist.is_initialized() and dist.get_world_size() == 1:
         dist.destroy_process_group()
 
@@ -106,20 +109,20 @@ def broadcast(module: nn.Module, source: int = 0, group: Any = None) -> None:
 
 
 def broadcast_tensors(tensors: Iterable[Tensor], source: int = 0, group: Any = None) -> None:
-    """Copy the values of `tensors` of rank `source` to every rank of `group`; all have them in the same order."""
+    """Copy the values of `tensors` from rank `source` to all ranks of `group`, in one order."""
     with torch.no_grad():
         for tensor in tensors:
             dist.broadcast(tensor, source, group=group)
 
 
 def start_sum() -> Callable[[Tensor, str], Any]:
-    """Return a function that starts an asynchronous sum over all ranks, in a process group of its own."""
+    """Return a function that starts an asynchronous sum over all ranks in its own group."""
     group = dist.new_group()
     return lambda tensor, name: dist.all_reduce(tensor, group=group, async_op=True)
 
 
 def anywhere(has: Sequence[bool], device: torch.device, group: Any = None) -> list[bool]:
-    """Return for each flag in `has` whether it is True on any rank of `group`; ranks train on `device`."""
+    """Return for each flag in `has` if any rank of `group`, on `device`, has True."""
     host = torch.device("cpu") if device.type == "cuda" else device  # over gloo, which does not wait for the GPU
     flags = torch.tensor(has, dtype=torch.uint8, device=host)
     dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
@@ -133,7 +136,7 @@ def average_gradients(
     group: Any = None,
     add_up: Callable[[Tensor], None] | None = None,
 ) -> None:
-    """Average the gradients of `parameters` over the `size` ranks of `group`, in one flat buffer.
+    """Average gradients of `parameters` over the `size` ranks of `group` in one flat buffer.
 
     Args:
         parameters: the same on every rank, in the same order.

@@ -1,4 +1,7 @@
-"""Private names of torch that strategies use; no other file has them. `tests/unit/test_internals.py` tests each."""
+"""Private names of torch in strategies, used here only.
+
+`tests/unit/test_internals.py` tests each of them.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -53,7 +56,7 @@ def default_store() -> Store:
 
 
 def replica_of(module: nn.Module) -> Any:
-    """Return a shallow copy of `module` alone, with dicts of its own for parameters, buffers and children."""
+    """Return a shallow copy of `module` with its own dicts of parameters, buffers and children."""
     return module._replicate_for_data_parallel()
 
 
@@ -63,19 +66,22 @@ def version_of(tensor: Tensor) -> int:
 
 
 def is_in_bad_fork() -> bool:
-    """Return whether this process was forked from one that had asked for CUDA, and so cannot use it."""
+    """Return True in a fork of a process that has asked for CUDA: the fork cannot use it."""
     return bool(torch.cuda._is_in_bad_fork())
 
 
 def initialize_xla(local_rank: int, local_size: int) -> None:
-    """Tell torch_xla of this machine's processes, as `init_method="xla://"` does; before any device is used."""
+    """Tell torch_xla of this machine's processes before any device is used.
+
+    `init_method="xla://"` does the same.
+    """
     from torch_xla._internal import pjrt
 
     pjrt.initialize_multiprocess(local_rank, local_size)
 
 
 def schedule_of(kind: Any, stage: Any, count: int, **options: Any) -> Any:
-    """Return a schedule of torch's for `count` micro-batches: with torch 2.10, too, where they are fewer than stages.
+    """Return torch's schedule for `count` micro-batches, also fewer than stages in torch 2.10.
 
     That one refuses to be made for them, and goes through as many as it is told of afterwards.
     """

@@ -1,4 +1,4 @@
-"""XLA: a full replica per core of a TPU, or whatever else torch_xla finds, gradients averaged by its collectives."""
+"""XLA: a replica per TPU core or other torch_xla device, with torch_xla's collectives."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ _HOST = torch.device("cpu")
 
 
 class Xla(ReplicatesParameters, LazyDevice):
-    """Replicate the module on every rank's XLA device; values other than gradients are exchanged over gloo.
+    """Replicates the module on each rank's XLA device. Gloo exchanges all but the gradients.
 
     An XLA device records operations and executes them as one graph, and the extent of a graph decides how results
     are rounded. So a graph ends at every boundary, whether a snapshot is taken there or not, and a resumed process
@@ -108,13 +108,13 @@ class Xla(ReplicatesParameters, LazyDevice):
         torch_xla.sync()
 
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients in one flat buffer of a fixed layout, as a part of the graph; this does not wait."""
+        """Average gradients in one flat buffer of a fixed layout in the graph, without a wait."""
         if self.world.size > 1:
             average_gradients(parameters, _HOST, self.world.size, add_up=_add_up)
 
 
 class _Generator:
-    """The random number generator of the device: its state is one integer, which every graph advances."""
+    """Device's random number generator. Its state is one integer that each graph advances."""
 
     def get_state(self) -> int:
         return int(xm.get_rng_state())

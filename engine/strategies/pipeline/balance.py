@@ -1,4 +1,4 @@
-"""How many layers each stage gets: given, or balanced by size or by time."""
+"""Numbers of layers per stage: given, or balanced by size or time."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -92,7 +92,7 @@ def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[
 
 
 def sizes_of(layers: Layers, x: Any = None, micro_batches: int = 1) -> list[float]:
-    """Return the bytes that each layer needs in training: for weights, gradients, Adam's averages, and outputs.
+    """Return the bytes of each layer in training: weights, gradients, Adam's averages, outputs.
 
     Args:
         layers: on the host.
@@ -179,7 +179,7 @@ def _trains(layers: Layers) -> bool:
 
 
 def _ties(layers: Layers) -> dict[int, tuple[int, int]]:
-    """Return, by the index of a layer before which no stage may begin, two layers around it that share something.
+    """Return pairs of layers that share something, by the index where no stage can begin.
 
     What they share is a parameter, a buffer or a module of a user's class, which may have state. A module of torch that
     occurs twice, such as an activation, may be copied to each stage.

@@ -35,7 +35,7 @@ Meta = tuple[torch.Size, torch.dtype, bool]
 
 @dataclass(frozen=True)
 class PipelineLocation:
-    """Where a rank stands in its pipeline.
+    """Position of a rank in its pipeline.
 
     Args:
         ranks: ranks of this pipeline in the world, from the first stage to the last.
@@ -70,13 +70,13 @@ class PipelineLinks(TorchCollective):
         self._timeout = TIMEOUT
 
     def connect(self, pipelines: list[list[int]]) -> None:
-        """Make the groups of `pipelines`, lists of ranks; every rank of the world calls this at the same point."""
+        """Make the groups of `pipelines`, lists of ranks. Call it on all ranks at the same point."""
         self._pipelines = pipelines
         self._make_groups()
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
-        """Limit waits for other ranks in the block; every rank of the world enters it at the same point."""
+        """Limit waits for other ranks in the block. All ranks enter it at the same point."""
         with super().timeout(timeout_s):
             self._timeout = timedelta(seconds=timeout_s)
             self._make_groups()
@@ -99,7 +99,7 @@ class PipelineLinks(TorchCollective):
 
 
 class PipelineSchedule:
-    """Runs batches through all stages of a pipeline; every rank of the pipeline makes the same calls.
+    """Runs batches through all stages of a pipeline. All its ranks make the same calls.
 
     A batch is cut into as many equal micro-batches as possible. Gradients and batch statistics are added in the order
     of micro-batches under both schedules, which therefore give the same bits.
@@ -118,7 +118,7 @@ class PipelineSchedule:
         self._target: tuple[LossOf, list[Any]]
 
     def train(self, x: Any, batch: Any, loss_of: LossOf) -> None:
-        """Run forward and backward passes for a batch: the gradients are those of the mean loss of its micro-batches.
+        """Run forward and backward passes of a batch. Its loss is the mean of its micro-batches.
 
         Args:
             x: input of the first layer, a tensor or a tuple of tensors; their first dimension is samples.
@@ -164,7 +164,7 @@ class PipelineSchedule:
         return tuple(outputs) if is_tuple else outputs[0]
 
     def _schedule(self, given: tuple[Tensor, ...], count: int, *, trains: bool) -> Any:
-        """Return the schedule for batches of this shape, with buffers of its own; the oldest ones are dropped."""
+        """Return the schedule for this batch shape, with its own buffers. The oldest are dropped."""
         key = tuple((t.shape, t.dtype) for t in given), count, trains
         if key not in self._schedules:
             self._schedules[key] = self._build_schedule(given, count, trains=trains)
@@ -201,7 +201,7 @@ class PipelineSchedule:
         return loss_of(outputs, micro_batches[int(number)]) / len(micro_batches)
 
     def _shapes(self, micro_batch: tuple[Tensor, ...]) -> list[list[Meta]]:
-        """Return the metas of the inputs of each stage and of the last outputs, found by a run on zeros."""
+        """Return metas of each stage's inputs and of the last outputs, from a run on zeros."""
         location = self._location
         metas = [[(t.shape, t.dtype, False) for t in micro_batch]]
         for stage, rank in enumerate(location.ranks):
@@ -216,7 +216,7 @@ class PipelineSchedule:
 
 
 def micro_batch_count(x: Any, batch: Any, most: int) -> int:
-    """Return the largest number of equal micro-batches, at most `most`, into which `x` and its batch can be cut.
+    """Return the largest number, up to `most`, of equal micro-batches of `x` and its batch.
 
     >>> micro_batch_count(torch.zeros(12), torch.zeros(12), 8), micro_batch_count(torch.zeros(7), torch.zeros(7), 4)
     (6, 1)

@@ -25,7 +25,7 @@ class RemoteLayer(nn.Module):
 
 
 class DeferredOutput:
-    """A placeholder for the outputs of `sequential_module` in a training step; they are computed after the step.
+    """Stands for the outputs of `sequential_module` in a training step, computed after the step.
 
     Args:
         x: input of `sequential_module`.
@@ -164,7 +164,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def _with_buffers(self, begun: Sequence[tuple[nn.Module, dict[str, Tensor | None]]]) -> Iterator[None]:
-        """Run the recomputation with copies of the buffers from before the first pass, and drop their changes."""
+        """Run the recomputation with copies of the first pass's buffers, and drop their changes."""
         before = [(module, dict(buffers_of(module))) for module, _ in begun]
         for module, buffers in begun:
             buffers_of(module).update(buffers)

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the layers of a module in stages, one process each, for modules too large for one device."""
+"""Pipeline parallelism: a module's layers in stages, one process each."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -88,7 +88,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
 
     @property
     def identity(self) -> str:
-        """The name, the balance and the number of micro-batches: all of them change the bits of a run."""
+        """Name, balance and number of micro-batches, which change the bits of a run."""
         return f"{self.name}(stages={self.stages}, balance={self._balance}, micro_batches={self.micro_batches})"
 
     @property
@@ -164,7 +164,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         return faults
 
     def init_process_group(self) -> None:
-        """Connect to the other ranks; make process groups of this pipeline, and of the ranks with the same stage."""
+        """Connect to the other ranks. Make groups of this pipeline, and of ranks with this stage."""
         super().init_process_group()
         if self._pipeline_groups:
             return
@@ -256,13 +256,13 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             return sizes_of(list(layers), convert(micro_batch, lambda tensor: tensor.to("cpu")), count)
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` itself: gradients are averaged over the pipelines after the last micro-batch."""
+        """Return `step` itself. Gradients are averaged over pipelines after the last micro-batch."""
         if self.data_world.size > 1:
             broadcast(step, self.world.rank % self.stages, self._replicas)
         return step
 
     def train(self, wrapped: nn.Module, batch: Any, index: int, loss_of: LossOf) -> None:
-        """Run the input that `training_step` passes to `sequential_module` through all stages, in micro-batches."""
+        """Run `training_step`'s input of `sequential_module` through all stages, in micro-batches."""
         module: Any = wrapped.module
         layers: StagedSequential = module.sequential_module
         with layers.deferred():
@@ -275,7 +275,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             average_gradients(parameters, self.device, self.data_world.size, self._replicas)
 
     def clip_gradients(self, parameters: Sequence[Tensor], max_norm: float) -> None:
-        """Clip by the total norm over all stages, computed from the norms of all gradients in the order of layers."""
+        """Clip by the norm over all stages, from the norms of all gradients in the order of layers."""
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norms = torch.tensor([]) if not grads else torch.stack(foreach_norm(grads)).cpu()
         every: list[Any] = [None] * self.stages
@@ -284,7 +284,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
 
     def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
-        """Return the layers of all stages on rank 0, with those of other ranks on the host; elsewhere own layers."""
+        """Return all stages' layers on rank 0, others' on the host; elsewhere the own layers."""
         own, prefix = module.state_dict(), "sequential_module."
         stage = {name: t for name, t in own.items() if name.startswith(prefix) and isinstance(t, Tensor)}
         everyone = self.collective.gather({name: (t.shape, t.dtype) for name, t in stage.items()})
