@@ -121,7 +121,7 @@ def _claim(folder: Path, run: LoggedRun) -> None:
     if noted and noted["run_id"] != run.run_id and noted["url"] != run.url:
         raise UserError(
             f"{folder} has the events of another run of this name, at {noted['url']}: give one of the two jobs another "
-            "log_dir, or remove this folder if the other run is no more"
+            "log_dir. If the other run no longer exists, remove this folder"
         )
     if noted != ours:
         mark.write_text(json.dumps(ours))

@@ -191,8 +191,8 @@ class MetricLogger:
             running = every[wanted.epoch] = Accumulator(wanted.reduce_fx, wanted.sync, wanted.also)
         elif (running.reduce_fx, running.sync) != (wanted.reduce_fx, wanted.sync):
             raise UserError(
-                f"self.log({wanted.epoch!r}) was given reduce_fx={wanted.reduce_fx!r}, sync_dist={wanted.sync}, and "
-                f"earlier in this epoch reduce_fx={running.reduce_fx!r}, sync_dist={running.sync}: use two names."
+                f"self.log({wanted.epoch!r}) has reduce_fx={wanted.reduce_fx!r}, sync_dist={wanted.sync}, but had "
+                f"reduce_fx={running.reduce_fx!r}, sync_dist={running.sync} earlier in this epoch: use two names."
             )
         running.add(value, weight)
         if self._in_epoch_hook and self._size == 1:

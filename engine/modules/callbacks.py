@@ -216,8 +216,8 @@ class FixedCallbacks(tuple[Callback, ...]):
             UserError: always.
         """
         raise UserError(
-            "trainer.callbacks cannot be changed, since all attempts need the same ones: pass them to "
-            "Trainer(callbacks=[...]), or return them in the module's configure_callbacks."
+            "trainer.callbacks cannot be changed: pass callbacks to Trainer(callbacks=[...]), or return them in the "
+            "module's configure_callbacks. All attempts need the same ones."
         )
 
     extend = insert = remove = pop = clear = append

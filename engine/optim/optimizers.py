@@ -143,8 +143,8 @@ def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], 
     if found is None or not (found[0] or by_hand):
         raise UserError(
             f"{where} returned {_describe(returned)}; return an optimizer, a list of them, ([optimizers], "
-            '[schedulers]), or {"optimizer": ..., "lr_scheduler": ...}. A module that changes its weights without an '
-            "optimizer sets self.automatic_optimization = False and returns None."
+            '[schedulers]), or {"optimizer": ..., "lr_scheduler": ...}. For weights without an optimizer, set '
+            "self.automatic_optimization = False and return None."
         )
     optimizers, schedulers = found
     if not by_hand:

@@ -190,8 +190,8 @@ class ModelRegistry:
             return champion
         winner = self.champion(champion.number)
         raise Overtaken(
-            f"{winner.run} became champion of {self.name} while {champion.run} was being compared with the one before: "
-            "nothing was changed, try again to compare with the new one"
+            f"{winner.run} became champion of {self.name} during the comparison of {champion.run} with the previous "
+            "one. Nothing was changed: try again to compare with the new champion"
         )
 
     def _copy_weights(self, source: Store, folder: str, run: str) -> None:

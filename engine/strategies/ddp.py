@@ -130,14 +130,14 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
     def _check_averaging_outside_ddp(self, module: nn.Module) -> None:
         if sparse := sparse_layers(module):
             raise UserError(
-                f"the module's {sparse[0]} has sparse gradients, with several optimizers or optimization by hand: they "
-                "are averaged outside of DistributedDataParallel then, as dense ones: build it with sparse=False"
+                f"the module's {sparse[0]} has sparse gradients, with several optimizers or manual optimization: build "
+                "it with sparse=False. Gradients are then averaged outside of DistributedDataParallel, as dense ones"
             )
         chosen = {"comm_hook": self._comm_hook, "gradient_as_bucket_view": self._bucket_view}
         if refused := ", ".join(name for name, value in chosen.items() if value):
             raise UserError(
-                f"strategy_args: {refused}, with several optimizers or optimization by hand: gradients are averaged "
-                "outside of DistributedDataParallel then, where this has no effect: leave it out"
+                f"strategy_args: {refused} has no effect with several optimizers or manual optimization: leave it out. "
+                "Gradients are then averaged outside of DistributedDataParallel"
             )
 
     @property

@@ -207,9 +207,9 @@ class _Plan:
                 continue
             if number < len(self.sent):
                 raise NotExact(
-                    f"a gradient of shape {tuple(parameter.shape)} changed after it was complete, and had been sent to "
-                    "the other ranks by then: with torch.utils.checkpoint, say use_reentrant=False; change gradients "
-                    "in on_before_optimizer_step."
+                    f"a gradient of shape {tuple(parameter.shape)} changed after it was sent to the other ranks: "
+                    "change gradients in on_before_optimizer_step. With torch.utils.checkpoint, set "
+                    "use_reentrant=False."
                 )
             self._late.add(number)
 

@@ -193,8 +193,8 @@ class OrderedReducer:
         bucket = self._buckets[number]
         if self._done[number] or index in bucket.ready:
             raise NotExact(
-                f"the gradient of {self._named[index][0]} became ready twice in one backward pass, which lanes cannot "
-                "add up in their order: with torch.utils.checkpoint, say use_reentrant=False"
+                f"the gradient of {self._named[index][0]} became ready twice in one backward pass, where lanes have no "
+                "order of sums: with torch.utils.checkpoint, set use_reentrant=False"
             )
         bucket.ready.add(index)
         if len(bucket.ready) == len(self._layout[number]):

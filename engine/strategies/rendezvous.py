@@ -55,8 +55,8 @@ def rendezvous_store(world: World) -> Store | None:
         return _slurm_store(world)
     if world.nodes > 1:
         raise WorldError(
-            f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: hand every process "
-            "MASTER_ADDR, rank 0's machine, and MASTER_PORT; with mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
+            f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: set MASTER_ADDR, rank "
+            "0's machine, and MASTER_PORT in all processes. With mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
     return _local_store(world, Path(tempfile.gettempdir(), f"{_PORT_FILES}{local_world_id()}"))
 

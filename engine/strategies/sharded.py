@@ -178,7 +178,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
             if not all(isinstance(parameter, DTensor) for parameter in group["params"]):
                 raise UserError(
                     f"the {type(optimizers[0]).__name__} holds weights as they were before strategy {self.name} cut "
-                    "them, and would train nothing: make it in configure_optimizers, of self.parameters()."
+                    "them: create it in configure_optimizers, with self.parameters(). It would train nothing."
                 )
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:

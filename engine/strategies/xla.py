@@ -64,7 +64,7 @@ class Xla(ReplicatesParameters, LazyDevice):
         if (found := xr.world_size()) != self.world.size:
             raise WorldError(
                 f"rank {self.world.rank} belongs to a world of {self.world.size}, and torch_xla knows of {found}: "
-                f"start one process for each core that it finds ({xr.device_type()} here, see PJRT_DEVICE)."
+                f"start one process for each core of {xr.device_type()} (PJRT_DEVICE)."
             )
         super().init_process_group()
         try:
@@ -99,8 +99,7 @@ class Xla(ReplicatesParameters, LazyDevice):
             if any(parameter.device.type != self.device.type for parameter in parameters):
                 raise UserError(
                     f"the {type(optimizer).__name__} holds weights as they were before strategy {self.name} brought "
-                    "them to its device, and would train nothing: make it in configure_optimizers, of "
-                    "self.parameters()."
+                    "them to its device: create it in configure_optimizers, with self.parameters()."
                 )
 
     def mark_step(self) -> None:

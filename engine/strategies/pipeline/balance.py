@@ -81,8 +81,8 @@ def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[
                     best[stage][end], cut[stage][end] = cost, start
     if best[stages][count] == never:
         raise UserError(
-            f"sequential_module has {count} layers, and there is no way to cut them into {stages} stages that each "
-            "have something to train, and none of what two layers share in two stages: use fewer processes or stages."
+            f"sequential_module has {count} layers, and there is no way to cut them into {stages} stages: use fewer "
+            "processes or stages. Each stage needs something to train, and layers that share something need one stage."
         )
     balance, end = [], count
     for stage in range(stages, 0, -1):

@@ -46,8 +46,8 @@ class DeferredOutput:
     @staticmethod
     def _refuse() -> NoReturn:
         raise UserError(
-            "in training, the outputs of sequential_module come out of the last stage, part by part: training_step "
-            "returns them as they are, and training_step_end(outputs, batch) makes the loss of each part."
+            "training_step uses the outputs of sequential_module, which exist only on the last stage, in parts: return "
+            "them unchanged. Compute the loss of each part in training_step_end(outputs, batch)."
         )
 
 
@@ -104,8 +104,8 @@ class StagedSequential(nn.Sequential):
     def _refuse(self, x: Any) -> NoReturn:
         start, end = self._span
         raise UserError(
-            f"of the {len(self)} layers of sequential_module this process has {start} to {end - 1} only, after a fit "
-            "with strategy pipeline: load the whole module from the run's best or last folder."
+            f"after a fit with strategy pipeline, this process has only layers {start} to {end - 1} of the {len(self)} "
+            "of sequential_module. Load the whole module from the run's best or last folder."
         )
 
 

@@ -320,6 +320,6 @@ def _deferred_input(module: TrainingModule, outputs: Any) -> Any:
     if isinstance(outputs, DeferredOutput):
         return outputs.x
     raise UserError(
-        f"{type(module).__name__}.training_step returned a {type(outputs).__name__}; in a pipeline it returns what "
-        "self.sequential_module returned, as it is: the loss is made of it in training_step_end(outputs, batch)."
+        f"{type(module).__name__}.training_step returned a {type(outputs).__name__}; in a pipeline, return the result "
+        "of self.sequential_module unchanged. Compute the loss in training_step_end(outputs, batch)."
     )

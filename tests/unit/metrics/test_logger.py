@@ -142,7 +142,7 @@ def test_one_name_has_one_reduction() -> None:
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log("x", 1.0, reduce_fx="sum" if batch_idx else "mean")
 
-    with pytest.raises(UserError, match="reduce_fx='sum', sync_dist=False, and earlier in this epoch reduce_fx='mean'"):
+    with pytest.raises(UserError, match="reduce_fx='sum', sync_dist=False, but had reduce_fx='mean'"):
         Trainer().validate(Torn(), DataOf(val_dataloader=numbers))
 
 
