@@ -192,7 +192,7 @@ class MetricLogger:
         elif (running.reduce_fx, running.sync) != (wanted.reduce_fx, wanted.sync):
             raise UserError(
                 f"self.log({wanted.epoch!r}) has reduce_fx={wanted.reduce_fx!r}, sync_dist={wanted.sync}, but had "
-                f"reduce_fx={running.reduce_fx!r}, sync_dist={running.sync} earlier in this epoch: use two names."
+                f"reduce_fx={running.reduce_fx!r}, sync_dist={running.sync} in this epoch: use two names."
             )
         running.add(value, weight)
         if self._in_epoch_hook and self._size == 1:

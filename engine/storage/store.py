@@ -318,7 +318,7 @@ def _class_of(scheme: str) -> type[Store]:
             raise
         raise StoreUnsafe(f"{scheme}:// is the store {target}, which cannot be imported: {error!r}") from error
     if not (isinstance(kind, type) and issubclass(kind, Store)):
-        raise StoreUnsafe(f"{scheme}:// is {target}, and no class that inherits midstride.engine.Store")
+        raise StoreUnsafe(f"{scheme}:// is {target}, which is no store: derive it from midstride.engine.Store")
     if unwritten := sorted(kind.__abstractmethods__):
         raise StoreUnsafe(f"{scheme}:// is the store {target}, which has no {', '.join(unwritten)}: write them")
     return kind

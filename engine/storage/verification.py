@@ -81,6 +81,8 @@ def verify_files(store: Store, manifest: str, files: Mapping[str, FileDigest], *
                 found = digest_of(store.stream(path))
         except FileNotFoundError as error:
             if not store.exists(manifest):
-                raise SnapshotMissing(f"{store.url}/{manifest} was removed while its files were read") from error
+                raise SnapshotMissing(
+                    f"{store.url}/{manifest} was removed during the verification: try again"
+                ) from error
             raise SnapshotDamaged(f"{where} is missing, its manifest says {expected['bytes']} bytes") from error
         check_digest(where, expected, found)

@@ -28,7 +28,7 @@ def cut(batch: Any, chunks: int) -> list[Any]:
     _check_whole(batch, chunks)
     sizes = dict(_sizes(batch, "batch"))
     if not sizes:
-        raise UserError(f"a batch without tensors, a {type(batch).__name__}, cannot be cut into {chunks} parts.")
+        raise UserError(f"the batch, a {type(batch).__name__}, has no tensors to cut into {chunks} parts: load some.")
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path} has {size}" for path, size in sizes.items())
         raise UserError(f"the batch cannot be cut into {chunks} parts: its tensors disagree on the samples: {found}.")
@@ -83,5 +83,7 @@ def join(outputs: list[Any]) -> Any:
     if several[0] is None:
         return outputs
     if any(items is None or len(items) != len(several[0]) for items in several):
-        raise UserError(f"the parts of a batch gave a {type(first).__name__} of different lengths.")
+        raise UserError(
+            f"the parts of a batch gave a {type(first).__name__} of different lengths: return equal numbers of items."
+        )
     return rebuilt(first, [join(list(items)) for items in zip(*several, strict=True)])

@@ -127,7 +127,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
             if different := [name for name in mine if theirs.get(name) != mine[name]]:
                 raise UserError(
                     f"ranks {self.world.rank} and {rank} start from different values of {different[0]} "
-                    f"(and {len(different) - 1} more): build the same module and load the same weights on all ranks."
+                    f"(and {len(different) - 1} more): build and load the same module on all ranks."
                 )
 
 

@@ -204,7 +204,9 @@ class OrderedReducer:
         gradients = [self._parameters[i].grad for i in self._layout[number]]
         for i, gradient in zip(self._layout[number], gradients, strict=True):
             if gradient is not None and gradient.layout != torch.strided:
-                raise NotExact(f"the gradient of {self._named[i][0]} is sparse, and lanes add up dense ones only")
+                raise NotExact(
+                    f"the gradient of {self._named[i][0]} is sparse, and lanes add up dense ones only: say sparse=False"
+                )
         self._buckets[number].deposit(self._run, gradients)
         self._done[number] = True
         if self._run + 1 < len(self._lanes.own):

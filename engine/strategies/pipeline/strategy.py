@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
-    """Cut `self.sequential_module` into stages, each on a process of its own (`torch.distributed.pipelining`).
+    """Cuts `self.sequential_module` into stages, one process each.
+
+    The schedule is that of `torch.distributed.pipelining`.
 
     With more processes than stages there are several pipelines: replicas, which read samples of their own and average
     their gradients. A pipeline consists of consecutive ranks, the first of which has the last stage, so that rank 0

@@ -242,7 +242,7 @@ number = 7
             "own_stores:Half",
             "mine:// is the store own_stores:Half, which has no create, find, list, remove, size, stream",
         ),
-        ("own_stores:number", "mine:// is own_stores:number, and no class that inherits midstride.engine.Store"),
+        ("own_stores:number", "mine:// is own_stores:number, which is no store: derive it from midstride.engine.Store"),
         ("own_stores:None_", "mine:// is the store own_stores:None_, which cannot be imported: AttributeError("),
         ("no_such_stores:Mine", "mine:// is the store no_such_stores:Mine, which cannot be imported: ModuleNotFound"),
     ],
