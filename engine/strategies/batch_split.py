@@ -28,7 +28,9 @@ def cut(batch: Any, chunks: int) -> list[Any]:
     _check_whole(batch, chunks)
     sizes = dict(_sizes(batch, "batch"))
     if not sizes:
-        raise UserError(f"the batch, a {type(batch).__name__}, has no tensors to cut into {chunks} parts: load some.")
+        raise UserError(
+            f"the batch, a {type(batch).__name__}, has no tensors to cut into {chunks} parts: return tensors."
+        )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path} has {size}" for path, size in sizes.items())
         raise UserError(f"the batch cannot be cut into {chunks} parts: its tensors disagree on the samples: {found}.")
