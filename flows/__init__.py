@@ -12,7 +12,7 @@ terminal        a flow on a terminal: one bar while it runs, one panel when it e
 deployment      a flow, a resolved job and a schedule, as Prefect's server keeps them
 serve           scheduled runs, in processes of this one
 server          Prefect's server: the configured one, or one started for one command
-server_setup    what unattended runs need on a self-hosted server
+server_setup    automations for unattended runs on a self-hosted server
 
 Tests: tests/unit/flows, tests/flows
 """

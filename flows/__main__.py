@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Run the command line; what trains imports torch in a process of its own meanwhile."""
+    """Run the command line. A training process imports torch meanwhile."""
     atexit.register(gc.freeze)  # at its end Python looks for garbage in all that is imported by then
     with early_imports(sys.argv[1:]):
         with collector_paused():

@@ -180,7 +180,7 @@ def _load_portable(job: Path, overrides: list[str] | None, flow: str) -> Trainin
 
 
 def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any) -> Any:
-    """Return the report of the flow called `name`, or what ended it: an exception or a signal."""
+    """Return the report of the flow called `name`, or the exception or signal that ended it."""
     try:
         # In a flow SIGTERM is Prefect's, which turns it into an exception too, and then passes it on to this handler.
         with stop_signals(lambda _: KeyboardInterrupt(), most=_SIGNALS_HEEDED), ExitStack() as stack:

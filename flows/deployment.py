@@ -46,7 +46,7 @@ def deploy(
     """Deploy `flow` with `job` to a work pool, replacing `name`. Return its address in the UI.
 
     Args:
-        job: the job, resolved: a worker may start each run in another folder.
+        job: the job, resolved: a worker can start each run in another folder.
         name: of the deployment.
         pool: the work pool; it must be there.
         flow: one of `FLOWS`.
@@ -78,7 +78,7 @@ def serve(
 ) -> None:
     """Deploy `flow` with `job` and run due runs in child processes until a request to stop.
 
-    The arguments and what is raised are those of `deploy`; there is no pool and no worker.
+    Arguments and errors are those of `deploy`. There is no pool and no worker.
     """
     need_server()
     serve_until_asked(_deployment(job, name, flow, cron, timezone))

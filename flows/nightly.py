@@ -35,8 +35,7 @@ def nightly(job: JobLike, date: Date | None = None, if_new_data: IfNewData = Fal
     decision. A night that fails changes no champion.
 
     Args:
-        job: what to train, on which data, how and where: a job, or the path of its file. "{date}" in its arguments is
-            the date.
+        job: a job, or the path of its file. "{date}" in its arguments is the date.
         date: of the data; that of the scheduled start if empty, in this machine's time zone.
         if_new_data: train only if the data differ from those of the last night.
     """

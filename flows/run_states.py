@@ -42,7 +42,7 @@ PROMOTED, KEPT = "Promoted", "Kept"
 #: the message of the state in which the server's automation schedules a crashed run again
 AUTOMATIC_RETRY = "It crashed; midstride's automation has it resume"
 
-#: the name of the state in which the server has a run wait while its deployment has as many as it may have at once
+#: name of the state of a run that waits for its deployment's concurrency limit
 _WAITS_ITS_TURN = "AwaitingConcurrencySlot"
 
 Result = TypeVar("Result")
@@ -53,13 +53,13 @@ class RunCancelled(EngineError):
 
 
 def train_name() -> str:
-    """Return what a run of the flow `train` is called: job and run, or job and start."""
+    """Return the name of a run of the flow `train`: job and run, or job and start."""
     parameters = flow_run.parameters
     return _name(as_job(parameters["job"]), parameters.get("run") or _start("%Y-%m-%d %H:%M"))
 
 
 def nightly_name() -> str:
-    """Return what a run of the flow `nightly` is called: job and date."""
+    """Return the name of a run of the flow `nightly`: job and date."""
     parameters = flow_run.parameters
     return _name(as_job(parameters["job"]), f"nightly {parameters.get('date') or _start('%Y-%m-%d')}")
 
@@ -125,7 +125,7 @@ def cancelled_if_paused() -> Iterator[None]:
 def failed(error: EngineError) -> Any:
     """Return a flow's result that ends it Failed with the cause. Its caller raises `error`.
 
-    What was cancelled ends Cancelled.
+    A cancelled run ends Cancelled.
 
     A flow with retries of Prefect's own has `error` raised here: it tries again after exceptions only.
     """

@@ -17,10 +17,10 @@ _LOOK_S = 0.1
 
 
 def serve_until_asked(deployment: RunnerDeployment) -> None:
-    """Register `deployment` and run what is due of it, until Ctrl-C, SIGTERM or SIGHUP.
+    """Register `deployment` and run its due runs until Ctrl-C, SIGTERM or SIGHUP.
 
-    Runs under way are then asked to stop, each takes a last snapshot, and Retry resumes them. Prefect's own `serve`
-    kills them on Ctrl-C, and on SIGTERM waits until they are done. Asked again, it does what it is doing.
+    Running runs are then asked to stop, each takes a last snapshot, and Retry resumes them. Prefect's own `serve` kills
+    them on Ctrl-C, and on SIGTERM waits for their end. A second request has no further effect.
     """
     runner = Runner()
     runner.add_deployment(deployment)
@@ -34,7 +34,7 @@ async def _serve(runner: Runner) -> None:
     heeded = [number for number in _ASKED_BY if signal.getsignal(number) != signal.SIG_IGN]  # nohup means what it says
 
     running, waiting = asyncio.create_task(runner.start()), asyncio.create_task(asked.wait())
-    await asyncio.sleep(0)  # by then it has a handler of its own for SIGTERM, which ours replaces
+    await asyncio.sleep(0)  # by then it has its own handler of SIGTERM, which ours replaces
     for number in heeded:
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -25,11 +25,11 @@ __all__ = ["PASSWORD_FILE", "ServerError", "api", "name_faults", "need_server"]
 _PORTS_TRIED = 3
 _LAST_LINES = 20
 _LONGER = "give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300"
-# What Prefect itself runs for an ephemeral server (prefect.server.api.server), only detached from our signals.
+# As Prefect runs an ephemeral server (prefect.server.api.server), but detached from our signals.
 _APPLICATION = "prefect.server.api.server:create_app"
 
 
-#: what Prefect's server takes in no name
+#: characters that Prefect's server refuses in names
 _NOT_IN_NAMES = "/%&><"
 #: in PREFECT_HOME: the password of embedded servers, which only this user can read
 PASSWORD_FILE = "midstride-password"

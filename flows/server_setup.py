@@ -47,12 +47,11 @@ _ENDS = _events("Completed", PROMOTED, KEPT, "Failed", "Cancelled")
 def ensure_automations(within_s: float | None = None) -> list[str]:
     """Add automations for lost runs to the server. Return a line on each.
 
-    A run whose process is gone with its worker stays Running for ever otherwise: it cannot be retried, and it keeps the
-    place of the nights after it. A run that has crashed is scheduled again; the flow gives up where its attempts
-    bring no newer snapshot. That is asked for once more where a worker, late, told of the same death again and made the
-    run that waits for its retry Crashed once more. A run that is cancelled while it waits to be taken up again stays
-    Cancelling otherwise: the server takes it for one that its first worker still has. Only runs of our own deployments
-    are looked after.
+    Without them, a run whose process and worker are lost stays Running: it cannot be retried, and it blocks the next
+    nights. A crashed run is scheduled again; the flow gives up if its attempts bring no newer snapshot. It is scheduled
+    once more if a worker's late report of the same death makes the waiting run Crashed again. A run cancelled while it
+    waits for its retry would stay Cancelling, because the server takes it for one of its first worker. Only runs of
+    midstride's deployments are covered.
 
     Args:
         within_s: seconds without a heartbeat; three beats as this environment has them, if empty. Flow processes
@@ -70,7 +69,7 @@ def ensure_automations(within_s: float | None = None) -> list[str]:
 
 
 def _ensure(client: SyncPrefectClient, wanted: AutomationCore, meaning: str) -> str:
-    """Have one automation of that name, as wanted; return what was done and what it means."""
+    """Ensure the `wanted` automation. Return a line on the change and its meaning."""
     there = client.read_automations_by_name(wanted.name)
     for surplus in there[1:]:
         client.delete_automation(surplus.id)
@@ -84,7 +83,7 @@ def _ensure(client: SyncPrefectClient, wanted: AutomationCore, meaning: str) -> 
 
 
 def create_pool(name: str, kind: str = "process") -> str:
-    """Create the work pool `name` where it is missing; return what was done, as text.
+    """Create the work pool `name` if it is missing. Return a line on the change.
 
     Raises:
         JobError: there is a pool of that name and of another kind, or a pool cannot be called so.
@@ -157,8 +156,8 @@ def _crash_retry() -> AutomationCore:
 def _lost_retry() -> AutomationCore:
     """A process and its worker can both report a death, the second after the retry's request.
 
-    A retry that a worker has taken up is not meant: what crashes before it runs would crash again, for ever. The state
-    is named otherwise than the first, or a pool without a worker would have the run scheduled each minute.
+    A retry already taken by a worker is excluded: a run that crashes before it starts would crash again for ever. The
+    state has another name than the first; otherwise a pool without a worker would reschedule the run each minute.
     """
     return _automation(
         LOST_RETRY,
@@ -187,6 +186,6 @@ def _schedule_again(name: str | None) -> ChangeFlowRunState:
 
 
 def _same(there: Automation, wanted: AutomationCore) -> bool:
-    """Whether the server has what is wanted; the identities it adds tell nothing."""
+    """Whether the server has the wanted values, apart from the ids it adds."""
     first, second = (one.model_dump(exclude={"id": True, "trigger": {"id"}}) for one in (there, wanted))
     return all(first[key] == value for key, value in second.items())

@@ -16,7 +16,7 @@ from midstride.engine.session.terminal_view import TerminalView
 
 __all__ = ["FlowView", "quiet_prefect", "show_nightly_report"]
 
-#: what Prefect should do under this command, unless the user has said something else
+#: settings of Prefect under this command, unless the user has others
 _DEFAULTS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -27,7 +27,7 @@ _DEFAULTS = {
 
 
 def quiet_prefect() -> None:
-    """Have Prefect say what a person needs and nothing more; before it is imported."""
+    """Reduce Prefect's output to the essential. Call this before its import."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
 
@@ -52,7 +52,7 @@ class FlowView(TerminalView):
 
 
 def show_nightly_report(console: Console, report: NightlyReport) -> None:
-    """Print what a night came to: the decision, both tests, the champion."""
+    """Print the result of a night: decision, both tests, champion."""
     rows: list[RenderableType] = [escape(report.verdict)]
     if report.decision:
         rows += ["", _tests(report.decision)]
@@ -60,7 +60,7 @@ def show_nightly_report(console: Console, report: NightlyReport) -> None:
     title = f"[bold]{escape(report.job)}[/] {report.date}: [bold]{'promoted' if promoted else 'champion kept'}[/]"
     style = "green" if promoted else "none"
     panel = Panel(Group(*rows), title=title, title_align="left", border_style=style, padding=(1, 2), expand=False)
-    console.print(panel, soft_wrap=False)  # which would cut what does not fit
+    console.print(panel, soft_wrap=False)  # which would cut long lines
     if report.champion:
         console.print(f"{'champion':>12}  {escape(report.weights)}", highlight=False, soft_wrap=True)
     has_one_before = report.decision is not None and promoted and report.decision.over is not None

@@ -38,7 +38,7 @@ def train(job: JobLike, run: str | None = None) -> Report:
     Started again with the same run (a retry of this flow run or of its parent, or the same name), it resumes.
 
     Args:
-        job: what to train, on which data, how and where: a job, or the path of its file.
+        job: a job, or the path of its file.
         run: name of the run; if empty, the id of the flow run, or in a subflow a name that a retry finds again.
     """
     job = as_job(job)
@@ -93,7 +93,7 @@ def attempts_so_far(run: Run) -> int:
     """
     automatic = is_automatic_retry()
     with run.store.errors_explained("read"):
-        if automatic:  # its server, or its machine, may have ended the launcher; else a new attempt does it
+        if automatic:  # its server, or its machine, can have ended the launcher; else a new attempt does it
             recover_orphaned_attempts(run)
         tried = run.attempts.attempts()
     if not automatic:

@@ -42,7 +42,7 @@ def compare_and_promote(
     Args:
         job: a job with `monitor`: a job, the path of its file, or its document.
         run: name of the run, which is done; by default that of `launch_world` in this flow.
-        data: what `prepare_data` returned, to be recorded with the decision.
+        data: result of `prepare_data`, recorded with the decision.
         date: of the data; today if empty.
 
     Raises:

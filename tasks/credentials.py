@@ -14,7 +14,7 @@ from midstride.engine.errors import JobError
 
 __all__ = ["credentials_of"]
 
-#: fields of prefect-aws's blocks -> what botocore calls them; `Secret` blocks hold the right-hand names themselves
+#: fields of prefect-aws's blocks -> botocore's names; `Secret` blocks hold the right-hand names themselves
 _VARIABLES = {
     "aws_access_key_id": "AWS_ACCESS_KEY_ID",
     "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",

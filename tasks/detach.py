@@ -14,7 +14,7 @@ _STREAMS = (1, 2)  # standard output and standard error
 def detach() -> None:
     """Make this process independent of its parent, except for the parent's signals.
 
-    It gets a process group of its own: Ctrl-C goes to every process of a terminal's group, and `midstride serve` passes
+    It gets its own process group: Ctrl-C goes to every process of a terminal's group, and `midstride serve` passes
     it on as well; a second request to stop would end the run at once.
 
     Once the reader of its output has gone, output is dropped. Otherwise Prefect's console handler would end the

@@ -71,8 +71,8 @@ def run_of(job: JobLike, run: str | None) -> Run:
 def default_run_name(job: TrainingJob) -> str:
     """Return the run name of `job` in this flow, equal in all retries and tasks.
 
-    It consists of the id of the outermost flow run, the name of the job, and a digest of what is trained. So each fold
-    or setting has a run of its own, and a retry finds it. A subflow has another id in each retry of its parent.
+    It consists of the id of the outermost flow run, the name of the job, and a digest of the training. So each fold
+    or setting has its own run, and a retry finds it. A subflow has another id in each retry of its parent.
 
     Raises:
         JobError: no flow runs here.
@@ -85,7 +85,7 @@ def default_run_name(job: TrainingJob) -> str:
 
 def _digest(job: TrainingJob) -> str:
     trained = job.model_dump(mode="json", exclude=_OPERATION)
-    if job.folder:  # a worker may have another copy of the code
+    if job.folder:  # a worker can have another copy of the code
         trained = map_texts(trained, lambda text: text.replace(job.folder, "."))
     return hashlib.sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()[:8]
 

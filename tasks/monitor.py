@@ -91,7 +91,7 @@ class RunMonitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Record what is left, also of a world that was stopped or died."""
+        """Record the rest, also of a stopped or dead world."""
         self._silent_until = _NEVER  # ask in any case
         if self._taken:
             self._try(self._record)
@@ -130,7 +130,7 @@ class RunMonitor:
             self._progress.close()
 
     def _tell(self, event: Event) -> None:
-        """Emit the event to which automations may listen."""
+        """Emit the event for automations."""
         if event.kind == "waiting":
             self._waiting(event.fields)
         elif event.kind == "round":

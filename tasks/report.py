@@ -45,7 +45,7 @@ def publish_report(job: JobLike, run: str | None = None, test: dict[str, float] 
     Args:
         job: a job, the path of its file, or its document.
         run: name of the run; by default that of `launch_world` in this flow.
-        test: what `evaluate_best` returned.
+        test: result of `evaluate_best`.
 
     Raises:
         SnapshotError: the store does not answer.
@@ -89,7 +89,7 @@ def _record_stop(run: Run) -> None:
         if report.outcome in _STOPPED_AFTER:
             emit(_stopped(report))
             EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit
-    except Exception as error:  # what ends the flow goes on, whatever store and server say
+    except Exception as error:  # the flow's end continues, with or without store and server
         log.warning("automations may not hear that %s was stopped: %s", run.url, error)
 
 

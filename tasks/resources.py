@@ -1,4 +1,4 @@
-"""Names under which the orchestrator keeps what belongs to a run."""
+"""Names of a run's artifacts and events in the orchestrator."""
 
 import re
 

@@ -26,13 +26,13 @@ def record_snapshot(
         url: of the run.
         step: of the newest of them.
         taken: one dict for each, with time, name, step, epoch, bytes and stall_s, as in the engine's events.
-        recorded: what an earlier call returned, newest first: the rest of the table.
+        recorded: result of an earlier call, newest first: the rest of the table.
 
     Returns:
-        The snapshots taken, each with what was found as "state", newest first.
+        The snapshots taken, each with its findings as "state", newest first.
 
     Raises:
-        SnapshotDamaged: what was committed is not whole.
+        SnapshotDamaged: a committed snapshot is damaged.
     """
     checked = check_announced(url, taken)[::-1]
     table = [_markdown(row) for row in (*checked, *recorded)]

@@ -20,7 +20,7 @@ from midstride.tasks.prefect_internals import outer_flow
 __all__ = ["is_paused", "stop_delayed", "stop_if_asked"]
 
 
-listen()  # here, since a flow's module is imported in the main thread, and trainings may start in others
+listen()  # here, since a flow's module is imported in the main thread, and trainings can start in others
 
 
 def stop_if_asked() -> None:

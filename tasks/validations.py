@@ -16,8 +16,8 @@ class Validations:
     """The validations of one world.
 
     Args:
-        monitor: which value decides what is best; none if empty.
-        best: the best value of the attempts before, and its step; None if there is none.
+        monitor: the deciding value, if any.
+        best: best value of the previous attempts, and its step; None without one.
     """
 
     def __init__(self, monitor: MonitorOptions | None, best: tuple[float, int] | None = None) -> None:
@@ -40,7 +40,7 @@ class Validations:
         return cls(monitor, None if value is None else (float(value), int(weights["step"])))
 
     def line(self, event: Event) -> str:
-        """Return what `event` found, and the best of the run so far.
+        """Return the results of `event`, and the best ones of the run so far.
 
         >>> validations = Validations(MonitorOptions(metric="val/loss", mode="min"))
         >>> validations.line(Event("validation", 0.0, {"step": 38, "epoch": 0, "metrics": {"val/loss": 0.5}}))
@@ -58,7 +58,7 @@ class Validations:
         if monitor is None or not math.isfinite(value):
             return ""
         sign, now = 1 if monitor.mode == "min" else -1, (value, fields["step"])
-        # What an attempt found that died before its next snapshot is found again.
+        # Results of an attempt that died before its next snapshot come again.
         if self._best is None or sign * value < sign * self._best[0] or self._best[1] > now[1] or self._best == now:
             self._best = now
             return " (best so far)"

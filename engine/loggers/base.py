@@ -62,15 +62,15 @@ class LoggedRun:
 class Logger(ABC):
     """Base class of loggers: sends the rows of a run to a tracker.
 
-    A logger works in a process of its own, beside the training. Each attempt of the run builds it again there, so its
-    constructor only keeps its arguments. Its errors are reported once as a warning, and `open` is called again later.
+    A logger works in its own process beside the training. Each attempt of the run builds it there, so its constructor
+    only keeps its arguments. An error is reported once as a warning, and `open` is called again later.
     """
 
     @abstractmethod
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
         """Connect to the tracker. Return the step of its last row of `rows`, or 0 without one.
 
-        An earlier process may have died after it sent rows, so this asks the tracker. Rows that the tracker has and
+        An earlier process can have died after it sent rows, so this asks the tracker. Rows that the tracker has and
         `rows` lacks, since the run went back behind them, must not be visible there afterwards.
         """
 
@@ -96,4 +96,4 @@ class Logger(ABC):
         """
 
     def close(self) -> None:
-        """Disconnect from the tracker; `open` may be called again."""
+        """Disconnect from the tracker; `open` can follow."""

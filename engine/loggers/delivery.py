@@ -2,9 +2,9 @@
 
 Run as `python -m midstride.engine.loggers.delivery`.
 
-The process gets its document as the first line of standard input. Every further line says that a snapshot may have
-been committed; the line "end" that the training is over. If the input ends without it, the rank has died, and so does
-this process: the next attempt of the run asks the tracker where it stands.
+The process gets its document as the first line of standard input. Each further line announces a possible new
+snapshot; the line "end" announces the end of the training. If the input ends without it, the rank has died and this
+process ends. The next attempt of the run asks the tracker for its last row.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Processes beside rank 0 that send rows to trackers, one process each.
 
-The library of a tracker draws random numbers, installs signal handlers, imports much and can wait for minutes. In a
-process of its own it neither slows the training nor changes its bits.
+The library of a tracker draws random numbers, installs signal handlers, imports much and can wait for minutes. In its
+own process it neither slows the training nor changes its bits.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class LoggerProcesses:
         self._processes = [self._start(options, store, generation) for options in loggers]
 
     def wake(self) -> None:
-        """Announce a committed snapshot; does not wait, and may be called in any thread."""
+        """Announce a committed snapshot from any thread, without a wait."""
         for process in self._processes:
             _tell(process, b"\n")
 

@@ -21,7 +21,7 @@ __all__ = ["MLflowLogger"]
 _RUN, _ROWS = "midstride.run_id", "midstride.rows"
 #: alias of the version that is in charge; tag of a version: the digest of its weights; their folder in the MLflow run
 _CHAMPION, _WEIGHTS, _FOLDER = "champion", "midstride.weights", "champion"
-#: what MLflow takes in one request
+#: MLflow's limits of one request
 _METRICS, _PARAMS, _PARAM_LENGTH = 1000, 100, 6000
 
 
@@ -32,7 +32,7 @@ class MLflowLogger(Logger):
     rows; the old one stays, without the tag by which it was found.
 
     Args:
-        tracking_uri: of the server; by default what MLFLOW_TRACKING_URI says.
+        tracking_uri: of the server; by default MLFLOW_TRACKING_URI.
         experiment: name of the experiment, made if there is none; in a job by default its name.
         registered_model: name of the model in MLflow's registry of which each champion becomes a version; the one in
             charge has the alias "champion". By default the registry is left alone.
@@ -113,7 +113,7 @@ class MLflowLogger(Logger):
         client.set_registered_model_alias(self._model, _CHAMPION, version)
 
     def _connect(self) -> Any:
-        # This process has a loop of its own for a server that is away.
+        # This process has its own loop for an unreachable server.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         from mlflow import MlflowClient
 
@@ -179,7 +179,7 @@ class MLflowLogger(Logger):
 
 
 def _mark(run: LoggedRun) -> str:
-    """Return what is the same for all attempts of `run`, and for no other run."""
+    """Return a tag that all attempts of `run` share with no other run."""
     return run.run_id or run.url
 
 

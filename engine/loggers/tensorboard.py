@@ -54,7 +54,7 @@ class TensorBoardLogger(Logger):
         if newest is not None:
             step, good, is_all = _agreement(newest, rows, _hyperparameters(run))
             if is_all:
-                os.truncate(newest, good)  # what a death left of a record
+                os.truncate(newest, good)  # rest of a torn record
                 self._file = newest.open("ab", buffering=0)
                 return step
             newest.unlink()
@@ -92,7 +92,7 @@ class TensorBoardLogger(Logger):
         now = time.time()
         events = [
             Event(wall_time=now, file_version="brain.Event:2"),
-            # A TensorBoard that shows the run by now drops what it read in an earlier file.
+            # A TensorBoard that already shows the run drops events of an earlier file.
             Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)),
             Event(wall_time=now, step=0, summary=_hyperparameters(run)),
         ]
@@ -117,7 +117,7 @@ def _claim(folder: Path, run: LoggedRun) -> None:
         noted = json.loads(mark.read_text())
     except (FileNotFoundError, ValueError):  # new, or cut off by a death
         noted = {}
-    # A run that was moved keeps its id, and one that was begun anew its place.
+    # A moved run keeps its id, a restarted one its place.
     if noted and noted["run_id"] != run.run_id and noted["url"] != run.url:
         raise UserError(
             f"{folder} has the events of another run of this name, at {noted['url']}: give one of the two jobs another "
@@ -128,7 +128,7 @@ def _claim(folder: Path, run: LoggedRun) -> None:
 
 
 def _hyperparameters(run: LoggedRun) -> Any:
-    """Return what the tabs of texts and of hyperparameters show, alike whenever it is made."""
+    """Return the content of the tabs of texts and hyperparameters, equal each time."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING
@@ -185,7 +185,7 @@ def _events(path: Path) -> Iterator[tuple["Event", int]]:
                 return
             try:
                 event = Event.FromString(body[:-4])
-            except DecodeError:  # not what was written: TensorBoard reads no further
+            except DecodeError:  # damaged: TensorBoard reads no further
                 return
             end += 16 + size
             yield event, end

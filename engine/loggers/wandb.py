@@ -20,9 +20,8 @@ class WandbLogger(Logger):
     """Logs all attempts of a run to one W&B run of its name, and no other run to that one.
 
     Offline, each attempt writes the folder `dir/wandb/offline-run-...-RUN-ID` anew from the committed rows and removes
-    those of earlier attempts: `wandb sync` finds one. Online, an attempt goes on after the last step that the server
-    has; the server takes no row back, so what a run that went back behind rows that were sent logs there again is left
-    out.
+    those of earlier attempts, so that `wandb sync` finds one. Online, an attempt continues after the server's last
+    step. The server keeps its rows: if a run goes back behind sent rows, their repetitions are dropped.
 
     Args:
         project: that the run belongs to; in a job by default its name.
@@ -84,7 +83,7 @@ class WandbLogger(Logger):
         self.close()
 
     def close(self) -> None:
-        """End the W&B run; the same id goes on with it."""
+        """End the W&B run. Its id can continue it."""
         if (run := self._run) is not None:
             self._run = None
             run.finish()

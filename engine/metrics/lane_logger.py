@@ -112,7 +112,7 @@ class _LaneRows(MetricLog):
             rows.drop_closed()
 
     def close(self) -> None:
-        """Close the last row of every lane, as another rank may have the lane next."""
+        """Close the last row of every lane, because another rank can have the lane next."""
         super().close()
         for rows in self._others:
             rows.close()

@@ -202,7 +202,7 @@ class MetricLogger:
         if self._micro_batches is not None:
             self._micro_batches.setdefault(key, Accumulator(reduce_fx, sync)).add(value, weight)
         elif self.stage != "train":
-            # No collective inside a step of evaluation: ranks may have different numbers of them.
+            # No collective inside a step of evaluation: ranks can have different numbers of them.
             self._steps.setdefault(key, []).append((value, weight if sync else 0.0))
             if self._size == 1:
                 self.evaluation_values[key] = value

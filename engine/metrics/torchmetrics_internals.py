@@ -32,7 +32,7 @@ __all__ = [
     "without_seen",
 ]
 
-#: attributes of a metric that are not what it has seen: how it is set up, caches, and what is kept apart
+#: attributes of a metric besides its accumulated state: set-up, caches, and parts kept elsewhere
 SETUP = frozenset(
     {
         *("dist_sync_fn", "distributed_available_fn"),  # of this world
@@ -89,7 +89,7 @@ def defaults(metric: Any) -> dict[str, Any]:
 
 
 def keeps_states(metric: Any) -> bool:
-    """Return whether it is a metric with states of its own, not a collection."""
+    """Return whether it is a metric with its own states, not a collection."""
     return hasattr(metric, "_update_count")
 
 

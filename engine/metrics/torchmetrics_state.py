@@ -76,7 +76,7 @@ class TorchmetricsState:
         self._look_up()
 
     def _look_up(self) -> None:
-        """Find the metrics of the module: user code may make and replace them at any time."""
+        """Find the metrics of the module, which user code can replace at any time."""
         library = sys.modules.get("torchmetrics")
         if library is None:
             return
@@ -114,7 +114,7 @@ class TorchmetricsState:
             # A rank without a batch takes part, too.
             warnings.filterwarnings("ignore", message=".*was called before the ``update``.*")
             values = [metric.compute() for metric in metrics]
-        for metric in metrics if reset else ():  # only now: one may be logged under two names
+        for metric in metrics if reset else ():  # only now: a metric can have two logged names
             metric.reset()
         return values
 

@@ -69,7 +69,7 @@ def of_batch(name: str, metric: Any) -> Any:
 
 
 def numbers_in(name: str, value: Any) -> dict[str, float]:
-    """Return the numbers in the result of a metric, each under a name of its own."""
+    """Return the numbers in the result of a metric by name."""
     entries: Any
     if isinstance(value, dict):
         entries = value.items()

@@ -4,7 +4,7 @@ callback_states  the states of callbacks, and of a DataModule, as a part of the 
 callbacks        `Callback`, `LearningRateMonitor`, and the fixed tuple of a Trainer's callbacks
 hooks            the hooks that a module and its callbacks override, looked up once
 hyperparameters  `save_hyperparameters`: the constructor arguments of a module or its data
-interface        `TrainerInterface`: the part of the Trainer that modules, hooks and callbacks may use
+interface        `TrainerInterface`: the part of the Trainer for modules, hooks and callbacks
 layers           layers that training adds, removes, shares or reorders
 module           `TrainingModule` and `DataModule`
 module_hooks     the hooks of a module, which do nothing until they are overridden

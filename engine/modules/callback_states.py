@@ -69,7 +69,7 @@ class Callbacks(AlikeOnRanks):
 def _watches_another(callback: Stateful, saved: dict[str, Any]) -> bool:
     """Return True, with a warning, if `saved` belongs to a `Monitor` of another value or mode.
 
-    The state of a user's own monitor may not name the value; False then.
+    The state of a user's own monitor can lack the value's name; False then.
     """
     if not isinstance(callback, Monitor) or "monitor" not in saved or saved == saved | callback.watched:
         return False

@@ -25,7 +25,7 @@ class Callback:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that affects what this callback does next."""
+        """Return all state that affects later calls of this callback."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:

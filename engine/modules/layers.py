@@ -71,7 +71,7 @@ def layer_changes(built: Layers, now: Layers) -> dict[str, Any]:
 def change_layers(module: nn.Module, built: Layers, state: dict[str, Any], rebuild: Callable[[], None]) -> None:
     """Apply the changes in `state`, as `layer_changes` returned them, to the layers of `module`.
 
-    `state` is updated to the changes that hold afterwards: the code may build other layers than before.
+    `state` is updated to the changes that hold afterwards: the code can build other layers than before.
 
     Args:
         module: as this attempt built it.
@@ -94,7 +94,7 @@ def _remove_layers(module: nn.Module, gone: Mapping[str, bool]) -> None:
         owner, name = dict(module.named_modules()).get(owner_of(path)), path.rpartition(".")[2]
         if owner is not None and is_none:
             set_layer(owner, name, None)
-        elif owner is not None:  # what the code does not build any more is gone as well
+        elif owner is not None:  # a layer that the code no longer builds is gone, too
             children_of(owner).pop(name, None)
 
 
@@ -197,7 +197,7 @@ class NewLayers:
         Raises:
             UserError: a layer cannot be built as it was.
         """
-        # one for all nodes: what new modules share is made once
+        # one for all nodes: shared parts of new modules are built once
         restore = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)
         for path, node in nodes.items():
             _drop_separate_state(node)

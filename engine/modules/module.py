@@ -36,9 +36,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: methods by which a module may do a part of the step itself; see docs/module.md
+#: methods by which a module does a part of the step itself; see docs/module.md
 STEP_HOOKS = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad")
-#: methods by which a DataModule, or else a module, may change a batch on its way to the device
+#: methods by which a DataModule, or else a module, changes a batch on its way to the device
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: methods that return loaders
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
@@ -68,7 +68,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """Return the attributes to copy or pickle: all but the Trainer."""
         return {**vars(self), "_trainer": []}
 
-    # What a user writes -------------------------------------------------------------------------
+    # Written by users ---------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Return the loss (a tensor of one number), or a dict that holds it as "loss".
@@ -109,7 +109,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """Return the prediction for `batch`, by default `self(batch)`, from loader `dataloader_idx`."""
         return self(batch)
 
-    # What a user calls --------------------------------------------------------------------------
+    # Called by users ----------------------------------------------------------------------------
 
     @property
     def trainer(self) -> "TrainerInterface":
@@ -223,7 +223,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         module.load_state_dict(weights.state_dict)
         return module
 
-    # Optimization by hand, with `automatic_optimization = False` ------------------------------------
+    # Manual optimization, with `automatic_optimization = False` ------------------------------------
 
     def optimizers(self) -> Any:
         """Return the optimizer, or the list of them, for manual optimization."""
@@ -284,7 +284,7 @@ class DataModule(HyperparametersMixin):
         """Build data sets for `stage`: "fit", "validate", "test" or "predict"."""
 
     def teardown(self, stage: str) -> None:
-        """Release what `setup` acquired."""
+        """Release resources of `setup`."""
 
     def train_dataloader(self) -> Any:
         """Return the training loader."""

@@ -97,7 +97,7 @@ class BestCheckpoint(Monitor):
             trainer.save_weights("best")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its step, and what is monitored."""
+        """Return the best value, its step, and the monitored value and mode."""
         return {"best": self.best, "best_step": self.best_step, **self.watched}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:

@@ -76,7 +76,7 @@ class Progress:
         self.val_loader, self.val_batch = self.val_loader + 1, 0
 
     def end_validation(self) -> None:
-        """Record that no validation is running; its last hooks may still run."""
+        """Record that no validation is running; its last hooks can still run."""
         self.validating = False
 
     def validation_done(self) -> None:

@@ -91,7 +91,7 @@ def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: di
     Args:
         module: as this process built it.
         weights: the state_dict of the module in the other process.
-        structure: what `structure_of` returned there.
+        structure: result of `structure_of` there.
 
     Raises:
         UserError: this process cannot build those layers.

@@ -109,7 +109,7 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """
     built = [{k: v.device for k, v in group.items() if isinstance(v, Tensor)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, devices in zip(optimizer.param_groups, built, strict=False):  # a wrapping optimizer may have more groups
+    for group, devices in zip(optimizer.param_groups, built, strict=False):  # a wrapping optimizer can have more groups
         group.update({k: group[k].to(device) for k, device in devices.items() if isinstance(group.get(k), Tensor)})
     if not {"state", "param_groups"} <= state.keys():  # a wrapping optimizer has a form of its own
         return

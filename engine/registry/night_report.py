@@ -1,4 +1,4 @@
-"""The report of a night: what it came to, and why."""
+"""Report of a night: decision and reasons."""
 
 from pydantic import Field
 

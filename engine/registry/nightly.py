@@ -3,7 +3,7 @@
 In the run's folder:
 
     night.json      the plan: from whose weights the run begins; retries keep to it
-    decision.json   what the night came to, and on which data
+    decision.json   decision of the night, and its data
 """
 
 import logging
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class NightlyRun:
-    """A night that was begun.
+    """A started night.
 
     Args:
         run: its job has the date in its arguments.
@@ -60,7 +60,7 @@ class NightlyRun:
         """Return the night of `date`, planned now unless it was before.
 
         Raises:
-            JobError: the date is none, or the job lacks what a night needs.
+            JobError: the date is invalid, or the job lacks a setting of nights.
         """
         if faults := nightly_errors(job, date):
             raise JobError.of(f"job {job.name}", faults)
@@ -81,7 +81,7 @@ class NightlyRun:
         return self.run.url
 
     def decision(self) -> PromotionDecision | None:
-        """Return what the night came to; None if it is not over."""
+        """Return the decision of the night; None before it."""
         found = _read(self._store, "decision.json", decision=dict)
         with damaged_on_error(f"{self._store.url}/decision.json"):
             return PromotionDecision.model_validate(found["decision"]) if found else None
@@ -90,7 +90,7 @@ class NightlyRun:
         """Promote the run if it is better; a night that did so before has done so.
 
         Args:
-            compared: what the operation "compare" returned.
+            compared: result of the operation "compare".
 
         Raises:
             Overtaken: the champion is another one by now; compare again.
@@ -112,7 +112,7 @@ class NightlyRun:
         return decision
 
     def close(self, decision: PromotionDecision, data: FolderListing) -> None:
-        """Write down what the night came to, and on which data."""
+        """Record the decision of the night and its data."""
         self._store.write(
             "decision.json", encode_document({"decision": decision.model_dump(), "data": data, "time": time.time()})
         )
@@ -139,7 +139,7 @@ class NightlyRun:
                 log.warning("the data of the last night are unknown, those of this one count as new: %s", error)
                 return True
             if found:
-                # The folder may have the date in its name.
+                # The folder can have the date in its name.
                 return {**data, "folder": None} != {**found["data"], "folder": None}
         return True
 
@@ -154,7 +154,7 @@ def metric_of(job: TrainingJob) -> str:
 
 
 def nightly_errors(job: TrainingJob, date: str | None = None) -> list[str]:
-    """Return messages on what keeps `job` from being trained nightly, and `date` from being one."""
+    """Return messages on a `job` that no night can train, and on an invalid `date`."""
     faults = []
     if date is not None and not _is_date(date):
         faults.append(f"date: {date!r} is none; write it as 2026-03-01, or 2026-03-01T1400")
@@ -180,8 +180,8 @@ def date_to_try(job: TrainingJob, date: str | None) -> str | None:
     """Return the date of the night that checks `job`; None if the job is not for nights.
 
     Args:
-        job: it is if it says how nights are judged, or has the date in its arguments.
-        date: of that night, "" for today; given a date, a night is tried whatever the job.
+        job: is for nights if it has the key `nightly` or the date in its arguments.
+        date: of the night, "" for today. With a date, each job is checked.
     """
     if date is None and "nightly" not in job.model_fields_set and not date_errors(job):
         return None

@@ -44,7 +44,7 @@ _KINDS: dict[str, Kind] = {
     "time": NUMBER,
     "decision": (dict, NoneType),
 }
-#: what to do if the file of a champion is damaged or missing
+#: way out if the file of a champion is damaged or missing
 _WAYS_OUT = (
     "put it back from a copy; or remove it, if it has the highest number, and the champion before is in charge again"
 )
@@ -112,7 +112,7 @@ class ModelRegistry:
         """Return the champion called `number`.
 
         Raises:
-            SnapshotDamaged: its file is missing or not what was written.
+            SnapshotDamaged: its file is missing or changed.
         """
         path = _path(number)
         found = read_required_document(self._store, path, _WAYS_OUT, **_KINDS)
@@ -185,7 +185,7 @@ class ModelRegistry:
         decision = champion.decision and champion.decision.model_dump()
         document = {**asdict(champion), "decision": decision, "nonce": uuid4().hex}
         data, path = encode_document(document), _path(champion.number)
-        # A store may win for us, lose the answer, and refuse our second try: then the file there is ours.
+        # A store can create the file, lose the answer, and refuse the second try: the file is ours.
         if self._store.create(path, data) or self._store.read(path) == data:
             return champion
         winner = self.champion(champion.number)

@@ -17,9 +17,9 @@ __all__ = ["publish_champion"]
 def publish_champion(
     registry: ModelRegistry, runs: Store, loggers: Sequence[LoggerOptions], folder: str = ""
 ) -> list[str]:
-    """Have each of `loggers` promote the champion; return a message for each that could not.
+    """Promote the champion in each of `loggers`. Return a message for each failure.
 
-    What a tracker has been told before it may be told again: a night that is killed is made up for by the next.
+    A repeated promotion does no harm: the next night repeats that of a killed one.
 
     Args:
         registry: whose champion.

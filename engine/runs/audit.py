@@ -46,7 +46,7 @@ class EpochAudit:
         left_out: batches whose loss was not finite, left out of the weights.
         is_over: whether the epoch has come to its last batch; one that a stop broke off has not.
         is_counted: whether the samples were compared with those the epoch was to have; else only its positions were.
-        faults: what law 3 forbids, as messages.
+        faults: violations of law 3, as messages.
     """
 
     epoch: int
@@ -98,7 +98,7 @@ def audit(url: str) -> Audit:
 
     Raises:
         SnapshotMissing: it has none.
-        SnapshotDamaged: that snapshot is not what was written.
+        SnapshotDamaged: that snapshot has changed.
     """
     store = Store.open(url)
     catalog = SnapshotCatalog(store)
@@ -114,7 +114,7 @@ def _audit(store: Store, catalog: SnapshotCatalog, newest: Snapshot) -> Audit:
     account = read_part(store, newest, 0, "samples")
     facts = newest.manifest["facts"]
     stretches = [BatchRange(*one) for one in account["stretches"]]
-    # What an attempt read from a state on, nothing has compared with a reading from the start.
+    # Samples read from a state on were not compared with a reading from the start.
     unread = account.get("stateful", ()) if newest.generation > 1 else ()
     planned = {one[0]: BatchRange(*one) for one in account.get("planned", ()) if one[0] not in unread}
     epochs = []

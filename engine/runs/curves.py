@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["LIBRARY", "draw"]
 
-#: what draws; to import it takes a second
+#: draws the curves; its import takes a second
 LIBRARY = "matplotlib.figure"
 
 _PANELS = 6
@@ -32,7 +32,7 @@ def draw(rows: Sequence[Mapping[str, str]], title: str, marks: Sequence[int] = (
     Args:
         rows: of the metric log.
         title: of the picture.
-        marks: steps at which the run was taken up again.
+        marks: steps at which the run resumed.
     """
     panels = _panels(rows)
     if not panels or not _can_draw():

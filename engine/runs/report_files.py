@@ -27,7 +27,7 @@ def write_report(run: Run, test: dict[str, float] | None = None) -> tuple[Report
 
     Args:
         run: of a job.
-        test: what a test of the best weights gave.
+        test: results of the test of the best weights.
     """
     report, store = report_of(run, test), run.store
     files = dict(report.files)

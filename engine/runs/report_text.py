@@ -60,7 +60,7 @@ def headline(report: Report) -> str:
 
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
-    """Return what a person wants to know first, in lines of two."""
+    """Return the most important facts, two per line."""
     rows = [(f"test: {name}", format_number(value)) for name, value in report.test.items()]
     if report.monitor in report.best:
         rows.append((f"best {report.monitor}", format_number(report.best[report.monitor])))

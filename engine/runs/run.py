@@ -1,4 +1,4 @@
-"""A run: a job under a name, its folder and what lies there. Needs no torch."""
+"""A run: a job under a name, its folder and files. No torch."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -21,7 +21,7 @@ class Run:
     """One run of a job.
 
     Args:
-        job: what is trained.
+        job: the training.
         name: of the run.
 
     Raises:

@@ -42,7 +42,7 @@ _DEFAULT_CAUSES = {"stopped": "stopped on request", "lost": "its launcher was ki
 
 
 class Interruption(Record):
-    """One attempt that did not reach the end, and what it cost."""
+    """An attempt that did not reach the end, and its cost."""
 
     attempt: int
     cause: str
@@ -109,9 +109,9 @@ def report_of(run: Run, test: dict[str, float] | None = None) -> Report:
 
 
 def report_at(store: Store) -> Report:
-    """Return the report of the run whose folder `store` is, with what was tested when it ended.
+    """Return the report of the run in `store`, with the test at its end.
 
-    What a script trains has no job: the name of its module stands for it, and no value decides which run is best.
+    A script's run has no job: its module's name replaces the job's, and no value decides the best run.
     """
     parent, _, name = store.url.rpartition("/")
     return _report(name, store, Store.open(parent, store.options), job_of(store), _tested(store))
@@ -218,7 +218,7 @@ def _previous(runs: Store, run: str, monitor: MonitorOptions) -> tuple[str, floa
 
 
 def _tested(store: Store) -> dict[str, float]:
-    """Return what a test of the best weights gave when the run ended."""
+    """Return the results of the test of the best weights at the end of the run."""
     try:
         return Report.model_validate_json(store.read(REPORT)).test
     except (FileNotFoundError, ValueError):

@@ -23,11 +23,11 @@ class RunSummary:
 
     Args:
         name: of the run.
-        job: of which it is; empty where a script trains.
-        state: how the last attempt ended: done, stopped, user_error, died or lost; "stopped", too, where what was to
-            follow it was stopped; "running" where no end has been written and its process lives, or is on another
-            machine: then the time of the last sign tells whether it does; "new" before the first attempt.
-        step: of the newest snapshot, or where the last attempt ended if that is known to be later.
+        job: of the run; empty for a script's run.
+        state: end of the last attempt: done, stopped, user_error, died or lost. "stopped" also after a stop between
+            attempts. "running" without an end, if its process lives or is on another machine: then see the time of the
+            last sign. "new" before the first attempt.
+        step: of the newest snapshot, or the last attempt's end if that is later.
         epoch: of the newest snapshot, from 0.
         best: name and value of the job's monitored metric for the best weights.
         attempts: how many were made.

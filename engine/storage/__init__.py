@@ -6,9 +6,9 @@ fsspec_store  any fsspec URL as a store
 listing       the names and sizes of the files in a folder, to compare with later
 local         local folders as a store: rename and link are atomic, and fsync makes them durable
 retry         a call to a store that does not answer is repeated, with growing pauses, for a limited time
-s3            S3 and what speaks like it, through s3fs: conditional puts, uploads in parts, errors explained
+s3            S3 and compatible servers, through s3fs: conditional puts, multipart uploads, errors explained
 store         where the files of a run live
-urls          URLs of stores, as text: made absolute, and what is wrong with them
+urls          URLs of stores, as text: made absolute, and their faults
 verification  files and documents, read and compared with their checksums
 
 Tests: tests/unit/storage, tests/faults/test_full_disk.py

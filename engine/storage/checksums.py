@@ -23,7 +23,7 @@ __all__ = [
 
 #: the type of a value in a document, or several
 Kind = type | tuple[type, ...]
-#: of seconds and other numbers that may be whole
+#: of seconds and other numbers that can be whole
 NUMBER = (float, int)
 _JSON_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "text", list: "a list", dict: "an object"}
 
@@ -67,7 +67,7 @@ def check_size(path: str, expected: FileDigest, found: int) -> None:
 
 def encode_document(document: dict[str, Any]) -> bytes:
     """Return `document` as JSON with a line per key, and a checksum of the rest at the end."""
-    plain = json.loads(json.dumps(document))  # what a reader will see: keys are text, tuples are lists
+    plain = json.loads(json.dumps(document))  # as a reader sees it: keys are text, tuples are lists
     return _in_lines(_sealed(plain))
 
 
@@ -92,7 +92,7 @@ def decode_document(data: bytes, path: str, /, **kinds: Kind) -> dict[str, Any]:
     """Return the document that `encode_document` made `data` of.
 
     Raises:
-        SnapshotDamaged: a single byte differs from what was written, or a key of `kinds` is missing or of another type.
+        SnapshotDamaged: a byte has changed, or a key of `kinds` is missing or of another type.
     """
     try:
         document = json.loads(data)
@@ -112,7 +112,7 @@ def check_kinds(document: Mapping[str, Any], path: str, /, **kinds: Kind) -> Non
     """Compare the types of values in a document; keys that are not there are left out.
 
     Raises:
-        SnapshotDamaged: naming the key, its value and the types it may have.
+        SnapshotDamaged: naming the key, its value and its allowed types.
     """
     for key, kind in kinds.items():
         value, allowed = document.get(key), kind if isinstance(kind, tuple) else (kind,)

@@ -11,8 +11,8 @@ __all__ = ["draft_of"]
 def draft_of(path: Path) -> Iterator[Path]:
     """Yield a hidden path beside `path`. At the end of the block it replaces `path` atomically.
 
-    If the block raises, the draft is removed and `path` stays as it was. Only one process may write a path at a time,
-    and without an fsync the file may not survive a power cut: for more than that there is `Store`.
+    If the block raises, the draft is removed and `path` is unchanged. Only one process can write a path at a time, and
+    without an fsync the file can be lost in a power cut: `Store` has neither limit.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:

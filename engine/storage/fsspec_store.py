@@ -46,7 +46,7 @@ class RemoteStore(Store):
         return f"{self.url}/{path}" if path else self.url
 
     def _retried(self, act: Callable[[], T]) -> T:
-        """Call `act`, and again while the store does not answer; return what it returns."""
+        """Call `act` until the store answers, and return its result."""
         return self._retry.call(act, self.url, self.is_transient)
 
     def write(  # noqa: D102

@@ -20,10 +20,10 @@ from midstride.engine.storage.store import EXCLUSIVE_HINT, PROBE, Store, StoreOp
 __all__ = ["LocalStore"]
 
 _CHUNK_BYTES = 8 * 2**20
-_WRITE_BYTES = 32 * 2**20  # between two writes the thread may have to wait for Python's lock
+_WRITE_BYTES = 32 * 2**20  # between two writes the thread can wait for Python's lock
 _PAGE_BYTES = 4096  # no disk has larger blocks
 _DIRECT_BYTES = 2**20
-_PROBE_S = 3600.0  # no world takes as long to try whether it may write
+_PROBE_S = 3600.0  # no test of write access takes as long
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -97,7 +97,7 @@ class LocalStore(Store):
             return file.readall()
 
     def stream(self, path: str) -> Iterator[bytes | memoryview]:  # noqa: D102
-        # One buffer for all chunks, beside the heap: what is made of them would leave holes as wide as they are.
+        # One buffer for all chunks, beside the heap: otherwise freed chunks would leave holes of their size.
         with self._opened(path) as file:
             buffer = memoryview(mmap.mmap(-1, _CHUNK_BYTES))
             while count := file.readinto(buffer):
@@ -110,9 +110,9 @@ class LocalStore(Store):
         return self._folder / path
 
     def _opened(self, path: str) -> io.FileIO:
-        """Open a file for reading, if it is one: a link leads elsewhere, a FIFO blocks.
+        """Open a regular file for reading. Links, which lead elsewhere, and FIFOs, which block, are refused.
 
-        The folders directly in this one may be links: snapshots may be kept on another disk.
+        The folders directly in this one can be links, for example to snapshots on another disk.
         """
         target = self._at(path)
         if any((self._folder / folder).is_symlink() for folder in [*PurePath(path).parents][:-2]):
@@ -181,7 +181,7 @@ class LocalStore(Store):
 
     def remove_drafts(self, *folders: str, upto: str | None = None) -> None:  # noqa: D102
         for folder in folders:
-            # A world that is about to start tries with a probe whether it may: that one is let be.
+            # Keep the probe by which a starting world tests its access.
             for draft in (self._folder / folder).glob(".[!.]*.draft"):
                 if upto is not None and draft.name[1:].rsplit(".", 2)[0] > upto:
                     continue
@@ -233,7 +233,7 @@ def _draft(target: Path, data: bytes | memoryview) -> Path:
 
 
 def _give_name(draft: Path, target: Path) -> None:
-    """Rename `draft` to `target`, replacing what is there."""
+    """Rename `draft` to `target`, replacing an existing file."""
     if target.is_dir() and not target.is_symlink():
         target.rmdir()  # in the way, and refused if anything is in it
     draft.replace(target)

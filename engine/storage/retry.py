@@ -36,7 +36,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether `error` says that no answer came, so that a retry may help."""
+    """Whether `error` means that no answer came and a retry can help."""
     return any(
         isinstance(link, (ConnectionError, TimeoutError)) or (isinstance(link, OSError) and link.errno in _TRANSIENT)
         for link in chain_of(error)
@@ -67,9 +67,9 @@ class RetryPolicy:
         """Return the result of `act`. Repeat it with growing, jittered pauses on transient errors.
 
         Args:
-            act: the call; it may be made any number of times.
+            act: the call, which can be repeated.
             whom: name of the store, for the log.
-            transient: whether a retry may help after an error; any other error is raised at once.
+            transient: whether a retry can help after an error. Other errors are raised at once.
 
         Raises:
             Exception: the last error of `act`, after `total_s`.

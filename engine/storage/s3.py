@@ -39,7 +39,7 @@ _LOST = ("PreconditionFailed", "ConditionalRequestConflict")
 _BUSY = ("SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "Throttling", "ThrottlingException")
 #: codes of a server without space: MinIO's disks, MinIO's quota, Ceph's quota
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
-#: code of a server -> what to do about it
+#: code of a server -> way out
 _WAYS_OUT = {
     "NoSuchBucket": "Create the bucket",
     "AccessDenied": "Allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket there",
@@ -118,7 +118,7 @@ class S3Store(RemoteStore):
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
         """Write a whole file. With `check`, only if the file has not changed since that call.
 
-        So a delayed request of a superseded world cannot overwrite what the newer world has written.
+        So a delayed request of a superseded world cannot overwrite files of the newer world.
         """
         if check is None or self.options.lease == "none":
             super().write(path, data, check=check)
@@ -162,7 +162,7 @@ class S3Store(RemoteStore):
             try:
                 self._files.pipe_file(full, data, mode="create", Metadata={_WRITER: writer})
             except OSError as error:
-                # What stands there may be ours: put at a try whose answer was lost. (aiohttp tries again by itself.)
+                # The file can be ours, put at a try whose answer was lost. (aiohttp tries again by itself.)
                 if isinstance(error, FileExistsError) or _code(error) in _LOST:
                     return self._writer_of(full) == writer
                 raise
@@ -171,7 +171,7 @@ class S3Store(RemoteStore):
         return self._retried(put)
 
     def read(self, path: str) -> bytes:
-        """Return a whole file; in one request, where it is not of the kind that may be large."""
+        """Return a whole file, in one request unless files of its kind can be large."""
         if path.endswith(".safetensors"):
             return b"".join(self.stream(path))
         return self._retried(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=1)))
@@ -189,7 +189,7 @@ class S3Store(RemoteStore):
             try:
                 return ahead.pop(start).result()
             except Exception:
-                ahead.clear()  # the next try asks anew for what failed beside it
+                ahead.clear()  # the next try requests the failed parts again
                 raise
 
         with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
@@ -258,7 +258,7 @@ class S3Store(RemoteStore):
             self._files.call_s3("abort_multipart_upload", **wanted)
 
     def is_transient(self, error: BaseException) -> bool:
-        """Whether `error` may be otherwise later."""
+        """Whether a later try can succeed after `error`."""
         if isinstance(root := _root(error), socket.gaierror):
             return _may_be_found_later(root)  # any other says that there is no such host
         return super().is_transient(error)

@@ -50,7 +50,7 @@ _READ_ONLY = (
     "It is mounted read-only, as a disk is that failed: see the log of the kernel (dmesg). "
     "Once it can be written again, the same command resumes the run"
 )
-#: what the operating system says -> its error, and the way out
+#: error of the operating system -> ours, and the way out
 _ADVICE: dict[int, tuple[type[SnapshotError], str]] = {
     errno.ENOSPC: (StoreFull, _FULL),
     errno.EDQUOT: (StoreFull, _FULL),
@@ -65,7 +65,7 @@ _ADVICE: dict[int, tuple[type[SnapshotError], str]] = {
     ),
 }
 
-#: what else it says -> the way out
+#: other errors -> the way out
 _WAYS_OUT = {
     errno.ENAMETOOLONG: "Give it a shorter name",
     errno.ENOLINK: "Mount what the link leads to, or mend the link",
@@ -126,7 +126,7 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None) -> None:
-        """Write a whole file, replacing what was there; when this returns, it survives a power cut.
+        """Write a whole file, replacing an existing one. On return it survives a power cut.
 
         `check` is called at every try, as late as the store can; if it raises, the old file stays.
         """
@@ -134,7 +134,7 @@ class Store(ABC):
     def write_all(self, folder: str, files: Iterable[tuple[str, bytes | memoryview]]) -> None:
         """Write several whole files into a folder; when this returns, they survive a power cut.
 
-        Each is taken from `files` only after the one before was written. If one fails, some of the others may be there.
+        Each is taken from `files` only after the previous one was written. If one fails, some others can exist.
 
         Args:
             folder: path of the folder.
@@ -163,7 +163,7 @@ class Store(ABC):
     def list(self, path: str = "") -> list[str]:
         """Return the sorted names directly in the folder `path`; an empty list if it does not exist.
 
-        A folder whose last file was removed may still be listed: an object store has no folders, only names.
+        An empty folder can still be listed: an object store has no folders, only names.
         """
 
     @abstractmethod
@@ -210,13 +210,12 @@ class Store(ABC):
         """Check, within seconds, that files can be written here and created exclusively.
 
         Args:
-            folders: paths at which a folder or nothing has to be. Where a file is, what was in the folder would be
-                taken for gone.
-            files: paths at which no folder with anything in it may be.
+            folders: paths that must be folders or missing. A file in place of a folder would hide its content.
+            files: paths that must not be a non-empty folder.
 
         Raises:
-            StoreUnsafe: they cannot; the message says why and what to do.
-            StoreSilent: the store does not answer; a retry may help.
+            StoreUnsafe: they cannot. The message gives reason and way out.
+            StoreSilent: the store does not answer; a retry can help.
         """
         probe = f"{PROBE}{uuid4().hex}"
         with self.errors_explained("written"):
@@ -247,14 +246,14 @@ class Store(ABC):
 
     @contextmanager
     def errors_explained(self, done: str) -> Iterator[None]:
-        """Turn errors of the store in the block into errors that say what to do.
+        """Turn errors of the store in the block into errors that name the way out.
 
         Args:
-            done: what the block does with the store: "read" or "written".
+            done: action of the block on the store: "read" or "written".
 
         Raises:
-            StoreUnsafe: it refuses; the message says what to do.
-            StoreSilent: it does not answer; a retry may help.
+            StoreUnsafe: it refuses. The message names the way out.
+            StoreSilent: it does not answer; a retry can help.
             StoreFull: there is no room; a retry helps once there is.
         """
         try:
@@ -279,8 +278,8 @@ class Store(ABC):
         """Turn errors of reading a file or folder at `path` in the block into errors that name it.
 
         Raises:
-            StoreUnsafe: the store refuses, which says nothing of what lies there; the message says what to do.
-            SnapshotUnreadable: it cannot be read; not for want of an answer, and not because it is gone.
+            StoreUnsafe: the store refuses access. The message names the way out.
+            SnapshotUnreadable: it exists and cannot be read, although the store answers.
         """
         try:
             yield
@@ -295,11 +294,11 @@ class Store(ABC):
             raise SnapshotUnreadable(f"{self.url}/{path} cannot be read: {error.strerror or error}") from error
 
     def is_transient(self, error: BaseException) -> bool:
-        """Whether a retry may help after `error`."""
+        """Whether a retry can help after `error`."""
         return is_transient(error)
 
     def _way_out(self, error: OSError) -> str:
-        """Return what to do about `error`, with which this store could not be read or written."""
+        """Return the way out of `error`, raised when this store was read or written."""
         if isinstance(error, (NotADirectoryError, FileExistsError)):
             return "Name a folder"
         return _WAYS_OUT.get(error.errno or 0, "Allow it")

@@ -1,4 +1,4 @@
-"""URLs of stores, as text: made absolute, and what is wrong with them."""
+"""URLs of stores, as text: made absolute, and their faults."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["PASSWORD", "absolute_url", "holds_password", "url_fault"]
 
-#: what is said of a URL that holds one
+#: message on a URL with a password
 PASSWORD = (
     "the URL holds a password, which would stand in run.json, in logs and in the UI. Take it out of the URL, "
     'and give it by the environment: FSSPEC_SFTP_PASSWORD for sftp://, as fsspec calls it in "Configuration".'

@@ -20,7 +20,7 @@ def read_document(store: Store, path: str, /, **kinds: Kind) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is none.
-        SnapshotDamaged: it is not what was written, or a key of `kinds` is missing or of another type.
+        SnapshotDamaged: it has changed, or a key of `kinds` is missing or of another type.
     """
     with store.reading(path):
         return decode_document(store.read(path), f"{store.url}/{path}", **kinds)
@@ -57,7 +57,7 @@ def read_verified(store: Store, path: str, expected: FileDigest) -> bytes:
 
 
 def verify_files(store: Store, manifest: str, files: Mapping[str, FileDigest], *, sizes_only: bool = False) -> None:
-    """Compare `files`, which lie beside `manifest`, with what it says of them.
+    """Compare `files` beside `manifest` with its sizes and checksums.
 
     Args:
         store: of the run.
