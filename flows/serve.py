@@ -19,7 +19,7 @@ _LOOK_S = 0.1
 def serve_until_asked(deployment: RunnerDeployment) -> None:
     """Register `deployment` and run its due runs until Ctrl-C, SIGTERM or SIGHUP.
 
-    Running runs are then asked to stop, each takes a last snapshot, and Retry resumes them. Prefect's own `serve` kills
+    Active runs are then asked to stop, each takes a last snapshot, and Retry resumes them. Prefect's own `serve` kills
     them on Ctrl-C, and on SIGTERM waits for their end. A second request has no further effect.
     """
     runner = Runner()

@@ -108,14 +108,14 @@ class Strategy(ABC):
 
         Args:
             step: a module whose forward is the user's `training_step`.
-            one_backward: whether there is one optimizer, stepped by the engine. Gradients may then be exchanged while
+            one_backward: whether there is one optimizer, stepped by the engine. Gradients can then be exchanged while
                 the backward pass runs; otherwise `reduce_gradients` is called after each backward pass.
         """
 
     def step_call(self, scope: StepScope, module: TrainingModule, name: StepName) -> Callable[..., Any]:
         """Return a function that calls a step of the user's and returns its outputs.
 
-        Its arguments are this rank's batch and what else the step takes, such as `batch_idx`. A training step is
+        Its arguments are this rank's batch and other arguments of the step, such as `batch_idx`. A training step is
         called inside the module from `wrap`.
 
         Args:

@@ -57,7 +57,7 @@ def _chunk(value: Any, start: int, length: int, samples: int) -> Any:
 
 
 def _check_whole(value: Any, chunks: int) -> None:
-    """Refuse objects that may hold tensors (they have a method `to`) and cannot be cut."""
+    """Refuse objects that can hold tensors (by their method `to`) but cannot be cut."""
     for _, leaf in named_leaves(value):
         if hasattr(leaf, "to") and not isinstance(leaf, Tensor):
             raise UserError(

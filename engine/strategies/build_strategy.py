@@ -85,7 +85,7 @@ def own_strategy_faults(strategy: "Strategy") -> list[str]:
 
 
 def _not_installed(name: str, error: ModuleNotFoundError, remedy: str) -> Exception:
-    """Return what to raise for `error`, raised in importing the strategy `name`."""
+    """Return the error to raise for `error` in the import of the strategy `name`."""
     if (error.name or "").startswith("midstride."):
         return error  # our own broken import is a bug, not a missing extra
     return StrategyUnavailable(f"strategy {name!r} needs {error.name}, not installed here: {remedy}")

@@ -75,15 +75,15 @@ class SingleProcess(Collective):
 
 #: description of its process group
 CHANNEL = "midstride channel"
-#: long, because a rank may still import modules or read its first batch while the others wait
+#: long, because a rank can still import modules or read its first batch while the others wait
 TIMEOUT = timedelta(minutes=30)
 
 
 class SideChannel:
     """Lets a background thread of each rank exchange values while training exchanges gradients.
 
-    All ranks must call collectives of a group in the same order, which two threads cannot guarantee: so this has a
-    group of its own. A rank that dies closes its connections, and waits for it end with an error.
+    All ranks must call collectives of a group in the same order, which two threads cannot guarantee, so the channel has
+    its own group. A dead rank's connections are closed, and waits for it end with an error.
 
     Args:
         size: number of ranks; every rank makes its channel at the same point.
@@ -100,7 +100,7 @@ class SideChannel:
         return gather_objects(value, self._size, self._group)
 
     def close(self) -> None:
-        """Destroy the group; no rank may be waiting in it."""
+        """Destroy the group, when no rank waits in it."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None

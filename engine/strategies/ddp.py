@@ -33,15 +33,15 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
     backward passes before state is loaded.
 
     Args:
-        find_unused_parameters: some parameters may take no part in a step; costs a walk over the graph each time.
+        find_unused_parameters: steps can leave out parameters. Costs a walk over the graph per step.
         static_graph: every step uses the same parameters in the same way; DDP then skips checks.
         comm_hook: exchange gradients in half the bytes, "bf16_compress" or "fp16_compress".
         sync_batchnorm: normalise over the batches of all ranks; on GPUs.
         gradient_as_bucket_view: gradients are views of the buffers that are exchanged, which saves a copy of them all.
         bucket_cap_mb: size of such a buffer; by default torch's, 25. It decides how sums are made, and so the bits.
 
-    With several optimizers, or with optimization by hand, gradients are averaged in buckets of that size outside of
-    DDP: parameters may be left out then, and `comm_hook` and `gradient_as_bucket_view` are refused.
+    With several optimizers, or with manual optimization, gradients are averaged in buckets of that size outside of
+    DDP: parameters can be unused then, and `comm_hook` and `gradient_as_bucket_view` are refused.
     """
 
     name = "ddp"
@@ -217,7 +217,7 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
                 first_pass = name not in self._ready
                 if first_pass:
                     self._ready.append(name)
-                # With a static graph some parameters may be unused: the first one of the second pass ends the first.
+                # With a static graph some parameters can be unused: the first one of the second pass ends the first.
                 if not first_pass or len(self._ready) == len(named):
                     self._order = self._ready
                     for handle in handles:

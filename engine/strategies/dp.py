@@ -87,7 +87,7 @@ def run_on_replicas(
     Args:
         module: of which replicas are made.
         batch: is cut along its samples.
-        devices: one for each chunk; the same device may be listed several times.
+        devices: one for each chunk; a device can be listed several times.
         step: runs a chunk.
         micro_batches: the context in which all chunks run.
     """

@@ -54,7 +54,7 @@ def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tenso
         foreach_copy_(_views(flat, starts, sources), sources)
         there = _views(flat.to(device), starts, sources)
         for number, view in zip(numbers, there, strict=True):
-            copies[number] = view.data  # with a version counter of its own, for in-place changes
+            copies[number] = view.data  # with its own version counter, for in-place changes
     return copies
 
 

@@ -1,7 +1,7 @@
 """Averages gradients by buckets, the first ones during the backward pass, without DDP.
 
-What travels together, and in which order, follows from the parameters that train alone: sums have the same bits in
-every attempt. When a bucket is sent decides no bits; over gloo each rank judges that for itself.
+The content and order of buckets depend only on the trained parameters, so sums have the same bits in all attempts. The
+time at which a bucket is sent affects no bits; over gloo each rank chooses it.
 """
 
 import weakref
@@ -22,7 +22,7 @@ __all__ = ["Exchange", "GradientBuckets"]
 
 
 class Exchange(Protocol):
-    """A sum over the ranks that has begun, in place: torch's `Work`, for one."""
+    """A started in-place sum over the ranks, such as torch's `Work`."""
 
     def is_completed(self) -> bool:
         """Return whether the sum is there."""
@@ -40,10 +40,10 @@ class GradientBuckets:
     anywhere.
 
     Args:
-        start: begins to add up a flat tensor; each name is one bucket's, and every rank begins them in one order.
-        divisor: of what was added up.
-        anywhere: tells, of each parameter, whether any rank has its gradient, from whether this one has; without it
-            a 1 or 0 for each travels behind the gradients, and 16 bits are added up as 32.
+        start: starts the sum of a flat tensor under a bucket's name, in one order on all ranks.
+        divisor: of the sums.
+        anywhere: returns for each parameter whether any rank has its gradient, given those of this rank. Without it a
+            1 or 0 for each follows the gradients, and 16 bits are summed as 32.
         bucket_bytes: of gradients that travel together. It decides how sums are made, and so the bits.
     """
 
@@ -171,7 +171,7 @@ class _Plan:
         self.sent: list[_Sent | None] = []
 
     def end(self) -> None:
-        """Know what came late."""
+        """Record late gradients."""
         self._is_first = False
         self.begin()
 
@@ -186,8 +186,8 @@ class _Plan:
     def can_send(self) -> bool:
         """Return True if the next bucket is complete and, on the CPU, the previous one has arrived.
 
-        NCCL needs one order on every rank of all that is begun, that of `sync_batchnorm` in the backward pass included,
-        and when a sum arrives is each GPU's own affair.
+        NCCL needs one order of all exchanges on all ranks, including those of `sync_batchnorm` in the backward pass. So
+        on GPUs no arrival decides.
         """
         number = len(self.sent)
         if self._is_first or number == len(self.buckets) or self._missing[number]:

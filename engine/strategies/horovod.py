@@ -54,7 +54,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
 
     Args:
         scale_lr: multiply every learning rate, of schedulers too, by the number of processes at the first
-            start. It is part of a run's state: a later attempt keeps what the first one had.
+            start. It is part of a run's state: later attempts keep the first one's.
     """
 
     name = "horovod"
@@ -84,7 +84,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         )
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
-        """Return `step` as it is.
+        """Return `step` unchanged.
 
         Raises:
             UserError: ranks start from different weights.
@@ -121,7 +121,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         self._factor = saved
 
     def _ensure_same_weights(self, module: nn.Module) -> None:
-        # Parameters only: each rank has buffers of its own, which differ after an earlier fit.
+        # Parameters only: each rank has its own buffers, which differ after an earlier fit.
         mine = {name: _digest(parameter) for name, parameter in module.named_parameters()}
         for rank, theirs in enumerate(self.collective.gather(mine)):
             if different := [name for name in mine if theirs.get(name) != mine[name]]:

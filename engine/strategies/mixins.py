@@ -46,7 +46,7 @@ LossOf = Callable[[Any, Any], Tensor]
 
 
 class ReplicatesParameters(Strategy):
-    """Every rank has the same values of all parameters; buffers may differ."""
+    """Every rank has the same values of all parameters; buffers can differ."""
 
     _parameters: frozenset[str] = frozenset()
 
@@ -83,7 +83,7 @@ class AveragesInBuckets(ABC):
 
 
 class RunsBackward(ABC):
-    """Runs forward and backward passes itself, in an order of its own."""
+    """Runs forward and backward passes itself, in its own order."""
 
     @abstractmethod
     def train(self, wrapped: nn.Module, batch: Any, index: int, loss_of: LossOf) -> None:

@@ -123,7 +123,7 @@ class OrderedReducer:
         self._layout = bucket_indices(self._parameters, _BUCKET_BYTES)
         self._buckets = [_Bucket([self._parameters[i] for i in bucket], lanes) for bucket in self._layout]
         self._buffers = _Buffers(module, lanes)
-        # A process group of its own, so that no other collective comes between two exchanges.
+        # An own process group, so that no other collective comes between two exchanges.
         self._group: Any = dist.new_group() if lanes.size > 1 else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ordered-reducer") if lanes.size > 1 else None
         self._under_way: list[Future[None]] = []
@@ -140,7 +140,7 @@ class OrderedReducer:
 
         The mean is added to gradients that were accumulated from earlier batches.
         """
-        # Copies, because an accumulated gradient may be a view of the bucket that sums this batch.
+        # Copies, because an accumulated gradient can be a view of the bucket that sums this batch.
         collected = [None if parameter.grad is None else parameter.grad.clone() for parameter in self._parameters]
         self._run, self._under_way = 0, []
         self._buffers.begin()
@@ -260,7 +260,7 @@ def _note(reducer: "weakref.ref[OrderedReducer]", number: int, index: int, _: Te
 class _Buffers:
     """The buffers of a module, restored at the start of every lane and averaged over the lanes.
 
-    They are looked up by name, because a module may replace a buffer by another tensor.
+    They are looked up by name, because a module can replace a buffer by another tensor.
     """
 
     def __init__(self, module: nn.Module, lanes: Lanes) -> None:

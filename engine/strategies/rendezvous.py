@@ -26,7 +26,7 @@ __all__ = ["rendezvous_store", "serve_store", "serve_store_on"]
 
 #: seconds to wait for the name of a machine to resolve: that of a pod resolves some time after its start
 _KNOWN_S = 60.0
-#: seconds in which all ranks of this machine connect: some may still import modules, or read their data
+#: seconds in which all ranks of this machine connect: some can still import modules, or read their data
 _CONNECTED_S = 1800.0
 #: seconds after which a rank that waits says so
 _SILENT_S = 10.0
@@ -40,7 +40,7 @@ def rendezvous_store(world: World) -> Store | None:
     Raises:
         WorldError: the launcher gave ranks on several machines no address, its name does not resolve, or its port is
             taken.
-        JobError: what is in MASTER_PORT is no port.
+        JobError: MASTER_PORT is no port.
     """
     if number := os.environ.get(World.ROUND):
         # The launcher serves it and outlives every node; the prefix keeps ranks of earlier rounds apart.
@@ -64,8 +64,8 @@ def rendezvous_store(world: World) -> Store | None:
 def _local_store(world: World, path: Path) -> TCPStore:
     """Return a store that rank 0 serves at a free port, which the file `path` holds.
 
-    Rank 0 keeps the file locked until all have connected, and removes it then: a file without a lock is what a world
-    that was killed has left. The next world removes it.
+    Rank 0 keeps the file locked until all have connected, then removes it. A file without a lock was left by a killed
+    world. The next world removes it.
 
     Raises:
         WorldError: not all ranks have connected after half an hour.
@@ -188,7 +188,7 @@ def _wait_until_known(host: str, what: str) -> None:
             why = f"no address is known for {host} ({what}), where the ranks meet: {error.strerror}"
             if until is None:
                 print(f"{why}; waiting for {_KNOWN_S:.0f} s", file=sys.stderr, flush=True)
-                until = time.monotonic() + _KNOWN_S  # from now on: the first lookup may have taken seconds
+                until = time.monotonic() + _KNOWN_S  # from now on: the first lookup can have taken seconds
             elif time.monotonic() > until:
                 way_out = "let that name resolve on every node, or hand all processes an address in MASTER_ADDR"
                 raise WorldError(f"{why}; {way_out}, and a free port there in MASTER_PORT") from error

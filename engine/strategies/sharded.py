@@ -48,7 +48,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
 
     A step gathers the weights; its backward pass averages the gradients and shards them, after each batch of an
     accumulation window too, so that no rank ever keeps whole gradients. Each rank has its own buffers, such as the
-    statistics of batch norm. The module stays sharded after a fit, and can be tested and trained again as it is.
+    statistics of batch norm. The module stays sharded after a fit, and can be tested and trained again.
 
     Args:
         blocks: gather each element of the module's lists and sequences by itself, when it is called. False where
@@ -93,7 +93,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         return f"{super().identity}({', '.join(chosen)})" if chosen else super().identity
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return messages on what `fully_shard` cannot shard or would not train."""
+        """Return messages on parts that `fully_shard` cannot shard or would not train."""
         faults = super().module_errors(module)
         faults += [_parameter_error(name, parameter) for name, parameter in module.named_parameters()]
         faults += [
@@ -235,7 +235,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         module.load_state_dict({name: of_this_rank(name, value) for name, value in state_dict.items()})
 
     def is_replicated(self, path: str) -> bool:
-        """Return False: each rank has rows of its own."""
+        """Return False: each rank has its own rows."""
         return False
 
 
@@ -271,7 +271,7 @@ class _ShardedState(AlikeOnRanks):
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the row shards of `rank` in a new world, given those of all ranks of the old one.
 
-        What is not cut is rank 0's, with a warning where it differs.
+        Whole parts are rank 0's, with a warning if they differ.
         """
         super().resharded([map_leaves(_uncut, state, is_leaf=is_state_leaf) for state in states], rank)
         return cast("dict[str, Any]", reshard_rows(states, rank % self._shards, self._shards))
@@ -314,7 +314,7 @@ def _uncut(value: Any) -> Any:
 
 
 def _row_shard(value: Any) -> Any:
-    """Return the row shard of a distributed tensor on this rank; any other value as it is.
+    """Return the row shard of a distributed tensor on this rank; other values unchanged.
 
     Raises:
         UnsupportedState: the tensor is not sharded by rows.

@@ -69,7 +69,7 @@ class StepScope:
     def call(self, module: TrainingModule, name: StepName, batch: Any, *arguments: Any) -> Any:
         """Call the method `name` of `module` or a replica on `batch`, and return its outputs.
 
-        Values that it logs are weighted by the samples of `batch`, which may be a micro-batch of the current batch.
+        Values that it logs are weighted by the samples of `batch`, which can be a micro-batch of the current batch.
 
         Raises:
             UserCodeError: the method raised.

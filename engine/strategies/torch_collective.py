@@ -53,7 +53,7 @@ class TorchCollective(Collective):
 
     @contextmanager
     def timeout(self, timeout_s: float) -> Iterator[None]:
-        """Set the timeout of every group except side channels, which may wait for writes to a store."""
+        """Set the timeout of every group except side channels, which can wait for writes to a store."""
         bounded = [group for group in groups() if group.group_desc != CHANNEL]
         for group in bounded:
             set_timeout(group, timedelta(seconds=timeout_s))
@@ -84,7 +84,7 @@ class TorchCollective(Collective):
         return PrefixStore(f"midstride/{self._stores}", default_store())
 
     def side_channel(self) -> SideChannel:
-        """Return a channel with a process group of its own; every rank calls this at the same point."""
+        """Return a channel with its own process group. Call it on all ranks at the same point."""
         return SideChannel(dist.get_world_size())
 
 

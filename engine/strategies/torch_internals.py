@@ -83,7 +83,7 @@ def initialize_xla(local_rank: int, local_size: int) -> None:
 def schedule_of(kind: Any, stage: Any, count: int, **options: Any) -> Any:
     """Return torch's schedule for `count` micro-batches, also fewer than stages in torch 2.10.
 
-    That one refuses to be made for them, and goes through as many as it is told of afterwards.
+    The constructor of 2.10 refuses fewer, but a later change of the number works.
     """
     if count >= stage.num_stages:
         return kind(stage, count, **options)

@@ -55,7 +55,7 @@ class Xla(ReplicatesParameters, LazyDevice):
         """Connect to the other ranks, and select this rank's device.
 
         Raises:
-            WorldError: torch_xla does not give every rank a device of its own.
+            WorldError: torch_xla does not give each rank its own device.
             StrategyUnavailable: there is no core of that index.
         """
         if self.world.size > 1 and not dist.is_initialized():

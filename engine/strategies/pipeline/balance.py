@@ -97,7 +97,7 @@ def sizes_of(layers: Layers, x: Any = None, micro_batches: int = 1) -> list[floa
     Args:
         layers: on the host.
         x: one micro-batch; None leaves outputs out.
-        micro_batches: number of micro-batches in a batch, whose outputs may all be held at once.
+        micro_batches: number of micro-batches in a batch, whose outputs can all be in memory.
     """
     weights = [_KEPT * sum(p.numel() * p.element_size() for p in layer.parameters()) for layer in layers]
     outputs = [0] * len(layers)
@@ -115,7 +115,7 @@ def times_of(layers: Layers, x: Any, device: torch.device) -> list[float]:
     Args:
         layers: on the host; afterwards they are there again, without gradients.
         x: one micro-batch.
-        device: where layers are timed, one at a time, because all together may not fit.
+        device: where layers are timed, one at a time, because all together can be too large.
     """
     seconds = []
     for layer in layers:
@@ -181,8 +181,8 @@ def _trains(layers: Layers) -> bool:
 def _ties(layers: Layers) -> dict[int, tuple[int, int]]:
     """Return pairs of layers that share something, by the index where no stage can begin.
 
-    What they share is a parameter, a buffer or a module of a user's class, which may have state. A module of torch that
-    occurs twice, such as an activation, may be copied to each stage.
+    They share a parameter, a buffer or a module of a user's class, which can have state. A module of torch that
+    occurs twice, such as an activation, can be copied to each stage.
     """
     first: dict[int, int] = {}
     tied = {}

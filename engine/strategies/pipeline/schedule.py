@@ -86,7 +86,7 @@ class PipelineLinks(TorchCollective):
                 self._timeout = TIMEOUT
 
     def _make_groups(self) -> None:
-        # Not with use_local_synchronization: torch names such a group by the number of groups, which may occur twice.
+        # Not with use_local_synchronization: torch names such a group by the number of groups, which can occur twice.
         if self._timeout not in self._links:
             rank = dist.get_rank()
             made = {rank in ranks: dist.new_group(ranks, timeout=self._timeout) for ranks in self._pipelines}

@@ -46,9 +46,9 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
     has outputs, loss and logged values, as with every other strategy.
 
     Args:
-        balance: layers of each stage, such as [2, 3]; "size" (default) makes the bytes that each keeps alike, "time"
-            the seconds that it takes. What was measured is part of the snapshots: later attempts cut alike. Two runs
-            may measure different seconds, and then end with different bits.
+        balance: layers of each stage, such as [2, 3]; "size" (default) balances the bytes of the stages, "time" their
+            seconds. Snapshots hold the measured values, and later attempts cut the same way. Two runs can measure
+            different seconds and end with different bits.
         stages: processes a pipeline; all of them by default.
         micro_batches: equal parts in which a batch flows, at most; as many as stages by default.
         schedule: "1f1b" holds the activations of as many parts as there are stages, "gpipe" those of all.
@@ -109,7 +109,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             self._balance = list(measurements["balance"])
 
     def module_errors(self, module: TrainingModule) -> list[str]:
-        """Return messages on what in `module` a pipeline does not support."""
+        """Return messages on parts of `module` that a pipeline does not support."""
         name, size, stages = type(module).__name__, self.world.size, self.stages
         faults = super().module_errors(module)
         if stages < 2 or size % stages:
@@ -218,7 +218,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         """Return the number of layers of each stage; rank 0 measures and broadcasts it."""
         if sum(self._balance) == len(layers):
             return self._balance
-        batch = first_batch() if first_batch is not None else None  # on every rank, since a loader may be collective
+        batch = first_batch() if first_batch is not None else None  # on every rank, because a loader can be collective
         found: list[int] | UserError = []
         if self.world.is_first:
             try:
@@ -240,7 +240,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         return balance
 
     def _costs(self, module: TrainingModule, scope: StepScope, layers: nn.Sequential, batch: Any) -> list[float]:
-        # Without its layers, which may be too large for the device.
+        # Without its layers, which can be too large for the device.
         no_layers = module.sequential_module = StagedSequential(layers, [0], 0)
         module.to(self.device)
         generators = Generators(devices=[self.device])
@@ -295,14 +295,14 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
                 for name, (shape, dtype) in everyone[rank].items():
                     received = torch.empty(shape, dtype=dtype, device=self.device)
                     dist.recv(received, rank)
-                    own[name] = received.cpu()  # all layers may not fit on the device
+                    own[name] = received.cpu()  # all layers can be too large for the device
         elif 0 in self._location.ranks:
             for tensor in stage.values():
                 dist.send(tensor.contiguous(), 0)
         return own
 
     def is_replicated(self, path: str) -> bool:
-        """Return False: each rank has layers of its own."""
+        """Return False: each rank has its own layers."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
