@@ -172,8 +172,8 @@ class NewLayers:
         if lost := [path for path in [*walk.opaque, *_lost_constants(walk)] if path not in self._reported]:
             self._reported.update(lost)
             log.warning(
-                "%s came up in training and holds what no snapshot can (%s): a resumed run could not build it again. "
-                "Make it in __init__",
+                "%s came up in training and holds what no snapshot can (%s): create it in __init__. A resumed run "
+                "could not build it",
                 ", ".join(paths),
                 ", ".join(lost[:3]),
             )
@@ -207,8 +207,8 @@ class NewLayers:
             made = restore.put(node, MISSING, f"structure/{path}")
             if not isinstance(made, nn.Module):
                 raise UserError(
-                    f"the module {path}, a {node.kind}, came up in training, and this attempt cannot build it: its "
-                    "class is not to be found. Make it in __init__, or define the class at the top of a file."
+                    f"the module {path}, a {node.kind}, came up in training, and this attempt cannot find its class: "
+                    "create the module in __init__, or define the class at the top of a file."
                 )
             if lost := [
                 f"{shown(where.removeprefix('structure/'))} (was {was})" for where, was in restore.stale.items()

@@ -262,8 +262,8 @@ class SharedTensors:
         for first, *others in shared:
             if tied := [name for name in others if name not in were and not self._is_buffer(name)]:
                 raise UserError(
-                    f"the parameter {tied[0]} came to be {first} in training: no other attempt could tell them apart. "
-                    "Tie weights in __init__, setup or on_fit_start, which every attempt calls."
+                    f"the parameter {tied[0]} came to be {first} in training: tie weights in __init__, setup or "
+                    "on_fit_start, which every attempt calls. No other attempt could tell them apart."
                 )
 
     def apply(self, state: dict[str, Any]) -> None:

@@ -83,8 +83,8 @@ class Precision:
         if not (self.scales and by_hand):
             return []
         return [
-            "precision 16 with automatic_optimization = False: gradients are scaled, and a step by hand would take "
-            "them as they are. Use precision bf16, which needs no scale, or automatic optimization."
+            "precision 16 with automatic_optimization = False: use precision bf16, or automatic optimization. A manual "
+            "step would use scaled gradients."
         ]
 
     def state_dict(self) -> dict[str, Any]:

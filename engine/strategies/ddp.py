@@ -85,14 +85,14 @@ class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
         faults, window = [], options.accumulate_grad_batches
         if self._static_graph and window > 1:
             faults.append(
-                f"strategy_args: static_graph with accumulate_grad_batches={window}: DDP learns a static graph from a "
-                "first batch whose gradients it exchanges, and only the last of a window's are: leave static_graph out"
+                f"strategy_args: static_graph with accumulate_grad_batches={window}: leave static_graph out. DDP "
+                "learns the graph from its first batch, whose gradients are not exchanged inside a window"
             )
         # By the name of its class, since its import takes a second.
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for one in optimizers for kind in type(one).__mro__):
             faults.append(
-                "a ZeroRedundancyOptimizer, which has a part of the state on each rank: use strategy sharded with the "
-                "optimizer inside of it: the state is cut there, too"
+                "a ZeroRedundancyOptimizer keeps a part of its state on each rank: use its inner optimizer with "
+                "strategy sharded, which shards the state, too"
             )
         return faults
 

@@ -116,7 +116,7 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
         saved = state_dict["learning_rate_factor"]
         if saved != self._factor and self.world.is_first:
             log.warning(
-                "learning rates were multiplied by %d at the first start, and stay so, not %d", saved, self._factor
+                "learning rates keep their factor %d of the run's start; a factor of %d is ignored", saved, self._factor
             )
         self._factor = saved
 
@@ -161,7 +161,7 @@ class HorovodCollective(Collective):
         if hvd.size() != world.size:
             raise WorldError(
                 f"rank {world.rank} belongs to a world of {world.size}, and Horovod knows of {hvd.size()}: "
-                "start the processes by horovodrun, which tells Horovod of each other."
+                "start the processes by horovodrun."
             )
 
     def gather(self, value: object) -> list[Any]:

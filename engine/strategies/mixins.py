@@ -203,9 +203,9 @@ class FixedParameters:
         if new := [p for group in groups for p in group["params"] if id(p) not in fixed]:
             names = {id(p): name for name, p in module.named_parameters()}
             raise UserError(
-                f"{names.get(id(new[0]), 'a parameter')} came up in training, after the strategy was set up: its "
-                "gradient would stay on each rank by itself. Make it in __init__ or setup, in a parameter group with "
-                "lr=0, and raise the rate when it is to train."
+                f"{names.get(id(new[0]), 'a parameter')} came up in training, after the strategy was set up: ranks "
+                "would not exchange its gradient. Create it in __init__ or setup, in a parameter group with lr=0, and "
+                "raise the rate later."
             )
 
 
@@ -229,8 +229,8 @@ class WatchesFrozen(FixedParameters):
 def _refuse_gradients(name: str, parameter: nn.Parameter) -> RemovableHandle:
     def refuse(_: Tensor) -> None:
         raise UserError(
-            f"{name} was frozen when strategy ddp was set up, and trains now: its gradient would stay on each rank "
-            "by itself. Leave it unfrozen, in a parameter group with lr=0, and raise the rate when it is to train."
+            f"{name} was frozen when strategy ddp was set up, and trains now: ranks would not exchange its gradient. "
+            "Leave it unfrozen, in a parameter group with lr=0, and raise the rate later."
         )
 
     handle: RemovableHandle = parameter.requires_grad_(True).register_post_accumulate_grad_hook(refuse)

@@ -61,14 +61,14 @@ class OrderedDdp(RunsLanes, WatchesFrozen, Strategy):
         errors = super().module_errors(module)
         if not module.automatic_optimization:
             errors.append(
-                "lanes with automatic_optimization=False: the engine runs a step lane by lane, and has to call the "
-                "backward passes itself: use automatic optimization, or leave lanes out"
+                "lanes with automatic_optimization=False: use automatic optimization, or leave lanes out. The engine "
+                "calls the backward pass of each lane itself"
             )
         for path, submodule in module.named_modules():
             if isinstance(submodule, nn.SyncBatchNorm):
                 errors.append(
-                    f"lanes with {path}, a SyncBatchNorm: it normalises over the ranks, whose number lanes leave open: "
-                    "use BatchNorm, whose statistics are a lane's"
+                    f"lanes with {path}, a SyncBatchNorm: use BatchNorm, which normalises over a lane. SyncBatchNorm "
+                    "normalises over the ranks, whose number can change"
                 )
         return errors + [
             f"lanes with {path}, whose gradients are sparse: lanes add up dense ones: say sparse=False"

@@ -103,8 +103,8 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         ]
         if not module.automatic_optimization:
             faults.append(
-                f"{type(module).__name__} has automatic_optimization = False: under {self.name} a step by hand would "
-                "go on with the weights that were gathered before it. Use ddp, or automatic optimization."
+                f"{type(module).__name__} has automatic_optimization = False: use automatic optimization, or ddp. "
+                f"Under {self.name} gathered weights would be older than a manual step."
             )
         kinds = {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.requires_grad}
         if len(kinds) > 1:
@@ -164,8 +164,8 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         if len(optimizers) < 2:
             return []
         return [
-            f"strategy {self.name} with {len(optimizers)} optimizers: which weights train changes within a batch, "
-            "and they are gathered for all of it. Use one optimizer (with several parameter groups), or ddp."
+            f"strategy {self.name} with {len(optimizers)} optimizers: use one optimizer with several parameter groups, "
+            "or ddp. Weights are gathered for a whole batch, in which the trained ones would change."
         ]
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
@@ -249,7 +249,7 @@ class FullySharded(Sharded):
 class _ShardedState(AlikeOnRanks):
     """A part of the state with sharded tensors. A snapshot has one `RowShard` of each per rank."""
 
-    description = "what is not cut, such as the statistics of batch norm,"
+    description = "the state that is not sharded, such as statistics of batch norm,"
 
     def __init__(self, part: Stateful, module: TrainingModule, shards: int) -> None:
         self._part, self._module, self._shards = part, module, shards

@@ -187,7 +187,7 @@ def test_a_cut_by_time_stays_and_other_stages_are_refused(tmp_path: Path) -> Non
     assert run_ranks(fit, str(run), {"first_s": 0.2}, 1, timed, processes=2) == [0, 0]
     assert run_ranks(fit, str(run), {"last_s": 0.2}, 2, timed, processes=2) == [0, 0]
     first, *others = cuts(run)
-    assert tmp_path.joinpath("run.log").read_text().count(f"To cut it alike: balance: {first}") == 1
+    assert tmp_path.joinpath("run.log").read_text().count(f"To repeat this cut: balance: {first}") == 1
     assert first[0] <= 2  # where the pause is in the later life, that would be 4 or more
     assert all(cut == first for cut in others)
     assert run_ranks(fit, str(run), {}, 3, {"balance": [2, 2, 2]}, processes=3) == [2, 2, 2]

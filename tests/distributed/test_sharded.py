@@ -177,7 +177,7 @@ def test_row_shards_are_cut_anew_for_another_world_bit_for_bit(
             kept["averages"] = averages(tmp_path / "run", before)
             assert differences(kept, begins) == []
             warnings = (tmp_path / f"warnings-of-{size}").read_text()
-            assert warnings.count("the statistics of batch norm, differs between the ranks") == 1
+            assert warnings.count("such as statistics of batch norm, differs between the ranks") == 1
             assert "norm.running_mean" in warnings
         before = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1].name
 

@@ -114,18 +114,18 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         faults = super().module_errors(module)
         if stages < 2 or size % stages:
             faults.append(
-                f"strategy pipeline with {stages} stages in a world of {size} processes: at least 2 stages are needed, "
-                "and processes for one pipeline or several: a multiple of the stages"
+                f"strategy pipeline with {stages} stages in a world of {size} processes: use at least 2 stages, and a "
+                "multiple of that number of processes"
             )
         if not module.automatic_optimization:
             faults.append(
-                f"{name} has automatic_optimization = False: in a pipeline, the backward passes of some parts of a "
-                "batch are over before the forward passes of others begin. Use automatic optimization"
+                f"{name} has automatic_optimization = False: use automatic optimization in a pipeline, where forward "
+                "and backward passes of a batch's parts alternate"
             )
         if type(module).training_step_end is TrainingModule.training_step_end:
             faults.append(
-                f"{name} has no training_step_end(outputs, batch): in a pipeline the loss is made there, on the last "
-                "stage, and training_step returns what self.sequential_module returned"
+                f"{name} has no training_step_end(outputs, batch): compute the loss there. In a pipeline it runs on "
+                "the last stage, and training_step returns the result of self.sequential_module"
             )
         return faults + self._module_faults(module)
 
@@ -151,7 +151,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         faults = []
         if len(optimizers) > 1:
             faults.append(
-                f"strategy pipeline with {len(optimizers)} optimizers: the parts of a batch flow once, for one of them"
+                f"strategy pipeline with {len(optimizers)} optimizers: use one, because each part of a batch runs once"
             )
         if batch_size is not None and self.micro_batches > batch_size:
             faults.append(
@@ -160,8 +160,8 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             )
         if options.on_nan == "skip":
             faults.append(
-                "on_nan: skip with strategy pipeline: the backward passes of a batch's first parts are over before "
-                "the loss of the last is known. Use on_nan: fail"
+                "on_nan: skip with strategy pipeline: use on_nan: fail. The first parts of a batch have run backward "
+                "before the loss of the last one is known"
             )
         return faults
 
@@ -191,8 +191,8 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             layers = module.sequential_module = StagedSequential(layers, balance, self._location.stage)
         elif layers.balance != (self._balance or layers.balance):
             raise UserError(
-                f"sequential_module was cut by balance={layers.balance} earlier in this process, and is to be cut by "
-                f"{self._balance} now: build the module anew."
+                f"sequential_module was cut by balance={layers.balance} earlier in this process, and now has "
+                f"balance={self._balance}: build the module anew."
             )
         self._balance = layers.balance
         module.to(self.device)
@@ -231,9 +231,9 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
             raise balance
         if self._by == "time" and first_batch is not None and self.world.is_first:
             log.warning(
-                "balance: time has measured the layers and cuts them into %s. Later attempts of this run cut alike; "
-                "another run may measure other seconds, cut elsewhere, and end with other bits. "
-                "To cut it alike: balance: %s",
+                "balance: time has measured the layers and cuts them into %s. Later attempts of this run cut them in "
+                "the same way. Another run can measure other seconds, cut elsewhere, and end with other bits. "
+                "To repeat this cut: balance: %s",
                 balance,
                 balance,
             )

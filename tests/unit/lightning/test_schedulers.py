@@ -123,7 +123,7 @@ def test_each_fit_says_once_that_a_value_may_be_missing(caplog: pytest.LogCaptur
     for _ in range(2):
         module = Scheduled(lambda o: [{"scheduler": _Plateau(o), "monitor": "none", "strict": False}])
         Trainer(max_epochs=3, enable_progress_bar=False).fit(module, style.loader(8))  # type: ignore[arg-type]
-    assert caplog.text.count("ReduceLROnPlateau watches 'none', which is not logged so far") == 2
+    assert caplog.text.count("ReduceLROnPlateau watches 'none', which is not logged yet") == 2
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])

@@ -146,7 +146,7 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "no optimizer returned": (
         {"module": configured(lambda m, o: None)},
         UserError,
-        ["returned None; return an optimizer", "automatic_optimization = False and returns None"],
+        ["returned None; return an optimizer", "automatic_optimization = False and return None"],
     ),
     "no optimizer in a list": ({"module": configured(lambda m, o: [])}, UserError, ["returned []; return an"]),
     "an optimizer for a scheduler": (
