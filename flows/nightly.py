@@ -59,7 +59,7 @@ def _night(job: TrainingJob, date: str | None, if_new_data: bool) -> NightlyRepo
         if if_new_data and not night.is_new(data):
             return publish_nightly_report(night)
         with stops_recorded(night.run):
-            run_launch(night.run, forgiven)
+            run_launch(night.run, data, forgiven)
             decision = compare_and_promote(night.job, night.run.name, data, night.date)
         publish_report(night.job, night.run.name, decision.challenger)
         return publish_nightly_report(night, decision)

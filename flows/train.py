@@ -16,6 +16,7 @@ from midstride.engine.registry.nightly import date_errors
 from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.run import Run
 from midstride.engine.runs.run_report import Report
+from midstride.engine.storage.listing import FolderListing
 from midstride.flows.run_states import cancelled_if_paused, failed, is_automatic_retry, tag_run, train_name
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.detach import detach
@@ -54,9 +55,9 @@ def _train(job: TrainingJob, run: str | None) -> Report:
         with credentials_of(job), job_fork_server(job), importing(LIBRARY):  # for the report
             this = Run(job, run or _default_name(job))
             forgiven = attempts_so_far(this)
-            prepare_data(job)
+            data = prepare_data(job)
             with stops_recorded(this):
-                run_launch(this, forgiven)
+                run_launch(this, data, forgiven)
                 tested = evaluate_best(job, this.name)
             return publish_report(job, this.name, tested)
     except EngineError as error:
@@ -104,10 +105,10 @@ def attempts_so_far(run: Run) -> int:
     return 0
 
 
-def run_launch(run: Run, forgiven: int) -> None:
-    """Train `run` to its end; if that fails, publish its report."""
+def run_launch(run: Run, data: FolderListing, forgiven: int) -> None:
+    """Train `run` to its end on prepared `data`; if that fails, publish its report."""
     try:
-        launch_world(run.job, run.name, after=forgiven)
+        launch_world(run.job, run.name, data, after=forgiven)
     except Exception:
         publish_report(run.job, run.name)
         raise

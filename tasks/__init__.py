@@ -11,6 +11,7 @@ prepare         `prepare_data`: prepare the data, once for a flow run however of
 launch          `launch_world`: run one training world to its end
 evaluate        `evaluate_best`: test the best weights of a run
 compare         `compare_and_promote`: make the run champion if it is better
+assets          Prefect assets: data, weights, champions, and what each was made from
 report          `publish_report`: the report of a run or of a night, as an artifact
 job_argument    a job in any of its forms, and the default name of its run
 stop_requests   requests to stop that reach every thread: signals, Cancel, Pause

@@ -12,6 +12,7 @@ from midstride.engine.jobs.operations import run_operation
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.nightly import NightlyRun, nightly_errors
 from midstride.engine.storage.listing import FolderListing, list_folder
+from midstride.tasks.assets import champion_materialized
 from midstride.tasks.events import ModelPromoted, emit
 from midstride.tasks.job_argument import JobLike, run_of
 from midstride.tasks.resources import model
@@ -62,6 +63,7 @@ def compare_and_promote(
         why = decision.model_dump(exclude={"promoted"})
         promoted = ModelPromoted(run=this.name, weights=night.registry.weights_url(champion), date=night.date, **why)
         emit(promoted, model(this.job.name))
+        champion_materialized(this, compared["weights"], data, champion, decision)
     if this.job.loggers:
         _publish(night)
     night.close(decision, data or list_folder(None))

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from prefect import Task, task
@@ -11,12 +11,14 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.runtime import deployment
 
-from midstride.engine.errors import JobError, StopRequested, Superseded, UserError, WorldError
+from midstride.engine.errors import JobError, SnapshotError, StopRequested, Superseded, UserError, WorldError
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run, job_of
 from midstride.engine.session.attempts import Verdict
 from midstride.engine.session.outcome import raise_for_outcome
+from midstride.engine.storage.listing import FolderListing
+from midstride.tasks.assets import weights_materialized
 from midstride.tasks.detach import detach
 from midstride.tasks.job_argument import JobLike, run_of
 from midstride.tasks.monitor import RunMonitor, warn
@@ -70,7 +72,9 @@ def _forgiven(run: Run, after: int | None, tries: int) -> int:
     retry_delay_seconds=_DELAYS_S,
     retry_condition_fn=_may_resume,
 )
-def launch_world(job: JobLike, run: str | None = None, after: int | None = None) -> int | None:
+def launch_world(
+    job: JobLike, run: str | None = None, data: FolderListing | None = None, after: int | None = None
+) -> int | None:
     """Train until the run is done and return its last step.
 
     A retry resumes from the newest committed snapshot. A run that is done with this very job is not started again.
@@ -79,6 +83,7 @@ def launch_world(job: JobLike, run: str | None = None, after: int | None = None)
     Args:
         job: a job, the path of its file, or its document.
         run: name of the run; by default one that a retry of the flow finds again.
+        data: what `prepare_data` returned, from which the weights are made in Prefect's assets.
         after: attempts up to this number do not count as failed; by default, those before this task run.
 
     Raises:
@@ -91,10 +96,17 @@ def launch_world(job: JobLike, run: str | None = None, after: int | None = None)
     if deployment.id:
         detach()
     with _trained_once(this):
-        if (step := _last_step_if_done(this)) is not None:
-            return step
-        with slots_claimed(this.job), RunMonitor(this) as monitor:
-            outcome = launch(this, on_line=monitor.line, on_event=monitor.event, stop_if_asked=stop_if_asked)
+        if (step := _last_step_if_done(this)) is None:
+            step = _train(this)
+    with suppress(SnapshotError):  # a store that does not answer now makes no training fail that is done
+        weights_materialized(this, data)
+    return step
+
+
+def _train(run: Run) -> int | None:
+    """Train `run` to its end and return its last step."""
+    with slots_claimed(run.job), RunMonitor(run) as monitor:
+        outcome = launch(run, on_line=monitor.line, on_event=monitor.event, stop_if_asked=stop_if_asked)
     raise_for_outcome(outcome)
     return outcome.step
 

@@ -12,6 +12,7 @@ from prefect.utilities.hashing import hash_objects
 from midstride.engine.jobs.operations import run_operation
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.listing import FolderListing, is_unchanged
+from midstride.tasks.assets import data_materialized
 from midstride.tasks.job_argument import JobLike, as_job
 from midstride.tasks.stop_requests import stop_if_asked
 
@@ -56,4 +57,5 @@ def prepare_data(job: JobLike) -> FolderListing:
     manifest: FolderListing = run_operation(
         "prepare", Run(job, job.name), on_line=get_run_logger().info, stop_if_asked=stop_if_asked
     )
+    data_materialized(manifest)
     return manifest

@@ -12,7 +12,7 @@ resume_check  whether a job resumes exactly, tried on a few steps of it: `midstr
 runs          `midstride runs` and `midstride report`: what came of the runs of a store, and of one of them
 snapshots     `midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all
               runs of a store
-stages        `midstride prepare | evaluate | compare`: the stages of a training beside `fit`
+stages        `midstride prepare | status | evaluate | compare`: the stages of a training beside `fit`
 stop_signals  signals that ask a command to stop, as exceptions
 table         a table whose rows become blocks on a terminal that is too narrow for it
 template/     what `midstride init` writes, beside job.yaml

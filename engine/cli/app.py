@@ -59,6 +59,7 @@ for command in (snapshots, champion, runs, report, export, init):
     app.command(command)
 for stage, summary in {  # by name: their file imports this one
     "prepare": "Prepare the data of a job, in a process of its own, and show their folder, number and size.",
+    "status": "Show how far a run of a job is, or how it ended.",
     "evaluate": "Test the best weights of a run on the job's test data, in a process of its own.",
     "compare": "Compare a run with the champion of its job; with --promote, promote it if it is better.",
 }.items():

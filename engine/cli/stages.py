@@ -1,12 +1,16 @@
-"""`midstride prepare | evaluate | compare`: the stages of a training beside `fit`, for people and for schedulers."""
+"""`midstride prepare | status | evaluate | compare`: stages of a training beside `fit`, for people and schedulers."""
 
+import time
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from midstride.engine.cli.app import Accepted, JobFile, Overrides, RunName, load_undated
 from midstride.engine.cli.output import AsJson, busy, print_json
+from midstride.engine.cli.report_view import show_runs
 from midstride.engine.cli.stop_signals import stoppable
+from midstride.engine.cli.table import table_console
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
 from midstride.engine.formatting import format_bytes, format_count, format_number
@@ -15,8 +19,9 @@ from midstride.engine.registry.comparison import compare as compare_tests
 from midstride.engine.registry.nightly import metric_of, nightly_errors
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
+from midstride.engine.runs.summary import summary_of
 
-__all__ = ["compare", "evaluate", "prepare"]
+__all__ = ["compare", "evaluate", "prepare", "status"]
 
 Promotes = Annotated[bool, Parameter(help="Make the run champion if it is better.", negative=())]
 
@@ -33,6 +38,26 @@ def prepare(
         print("prepared; the data module keeps no folder")
     else:
         print(f"{manifest['folder']}: {format_count(manifest['files'], 'file')}, {format_bytes(manifest['bytes'])}")
+    return 0
+
+
+def status(
+    job: JobFile,
+    /,
+    *,
+    run: RunName,
+    overrides: Overrides | None = None,
+    accepted: Accepted | None = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show how far a run of a job is, or how it ended."""
+    this = Run(load_undated(job, overrides, accepted), run)
+    with busy(f"looking at {this.url}"), this.store.errors_explained("read"):
+        summary = summary_of(run, this.store)
+    if as_json:
+        print_json({**asdict(summary), "url": this.url})
+    else:
+        show_runs(table_console(), this.job.store_url, [summary], time.time())
     return 0
 
 
@@ -86,7 +111,15 @@ def compare(
         if promote and decision.promoted:
             registry.promote(Run(loaded, run), tests["weights"], decision)
     if as_json:
-        print_json(decision.model_dump())
+        champion = registry.current()
+        print_json(
+            {
+                **decision.model_dump(),
+                "run": run,
+                "champion_run": champion and champion.run,
+                "champion_weights": champion and registry.weights_url(champion),
+            }
+        )
     else:
         print(f"{run} {'is better' if decision.promoted else 'is not better'}: {decision.why}")
     return 0

@@ -93,6 +93,11 @@ class ModelRegistry:
         """The job's name."""
         return url_name(self._store.url)
 
+    @property
+    def url(self) -> str:
+        """The folder of the champions."""
+        return self._store.url
+
     def champions(self) -> list[Champion]:
         """Return all of them that can be read, oldest first; a warning names each of the others."""
         found = []
