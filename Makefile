@@ -85,7 +85,7 @@ soak-nodes: $(STAMP)  ## kill, cut off, freeze and add the machines of runs in l
 soak-damage: $(STAMP)  ## damage 500 files of runs, one at a time, and finish each run; ARGS="--cases 5000 --seed 500"
 	PYTHONPATH=tests $(BIN)/python -m soak.damage $(ARGS)
 
-test-airflow: $(STAMP) $(AIRFLOW)/.installed  ## train under a real Airflow, kill a rank, and compare; it has an environment of its own
+test-airflow: $(STAMP) $(AIRFLOW)/.installed  ## train by the provider's operators under a real Airflow; it has an environment of its own
 	AIRFLOW=$(CURDIR)/$(AIRFLOW)/bin/airflow $(BIN)/python -m pytest deploy/airflow $(ARGS)
 
 test-xla: $(XLA)/.installed  ## the laws of strategy xla on torch_xla's CPU device; it has an environment of its own
@@ -159,9 +159,9 @@ $(COMPILED): $(STAMP)
 	$(BIN)/python -m pytest --numprocesses=0 --collect-only --quiet --quiet > /dev/null || true
 	touch $@
 
-$(AIRFLOW)/.installed: deploy/airflow/requirements.txt
+$(AIRFLOW)/.installed: deploy/airflow/requirements.txt deploy/airflow/pyproject.toml
 	$(PYTHON) -m venv $(AIRFLOW)
-	$(AIRFLOW)/bin/pip install --quiet --disable-pip-version-check -r $<
+	$(AIRFLOW)/bin/pip install --quiet --disable-pip-version-check -r $< -e deploy/airflow
 	touch $@
 
 $(RAY)/.installed: $(STAMP)

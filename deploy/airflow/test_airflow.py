@@ -1,72 +1,210 @@
-"""The DAG in a real Airflow: a rank is killed, Airflow retries, not a bit is lost. `make test-airflow`."""
+"""The provider in a real Airflow: deaths, stops and restarts cost no bit. `make test-airflow`."""
 
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.flow_runs import results, tiny_job
+from support.airflow import Airflow
+from support.flow_runs import STEPS, results, tiny_job, wait_for
+from support.pages import ROOT, blocks
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.run import Run
-from midstride.engine.session.attempts import AttemptLog
-from midstride.engine.storage.store import Store
 
+HERE = Path(__file__).parent
+PROGRAM = os.environ.get("AIRFLOW", "")
 DATE = "2026-03-01"
-RUN = f"nightly-{DATE}"
+
+#: one task each: a wrong model, a training that waits at step 8, the same by a scheduler
+OWN_DAGS = """
+import os
+from datetime import timedelta
+from airflow.sdk import DAG, Asset
+from midstride_airflow.operators import MidstrideFitOperator
+
+FOLDER = os.environ["MIDSTRIDE_JOB"].rpartition("/")[0]
+ALL = {"run": "{{ dag.dag_id }}", "command": os.environ["MIDSTRIDE"], "retries": 2, "retry_delay": timedelta(seconds=1)}
+SUBMIT = {"submit": [f"{FOLDER}/submit.sh"], "cancel": ["kill"], "poll_s": 0.5}
+ROWS = {
+    "broken": {},
+    "held": {"outlets": [Asset("held_weights")]},
+    "queued": SUBMIT,
+    "queued_and_stopped": SUBMIT,
+}
+
+for name, options in ROWS.items():
+    with DAG(name, schedule=None) as dag:
+        MidstrideFitOperator(task_id="fit", job=f"{FOLDER}/{name}/job.yaml", **ALL, **options)
+    globals()[name] = dag
+"""
+#: a scheduler: it runs a command apart from this one, and prints what it calls it
+SUBMIT = '#!/bin/sh\nsetsid "$@" > /dev/null 2>&1 &\necho $!\n'
 
 
-class Airflow:
-    """Airflow with a home of its own and this folder's DAG."""
+@dataclass(frozen=True)
+class House:
+    """Airflow, the folder of its jobs, and the fault that befell the night."""
 
-    def __init__(self, home: Path, job: Path, **environment: str) -> None:
-        self._environment = {
-            **os.environ,
-            "AIRFLOW_HOME": str(home),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__CORE__DAGS_FOLDER": str(Path(__file__).parent),
-            "MIDSTRIDE": str(Path(sys.executable).with_name("midstride")),
-            "MIDSTRIDE_JOB": str(job),
-            "MIDSTRIDE_RETRIES": "3",
-            "MIDSTRIDE_RETRY_DELAY_S": "1",
-            **environment,
-        }
-        self("db", "migrate")
+    airflow: Airflow
+    folder: Path
+    plan: FaultPlan
 
-    def __call__(self, *arguments: str, check: bool = True) -> str:
-        """Run a command of Airflow; return its output."""
-        command = [os.environ["AIRFLOW"], *arguments]
-        done = subprocess.run(
-            command, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0 or not check, done.stdout + done.stderr
-        return done.stdout + done.stderr
+    def job(self, name: str = "") -> TrainingJob:
+        return TrainingJob.load(self.folder / name / "job.yaml")
 
 
-def _outcomes(job: TrainingJob) -> list[str]:
-    return [attempt.outcome for attempt in AttemptLog(Store.open(job.run_url(RUN))).attempts()]
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder, home = tmp_path_factory.mktemp("jobs"), tmp_path_factory.mktemp("airflow")
+    tiny_job(folder)
+    tiny_job(folder / "broken", processes=1, fail_at=3)
+    for name in ("held", "queued", "queued_and_stopped"):
+        tiny_job(folder / name, processes=1, wait_at=8)
+    (folder / "submit.sh").write_text(SUBMIT)
+    (folder / "submit.sh").chmod(0o755)
+    (home / "dags").mkdir()
+    (home / "dags" / "own.py").write_text(OWN_DAGS)
+    night = (HERE / "dags" / "midstride_nightly.py").read_text()
+    (home / "dags" / "nightly.py").write_text(night.replace('schedule="0 2 * * *"', "schedule=None"))
+    for name, text in blocks(ROOT / "docs/airflow.md", "python"):
+        (home / "dags" / name).write_text(text)
+    (folder / "faults").mkdir()
+    plan = FaultPlan(folder / "faults").add("kill", rank=1, step=8, phase="backward")
+    environment = {
+        "MIDSTRIDE": str(Path(sys.executable).with_name("midstride")),
+        "MIDSTRIDE_JOB": str(folder / "job.yaml"),
+        "MIDSTRIDE_RETRY_DELAY_S": "1",
+        **plan.environment,
+    }
+    with Airflow(PROGRAM, home, **environment).running() as airflow:
+        yield House(airflow, folder, plan)
 
 
-@pytest.mark.timeout(900)
-def test_a_killed_rank_costs_a_retry_and_not_a_bit(tmp_path: Path) -> None:
-    job = tiny_job(tmp_path)
+def _outcomes(job: TrainingJob, run: str) -> list[str]:
+    return [attempt.outcome for attempt in Run(job, run).attempts.attempts()]
+
+
+def _undisturbed(job: TrainingJob) -> dict[str, bytes]:
+    """Return the results of a run that nothing happens to: that which waits goes on at once."""
+    Path(job.folder, "mark").touch()
     assert launch(Run(job, "reference")).kind == "done"
-    (tmp_path / "faults").mkdir()
-    plan = FaultPlan(tmp_path / "faults").add("kill", rank=1, step=8, phase="backward")
-    airflow = Airflow(tmp_path / "airflow", tmp_path / "job.yaml", **plan.environment)
-    said = airflow("dags", "test", "midstride_nightly", DATE)
-    plan.assert_all_fired()
-    assert _outcomes(job) == ["died", "done"], said
-    assert results(job, RUN) == results(job, "reference")
+    return results(job, "reference")
 
 
 @pytest.mark.timeout(900)
-def test_an_error_in_the_users_code_is_not_retried(tmp_path: Path) -> None:
-    job = tiny_job(tmp_path, processes=1, fail_at=3)
-    airflow = Airflow(tmp_path / "airflow", tmp_path / "job.yaml")
-    said = airflow("dags", "test", "midstride_nightly", DATE, check=False)
-    assert _outcomes(job) == ["user_error"], said
-    assert "the model is not in the mood" in said
+def test_a_killed_rank_costs_a_retry_and_a_clear_no_training(house: House) -> None:
+    job, run = house.job(), f"nightly-{DATE}"
+    night = house.airflow.run("midstride_nightly", DATE)
+    assert set(night.ended().values()) == {"success"}
+    house.plan.assert_all_fired()
+    assert _outcomes(job, run) == ["died", "done"]
+    assert night.tasks()["fit"]["try_number"] == 2
+    assert results(job, run) == _undisturbed(job)
+
+    assert night.result("prepare")["files"] == 1
+    fitted = night.result("fit")
+    assert (fitted["state"], fitted["step"], fitted["url"]) == ("done", STEPS, job.run_url(run))
+    scores = night.result("evaluate")
+    decision = night.result("compare")
+    assert (decision["promoted"], decision["challenger"], decision["champion_run"]) == (True, scores, run)
+    assert Path(decision["champion_weights"], "manifest.json").exists()
+    [event] = _events(house.airflow, "midstride_champion")
+    assert event["extra"] == decision
+
+    before = night.tasks()
+    night.clear("evaluate")
+    wait_for(lambda: night.tasks()["compare"]["try_number"] > before["compare"]["try_number"], "another try")
+    assert set(night.ended().values()) == {"success"}
+    after = night.tasks()
+    assert [after[task]["try_number"] - before[task]["try_number"] for task in before] == [
+        int(task in ("evaluate", "compare")) for task in before
+    ]
+    assert _outcomes(job, run) == ["died", "done"], "nothing is trained again"
+    assert night.result("compare") == decision
+
+
+@pytest.mark.timeout(900)
+def test_an_error_in_the_users_code_is_not_retried(house: House) -> None:
+    broken = house.airflow.run("broken", DATE)
+    assert broken.ended() == {"fit": "failed"}
+    assert broken.tasks()["fit"]["try_number"] == 1
+    assert _outcomes(house.job("broken"), "broken") == ["user_error"]
+
+
+@pytest.mark.timeout(900)
+def test_a_stopped_task_takes_a_snapshot_and_a_clear_resumes(house: House) -> None:
+    job = house.job("held")
+    held = house.airflow.run("held", DATE)
+    wait_for(Path(job.folder, "mark").exists, "the step at which the model waits")
+    held.fail("fit")
+    _is_stopped_and_resumes(job, held, "held")
+    assert [event["extra"] for event in _events(house.airflow, "held_weights")] == [held.result("fit")]
+
+
+@pytest.mark.timeout(900)
+def test_a_queued_training_outlives_the_triggerer(house: House) -> None:
+    job = house.job("queued")
+    queued = house.airflow.run("queued", DATE)
+    queued.until("fit", "deferred")
+    wait_for(Path(job.folder, "mark").exists, "the step at which the model waits")
+    house.airflow.stop("triggerer", signal.SIGTERM)
+    house.airflow.start("triggerer")
+    Path(job.folder, "mark-over").touch()
+    assert queued.ended() == {"fit": "success"}
+    assert queued.tasks()["fit"]["try_number"] == 1
+    assert _outcomes(job, "queued") == ["done"]
+    assert results(job, "queued") == _undisturbed(job)
+
+
+@pytest.mark.timeout(900)
+def test_a_queued_training_is_stopped_with_its_task(house: House) -> None:
+    job = house.job("queued_and_stopped")
+    queued = house.airflow.run("queued_and_stopped", DATE)
+    queued.until("fit", "deferred")
+    wait_for(Path(job.folder, "mark").exists, "the step at which the model waits")
+    queued.fail("fit")
+    _is_stopped_and_resumes(job, queued, "queued_and_stopped")
+
+
+def _is_stopped_and_resumes(job: TrainingJob, dag_run: object, run: str) -> None:
+    wait_for(lambda: _outcomes(job, run) == ["stopped"], "the training to end")
+    assert Run(job, run).catalog.snapshots()[-1].position.step >= 8, "the last snapshot, and not the one of step 5"
+    assert dag_run.ended() == {"fit": "failed"}
+    dag_run.clear("fit")
+    wait_for(lambda: _outcomes(job, run) == ["stopped", "done"], "the training to resume")
+    assert dag_run.ended() == {"fit": "success"}
+    assert results(job, run) == _undisturbed(job)
+
+
+def _events(airflow: Airflow, asset: str) -> list[dict[str, object]]:
+    return [one for one in airflow.ask("GET", "assets/events")["asset_events"] if one["name"] == asset]
+
+
+def test_dags_of_the_page_are_dags(house: House) -> None:
+    wait_for(lambda: house.airflow.ask("GET", "dags/digits/details"), "the DAG of the page")
+    assert house.airflow.ask("GET", "importErrors")["import_errors"] == []
+
+
+def test_airflow_lists_the_provider() -> None:
+    command = [PROGRAM, "providers", "list", "--output", "json"]
+    listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert "midstride-airflow" in [one["package_name"] for one in listed]
+
+
+def test_the_provider_needs_none_of_our_libraries() -> None:
+    python = Path(PROGRAM).with_name("python")
+    code = (
+        "import sys, midstride_airflow.operators; "
+        "assert not {'torch', 'prefect', 'midstride'} & {name.partition('.')[0] for name in sys.modules}"
+    )
+    subprocess.run([python, "-c", code], check=True)
+    assert shutil.which("midstride", path=str(python.parent)) is None
