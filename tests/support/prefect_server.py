@@ -39,6 +39,9 @@ def _server(folder: Path) -> Iterator[str]:
             patch.setenv("PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL", "0.5")  # tests wait for events
             for service in ("REPOSSESSOR", "CANCELLATION_CLEANUP"):
                 patch.setenv(f"PREFECT_SERVER_SERVICES_{service}_LOOP_SECONDS", "1")
+            # A worker receives the events of the last minute again with each run. A Cancel among them that arrives
+            # after the process has started would end the retry of the cancelled run.
+            patch.setenv("PREFECT_SERVER_EVENTS_MAXIMUM_WEBSOCKET_BACKFILL", "PT1S")
             patch.setenv("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "support.prefect_app")
             patch.setattr(server, "_APPLICATION", "support.prefect_app:create_app")
             patch.setattr(server, "_login", lambda: "")  # as a server of a person who sets no password
