@@ -18,7 +18,12 @@ TRAINED = {
     "sharded": ("train/loss", ["trainer.max_epochs=1"]),
 }
 #: examples that other tests train
-ELSEWHERE = {"digits": "unit/test_digits.py", "huggingface": "laws/huggingface.py", "nightly": "flows/test_nightly.py"}
+ELSEWHERE = {
+    "digits": "unit/test_digits.py",
+    "huggingface": "laws/huggingface.py",
+    "nightly": "flows/test_nightly.py",
+    "sweep": "flows/test_sweep.py",
+}
 
 
 @pytest.fixture
