@@ -80,6 +80,7 @@ class Airflow:
             self._client.headers["Authorization"] = f"Bearer {token}"
             yield self
         finally:
+            self._client.close()
             for name in [*self._services]:
                 self.stop(name, signal.SIGTERM)
 
