@@ -52,7 +52,7 @@ SUBMIT = '#!/bin/sh\nsetsid "$@" > /dev/null 2>&1 &\necho $!\n'
 
 @dataclass(frozen=True)
 class House:
-    """Airflow, the folder of its jobs, and the fault that befell the night."""
+    """Airflow, the folder of its jobs, and the fault of the night."""
 
     airflow: Airflow
     folder: Path

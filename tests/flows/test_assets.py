@@ -11,6 +11,7 @@ from support.flow_events import told
 from support.flow_runs import STEPS
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.runs.run import Run
 from midstride.flows import train
 from midstride.tasks import compare_and_promote, launch_world, prepare_data
@@ -28,20 +29,19 @@ def test_data_weights_and_champion_are_assets(make_job: Make, server: str) -> No
     job = make_job(processes=1)
 
     @task
-    def serve(step: int | None) -> set[str]:
+    def serve(decision: PromotionDecision) -> set[str]:
         context = AssetContext.get()
         return {asset.key for asset in context.upstream_assets} if context else set()
 
     @flow
     def pipeline() -> set[str]:
         data = prepare_data(job)
-        step = launch_world(job, "first", data)
-        assert compare_and_promote(job, "first", data).promoted
-        return serve.submit(step).result()
+        launch_world(job, "first", data)
+        return serve.submit(compare_and_promote(job, "first", data)).result()
 
     data, weights = f"file://{job.data_args['folder']}", f"file://{job.run_url('first')}/best"
     champion = f"file://{job.store_url}/_champions/tiny"
-    assert pipeline() == {weights}, "a later task that takes the result is made from the weights"
+    assert pipeline() == {champion}, "a task that takes the decision is made from the champion"
 
     [prepared] = told(server, data, MADE)
     assert (prepared["payload"]["files"], made_from(prepared)) == (1, set())

@@ -20,6 +20,8 @@ from midstride.flows.cli import app
 
 Shown = Sequence[tuple[Path, list[str]]]
 
+#: the folder of a checkout on the pages
+CHECKOUT = "path/to/midstride/"
 #: programs whose commands also stand in sentences
 IN_SENTENCES = ("docker", "kubectl", "pip", "prefect", "python", "sky", "srun", "torchrun")
 
@@ -101,7 +103,9 @@ def check_pip(commands: Shown) -> None:
         if words[0] == "-c":
             assert words[1].endswith("constraints.txt")
             words = []  # the folder of the project comes after it
-        for requirement in map(Requirement, words):
+        for folder in (word.removeprefix(CHECKOUT) for word in words if word.startswith(CHECKOUT)):
+            assert (ROOT / folder / "pyproject.toml").exists()
+        for requirement in (Requirement(word) for word in words if not word.startswith(CHECKOUT)):
             assert requirement.name != "midstride" or requirement.extras <= set(extras)
 
 

@@ -22,7 +22,7 @@ ELSEWHERE = {
     "digits": "unit/test_digits.py",
     "huggingface": "laws/huggingface.py",
     "nightly": "flows/test_nightly.py",
-    "sweep": "flows/test_sweep.py",
+    "sweep": "flows/test_sweep_example.py",
 }
 
 

@@ -1,6 +1,7 @@
 """A sweep: train each setting, compare them, promote the best. A Retry of the flow continues it."""
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from prefect import flow, task, unmapped
@@ -13,6 +14,7 @@ from midstride.engine.runs.run_report import Report
 from midstride.flows import train
 from midstride.tasks import compare_and_promote
 
+JOB = str(Path(__file__).with_name("job.yaml"))
 #: key of the job -> its values; each combination is a trial
 GRID: dict[str, list[Any]] = {"module_args.hidden": [4, 32], "module_args.learning_rate": [0.003, 0.03]}
 TRIALS_AT_ONCE = 2
@@ -25,7 +27,7 @@ def trial(job: str, settings: list[str]) -> Report:
 
 
 @flow(task_runner=ThreadPoolTaskRunner(max_workers=TRIALS_AT_ONCE))
-def sweep(job: str = "job.yaml", grid: dict[str, list[Any]] = GRID) -> PromotionDecision:
+def sweep(job: str = JOB, grid: dict[str, list[Any]] = GRID) -> PromotionDecision:
     """Train each combination of `grid`, and promote the best if it beats the champion."""
     trials = [[f"{key}={value}" for key, value in zip(grid, values, strict=True)] for values in product(*grid.values())]
     reports = trial.map(unmapped(job), trials).result()

@@ -109,7 +109,7 @@ RUNS = [
         're.sub(..., "_", key)', "key",
         "test_any_folder_of_data_can_be_an_asset"),
     Mutant("a champion that was rolled back is told of as one in charge", "compare",
-        '"champion_run": champion and champion.run', '"champion_run": run',
+        "champion and champion.run", "run",
         "test_stages_of_a_training_are_commands"),
     Mutant("a stop does not reach a training in a thread", "stop_if_asked",
         "stop_signal_since(_outermost_start())", "None",
