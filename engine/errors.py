@@ -8,6 +8,7 @@ EngineError                 the world ends with 1: a retry may help
 │   ├── UnsupportedState    state of a type that cannot be written, named by its path
 │   ├── IdentityChanged     the snapshot belongs to another module, data, seed, ...
 │   ├── LossNotFinite       the loss is NaN or infinite
+│   ├── RunHeld             another process trains the run now
 │   ├── NoLoss              a training step returned none
 │   └── StrategyUnavailable the strategy's library or hardware is not here
 ├── StopRequested           ends with 75: stopped on request, a retry resumes
@@ -44,6 +45,7 @@ __all__ = [
     "NotExact",
     "Overtaken",
     "ReadBackDiffers",
+    "RunHeld",
     "SnapshotDamaged",
     "SnapshotError",
     "SnapshotMissing",
@@ -151,14 +153,31 @@ class StrategyUnavailable(UserError):
     """The chosen strategy's library or hardware is not on this machine."""
 
 
+class RunHeld(UserError):
+    """Another process trains the run now."""
+
+
 class StopRequested(EngineError):
     """The run was asked to stop and did so; a retry resumes."""
 
     exit_code = 75
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows in place of a traceback."""
+        return [f"midstride: {self}"]
+
 
 class StopSignal(BaseException):
-    """What the handler of a signal raises in the main thread; where it arrives it is worded as `StopRequested`."""
+    """Raised by the handler of a signal in the main thread; where it arrives it is worded as `StopRequested`.
+
+    Args:
+        message: what it is worded with.
+        signal: number of the signal, if known.
+    """
+
+    def __init__(self, message: str, signal: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 class Superseded(EngineError):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
-from midstride.engine.cli.app import Accepted, Date, JobFile, Overrides, app, load, load_undated
+from midstride.engine.cli.app import Accepted, Date, JobFile, Overrides, TakesOver, app, load, load_undated
 from midstride.engine.cli.app import main as run_command_line
 from midstride.engine.cli.champions import listeners
 from midstride.engine.cli.output import busy, show_error
@@ -43,6 +43,7 @@ def train(
     run: Annotated[
         str | None, Parameter(help="Name of the run, to resume it; the flow run's id if empty.", metavar="NAME")
     ] = None,
+    take_over: TakesOver = False,
     overrides: Overrides | None = None,
     accepted: Accepted | None = None,
 ) -> int:
@@ -55,7 +56,7 @@ def train(
         loaded.run_url(run)  # its faults now, not after the server has started
     quiet_prefect()
     view = FlowView(bar=loaded.trainer.enable_progress_bar)
-    result = _run_flow("train", loaded, (loaded, run), view)
+    result = _run_flow("train", loaded, (loaded, run, take_over), view)
     if not isinstance(result, BaseException):
         show_report(view.console, result)
         return 0

@@ -23,6 +23,7 @@ from midstride.engine.registry.nightly import nightly_errors
 from midstride.flows.run_states import TAG
 from midstride.flows.serve import serve_until_asked
 from midstride.flows.server import name_faults, need_server
+from midstride.tasks.prefect_internals import show_first
 
 __all__ = ["FLOWS", "deploy", "serve"]
 
@@ -43,7 +44,7 @@ def deploy(
     timezone: str | None = None,
     variables: Sequence[str] = (),
 ) -> str:
-    """Deploy `flow` with `job` to a work pool, replacing `name`. Return its address in the UI.
+    """Deploy `flow` with `job` to a work pool, replacing `name` of this job. Return its address in the UI.
 
     Args:
         job: the job, resolved: a worker can start each run in another folder.
@@ -55,14 +56,15 @@ def deploy(
         variables: job variables of the pool, each as "image=..." or "env.AWS_PROFILE=...".
 
     Raises:
-        JobError: with every fault at once: names, relative paths, the schedule, variables, a pool that is not there.
+        JobError: with every fault at once: names, relative paths, the schedule, variables, a pool that is not there, a
+            name that the deployment of another job has.
         ServerError: there is no server, or it does not answer.
     """
     need_server()
     chosen: dict[str, Any] = {}
     faults = apply_overrides(chosen, variables, option="--variable")
     with get_client(sync_client=True) as client:
-        faults += _pool_faults(client, pool)
+        faults += [*_pool_faults(client, pool), *_other_job_faults(client, job, name, flow)]
         deployment = _deployment(job, name, flow, cron, timezone, earlier=faults)
         deployment.work_pool_name, deployment.job_variables = pool, chosen
         try:
@@ -81,7 +83,9 @@ def serve(
     Arguments and errors are those of `deploy`. There is no pool and no worker.
     """
     need_server()
-    serve_until_asked(_deployment(job, name, flow, cron, timezone))
+    with get_client(sync_client=True) as client:
+        faults = _other_job_faults(client, job, name, flow)
+    serve_until_asked(_deployment(job, name, flow, cron, timezone, earlier=faults))
 
 
 def _deployment(
@@ -99,7 +103,7 @@ def _deployment(
             "take up one that failed, or end at once. To train each time: --flow train",
             file=sys.stderr,
         )
-    return RunnerDeployment.from_flow(
+    deployment = RunnerDeployment.from_flow(
         _flow(flow),
         name,
         schedules=[Cron(cron, timezone=timezone or _ZONE)] if cron is not None else [],
@@ -113,6 +117,8 @@ def _deployment(
         if cron is not None
         else None,
     )
+    show_first(deployment, "run", "take_over", "date", "if_new_data")
+    return deployment
 
 
 def _flow(name: str) -> Flow[..., Any]:
@@ -142,6 +148,19 @@ def _is_daily(cron: str) -> bool:
     """Whether a schedule names one minute and one hour, or says @daily or a longer time."""
     minute, *rest = cron.split()
     return minute.isdigit() and rest[0].isdigit() if rest else minute != "@hourly"
+
+
+def _other_job_faults(client: Any, job: TrainingJob, name: str, flow: str) -> list[str]:
+    try:
+        there = client.read_deployment_by_name(f"{flow}/{name}").parameters.get("job", {}).get("name")
+    except (ObjectNotFound, ValueError):  # none, or no name, which is told elsewhere
+        return []
+    if there in (None, job.name):
+        return []
+    return [
+        f"--name {name}: is the deployment of job {there}; use another name, or delete it: prefect deployment delete "
+        f"{flow}/{name}"
+    ]
 
 
 def _pool_faults(client: Any, pool: str) -> list[str]:

@@ -9,10 +9,8 @@ from pydantic import Field
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
 from midstride.engine.launch.job_fork_server import job_fork_server
-from midstride.engine.processes.preload import importing
 from midstride.engine.registry.night_report import NightlyReport
 from midstride.engine.registry.nightly import DATE, NightlyRun
-from midstride.engine.runs.curves import LIBRARY
 from midstride.flows.run_states import KEPT, PROMOTED, cancelled_if_paused, completed, failed, nightly_name
 from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_launch
 from midstride.tasks.compare import compare_and_promote
@@ -50,7 +48,7 @@ def nightly(job: JobLike, date: Date | None = None, if_new_data: IfNewData = Fal
 
 def _night(job: TrainingJob, date: str | None, if_new_data: bool) -> NightlyReport:
     prepare_deployed_run(job)
-    with credentials_of(job), job_fork_server(job), importing(LIBRARY):  # for the report
+    with credentials_of(job), job_fork_server(job):
         night = NightlyRun.begin(job, date or flow_run.scheduled_start_time.astimezone().strftime("%Y-%m-%d"))
         if decision := night.decision():
             return publish_nightly_report(night, decision)

@@ -7,17 +7,22 @@ from prefect import flow
 from prefect.runtime import deployment, flow_run
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import EngineError, JobError, WorldError
+from midstride.engine.errors import EngineError, JobError, RunHeld, WorldError
 from midstride.engine.jobs.portability import relative_paths
 from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.launch.recovery import recover_orphaned_attempts
-from midstride.engine.processes.preload import importing
 from midstride.engine.registry.nightly import date_errors
-from midstride.engine.runs.curves import LIBRARY
 from midstride.engine.runs.run import Run
 from midstride.engine.runs.run_report import Report
 from midstride.engine.storage.listing import FolderListing
-from midstride.flows.run_states import cancelled_if_paused, failed, is_automatic_retry, tag_run, train_name
+from midstride.flows.run_states import (
+    cancelled_if_paused,
+    completed,
+    failed,
+    is_automatic_retry,
+    tag_run,
+    train_name,
+)
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.detach import detach
 from midstride.tasks.evaluate import evaluate_best
@@ -33,7 +38,7 @@ _RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 @flow(name="train", flow_run_name=train_name)
-def train(job: JobLike, run: str | None = None) -> Report:
+def train(job: JobLike, run: str | None = None, take_over: bool = False) -> Report:
     """Train `job` to its end and return the report.
 
     Started again with the same run (a retry of this flow run or of its parent, or the same name), it resumes.
@@ -41,27 +46,29 @@ def train(job: JobLike, run: str | None = None) -> Report:
     Args:
         job: a job, or the path of its file.
         run: name of the run; if empty, the id of the flow run, or in a subflow a name that a retry finds again.
+        take_over: take the run from another process that trains it now; else that is an error.
     """
     job = as_job(job)
-    with cancelled_if_paused():
-        return _train(job, run)
-
-
-def _train(job: TrainingJob, run: str | None) -> Report:
     try:
-        prepare_deployed_run(job)
-        if faults := date_errors(job):
-            raise JobError.of(f"job {job.name}", faults)
-        with credentials_of(job), job_fork_server(job), importing(LIBRARY):  # for the report
-            this = Run(job, run or _default_name(job))
-            forgiven = attempts_so_far(this)
-            data = prepare_data(job)
-            with stops_recorded(this):
-                run_launch(this, data, forgiven)
-                tested = evaluate_best(job, this.name)
-            return publish_report(job, this.name, tested)
+        with cancelled_if_paused():
+            report = _train(job, run, take_over)
     except EngineError as error:
         return cast(Report, failed(error))
+    return completed(report, "Completed", report.why)
+
+
+def _train(job: TrainingJob, run: str | None, take_over: bool) -> Report:
+    prepare_deployed_run(job)
+    if faults := date_errors(job):
+        raise JobError.of(f"job {job.name}", faults)
+    with credentials_of(job), job_fork_server(job):
+        this = Run(job, run or _default_name(job))
+        forgiven = attempts_so_far(this)
+        data = prepare_data(job)
+        with stops_recorded(this):
+            run_launch(this, data, forgiven, take_over)
+            tested = evaluate_best(job, this.name)
+        return publish_report(job, this.name, tested)
 
 
 def _default_name(job: TrainingJob) -> str:
@@ -105,12 +112,16 @@ def attempts_so_far(run: Run) -> int:
     return 0
 
 
-def run_launch(run: Run, data: FolderListing, forgiven: int) -> None:
-    """Train `run` to its end on prepared `data`; if that fails, publish its report."""
+def run_launch(run: Run, data: FolderListing, forgiven: int, take_over: bool = False) -> None:
+    """Train `run` to its end on prepared `data`; if that fails, publish its report. A refused command has none."""
+    tried = len(run.attempts.attempts())
     try:
-        launch_world(run.job, run.name, data, after=forgiven)
+        launch_world(run.job, run.name, data, after=forgiven, take_over=take_over)
+    except RunHeld:
+        raise
     except Exception:
-        publish_report(run.job, run.name)
+        if not tried or len(run.attempts.attempts()) > tried:
+            publish_report(run.job, run.name)
         raise
 
 

@@ -88,6 +88,8 @@ class RunFinished(Event):
     steps: int = Field(description="Optimizer steps taken.")
     restarts: int = Field(description="Number of resumes.")
     test: dict[str, float] = Field(description="Results of the test of the best weights.")
+    ended_by: str = Field(description="Reason of the end: max_epochs, max_steps, early_stopping or callback.")
+    why: str = Field(description="The same, as a sentence.")
 
 
 class RunStopped(Event):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from prefect.runtime import flow_run
-from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from midstride.engine.config.arguments import map_texts
@@ -15,6 +15,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError
 from midstride.engine.runs.run import Run
+from midstride.tasks.job_form import folded
 
 __all__ = ["JobLike", "as_job", "default_run_name", "run_of"]
 
@@ -31,13 +32,13 @@ _OPERATION = {
 
 
 class _AsJob:
-    """Validates a flow's parameter: a path is loaded, other values are a job.
-
-    The form is that of a job.
-    """
+    """Validates a flow's parameter: a path is loaded, other values are a job."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(_loaded, handler.generate_schema(TrainingJob))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return folded(handler(core), handler.resolve_ref_schema)
 
 
 #: a job, the path of its YAML file, or its document

@@ -9,7 +9,7 @@ from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
-from prefect.runtime import deployment
+from prefect.runtime import deployment, flow_run
 
 from midstride.engine.errors import JobError, SnapshotError, StopRequested, Superseded, UserError, WorldError
 from midstride.engine.launch.launch import launch
@@ -73,7 +73,11 @@ def _forgiven(run: Run, after: int | None, tries: int) -> int:
     retry_condition_fn=_may_resume,
 )
 def launch_world(
-    job: JobLike, run: str | None = None, data: FolderListing | None = None, after: int | None = None
+    job: JobLike,
+    run: str | None = None,
+    data: FolderListing | None = None,
+    after: int | None = None,
+    take_over: bool = False,
 ) -> int | None:
     """Train until the run is done and return its last step.
 
@@ -85,8 +89,11 @@ def launch_world(
         run: name of the run; by default one that a retry of the flow finds again.
         data: what `prepare_data` returned, from which the weights are made in Prefect's assets.
         after: attempts up to this number do not count as failed; by default, those before this task run.
+        take_over: take the run from another process that trains it now; else that is an error, unless the flow or the
+            task is retried.
 
     Raises:
+        RunHeld: another process on this machine trains the run.
         UserError: the job or the user's code is wrong, or this process trains that run already.
         WorldError: attempts end without a newer snapshot.
         SnapshotError: the store does not answer.
@@ -97,18 +104,30 @@ def launch_world(
         detach()
     with _trained_once(this):
         if (step := _last_step_if_done(this)) is None:
-            step = _train(this)
+            step = _train(this, take_over or _is_retry())
     with suppress(SnapshotError):  # a store that does not answer now makes no training fail that is done
         weights_materialized(this, data)
     return step
 
 
-def _train(run: Run) -> int | None:
+def _train(run: Run, take_over: bool) -> int | None:
     """Train `run` to its end and return its last step."""
     with slots_claimed(run.job), RunMonitor(run) as monitor:
-        outcome = launch(run, on_line=monitor.line, on_event=monitor.event, stop_if_asked=stop_if_asked)
+        outcome = launch(
+            run,
+            on_line=monitor.line,
+            on_event=monitor.event,
+            stop_if_asked=stop_if_asked,
+            take_over=take_over,
+        )
     raise_for_outcome(outcome)
     return outcome.step
+
+
+def _is_retry() -> bool:
+    """Whether this task, or a flow around it, runs not for the first time: its earlier process may still be ending."""
+    task = TaskRunContext.get()
+    return task is not None and (task.task_run.run_count > 1 or flow_run.run_count > 1)
 
 
 def _last_step_if_done(run: Run) -> int | None:

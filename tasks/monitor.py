@@ -12,9 +12,9 @@ from prefect.transactions import CommitMode, transaction
 
 from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
-from midstride.tasks.curves import show_curves
 from midstride.tasks.events import RoundBegun, RunResumed, StoreAwaited, emit
 from midstride.tasks.progress import Progress
+from midstride.tasks.run_page import show_progress_page
 from midstride.tasks.snapshot import record_snapshot
 from midstride.tasks.stop_requests import stop_delayed
 from midstride.tasks.validations import Validations
@@ -23,7 +23,7 @@ from midstride.tasks.without_retries import without_retries
 __all__ = ["RunMonitor", "View", "view_for", "warn"]
 
 SNAPSHOTS_EVERY_S = 10.0
-CURVES_EVERY_S = 30.0
+PAGE_EVERY_S = 30.0
 WAITING_EVERY_S = 30.0
 #: seconds without calls of Prefect after one that failed
 SILENCE_S = 5.0
@@ -77,7 +77,7 @@ class RunMonitor:
         self._log = get_run_logger()
         self._progress = Progress(run.url)
         self._validations = Validations.of(run)
-        self._curves_at = time.monotonic()  # a world that ends sooner has them in its report
+        self._page_at = time.monotonic()
         self._snapshots_at = self._waiting_at = self._silent_until = _NEVER
         self._taken: list[dict[str, Any]] = []
         self._recorded: list[dict[str, Any]] = []
@@ -95,6 +95,8 @@ class RunMonitor:
         self._silent_until = _NEVER  # ask in any case
         if self._taken:
             self._try(self._record)
+        if self._recorded:
+            self._try(self._show_page)
         self._try(self._end)
 
     def line(self, text: str) -> None:
@@ -155,12 +157,15 @@ class RunMonitor:
         # Committed at once: when the world dies, its task is rolled back with all its children, but no snapshot is.
         with transaction(commit_mode=CommitMode.EAGER):
             # As a state: a snapshot found damaged is a red mark on the run, and for the next resume to deal with.
-            state = record_snapshot(self._url, taken[-1]["step"], taken, self._recorded, return_state=True)
+            state = record_snapshot(self._url, taken[-1]["step"], taken, return_state=True)
         if state.is_completed():
             self._recorded = [*state.result(), *self._recorded][:_TABLE_ROWS]
-        if time.monotonic() - self._curves_at >= CURVES_EVERY_S:
-            show_curves(self._run)
-            self._curves_at = time.monotonic()
+        if time.monotonic() - self._page_at >= PAGE_EVERY_S:
+            self._show_page()
+
+    def _show_page(self) -> None:
+        show_progress_page(self._run, self._recorded)
+        self._page_at = time.monotonic()
 
     def _try(self, act: Callable[[], object]) -> None:
         """Call `act`. If Prefect does not answer, warn once and pause calls. Training continues."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from prefect.context import FlowRunContext
 
-__all__ = ["heartbeats_not_awaited", "outer_flow"]
+__all__ = ["heartbeats_not_awaited", "outer_flow", "show_first"]
 
 
 @contextmanager
@@ -32,6 +32,15 @@ def heartbeats_not_awaited() -> Iterator[None]:
         yield
     finally:
         engine._send_heartbeats = beats
+
+
+def show_first(deployment: Any, *names: str) -> None:
+    """Let parameters stand first in the form of `deployment`; it stays as it is if Prefect keeps its form elsewhere."""
+    form = getattr(deployment, "_parameter_openapi_schema", None)
+    properties = getattr(form, "properties", {})
+    for place, name in enumerate(names):
+        if name in properties:
+            properties[name]["position"] = place - len(names)
 
 
 def outer_flow(context: FlowRunContext) -> FlowRunContext | None:

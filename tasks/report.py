@@ -9,19 +9,18 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events.worker import EventsWorker
 
-from midstride.engine.formatting import format_run_name
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.night_report import NightlyReport, nightly_markdown, nightly_report
 from midstride.engine.registry.nightly import NightlyRun
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.report_files import write_report
-from midstride.engine.runs.report_text import headline, markdown_of
 from midstride.engine.runs.run import Run
 from midstride.engine.runs.run_report import Report, report_of
-from midstride.tasks.curves import inline
+from midstride.engine.runs.trackers import tell_trackers
 from midstride.tasks.events import Event, RunFailed, RunFinished, RunStopped, emit
 from midstride.tasks.job_argument import JobLike, run_of
 from midstride.tasks.resources import artifact_key
+from midstride.tasks.run_page import show_page
 
 __all__ = ["publish_nightly_report", "publish_report", "stops_recorded"]
 
@@ -52,9 +51,9 @@ def publish_report(job: JobLike, run: str | None = None, test: dict[str, float] 
     """
     this = run_of(job, run)
     report, picture = write_report(this, test)
-    title = f"{report.job}, run {format_run_name(report.run)}: {headline(report)}"
-    text = markdown_of(report, inline(picture) if picture else None)
-    create_markdown_artifact(text, key=artifact_key(this.url, "report"), description=title)
+    if this.job.loggers:
+        tell_trackers(this.store, report, this.job.folder)
+    show_page(report, picture)
     if report.outcome != "running":  # else another world advances it, and tells of its end
         emit(_emit_end(report))
     return report
@@ -97,7 +96,15 @@ def _emit_end(report: Report) -> Event:
     job, cause = report.job, cause_of(report.error)
     if report.outcome == "done":
         test, restarts = report.test, report.restarts
-        return RunFinished(run=report.url, job=job, steps=report.steps, restarts=restarts, test=test)
+        return RunFinished(
+            run=report.url,
+            job=job,
+            steps=report.steps,
+            restarts=restarts,
+            test=test,
+            ended_by=report.ended_by,
+            why=report.why,
+        )
     if report.outcome == "stopped":
         return _stopped(report)
     return RunFailed(run=report.url, job=job, outcome=report.outcome, cause=cause, steps=report.steps)

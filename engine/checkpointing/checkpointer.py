@@ -15,7 +15,7 @@ from midstride.engine.checkpointing.rank_warnings import RankWarnings
 from midstride.engine.checkpointing.replica_check import ReplicaCheck
 from midstride.engine.checkpointing.restore_check import check_restores
 from midstride.engine.checkpointing.run_state import RunState, facts_of
-from midstride.engine.checkpointing.run_store import Resume, RunStore
+from midstride.engine.checkpointing.run_store import GRACE_S, Resume, RunStore
 from midstride.engine.checkpointing.text_order import text_order_facts, text_order_warnings
 from midstride.engine.checkpointing.unsaved_state import DataChanges, UnsavedStateMonitor
 from midstride.engine.checkpointing.world_size import (
@@ -32,6 +32,7 @@ from midstride.engine.session.heartbeat import Phase
 from midstride.engine.session.requests import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.position import Position
+from midstride.engine.snapshots.row_times import RowTimes
 from midstride.engine.snapshots.schedule import SnapshotSchedule
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import encode_lazily
@@ -70,6 +71,7 @@ class Checkpointer:
         self._weights: dict[str, str] = {}  # folder -> name of the newest weights
         self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> facts of the newest weights
         self._loggers: LoggerProcesses | None = None
+        self._row_times = RowTimes()
         self._write_s = 0.0  # seconds that the last snapshot took until it was committed
 
     @staticmethod
@@ -78,8 +80,14 @@ class Checkpointer:
         encode_lazily(state_of(parts))
         check_restores(parts, "before the first step")
 
-    def resume(self, resume: Resume) -> bool:
-        """Restore the newest good snapshot, or the one that `resume` names; return whether there was one."""
+    def resume(self, resume: Resume, *, take_over: bool = True) -> bool:
+        """Restore the newest good snapshot, or the one that `resume` names; return whether there was one.
+
+        Raises:
+            RunHeld: another process advances the run, and it is not to be taken over.
+        """
+        if not take_over:
+            self.run.ensure_free()
         with self._warnings.merge_ranks():
             return self._resume(resume)
 
@@ -89,6 +97,7 @@ class Checkpointer:
             self._restore(*found)
         else:
             self.try_encoding(self.parts)  # raises now, rather than at the first snapshot
+        self._row_times.note(self._context.progress.step, time.time())
         self._is_verified = found is not None
         self._unsaved_state = UnsavedStateMonitor(self._state.watched, self._state.way_to_keep)
         self._warn_of_text_order(found[0].manifest["facts"] if found else {})
@@ -109,6 +118,7 @@ class Checkpointer:
         self._state.settings.check(facts, where)
         restore_parts(self.parts, self._resharded(snapshot, tree))
         self._state.loaders.restored()
+        self._row_times = RowTimes(facts.get("row_times", ()))
         self._weights = dict(facts.get("weights", {}))
         self._weights_facts = dict(facts.get("weights_facts", {}))
         self._warn(self._state.settings.compare(facts, self._facts))
@@ -169,6 +179,7 @@ class Checkpointer:
         context.finite_losses.verify()
         self._is_due = False
         began = time.perf_counter()
+        self._row_times.note(progress.step, time.time())
         position, epoch = Position(progress.step, progress.after), progress.epoch
 
         def probe(phase: str) -> None:
@@ -193,6 +204,7 @@ class Checkpointer:
             "strategy": strategy.measurements() if isinstance(strategy, Measures) else {},
             "progress": progress.state_dict(),
             "left_out": list(self._state.samples.left_out),
+            "row_times": self._row_times.anchors,
             "weights": dict(self._weights),
             "weights_facts": {
                 **self._weights_facts,
@@ -237,9 +249,9 @@ class Checkpointer:
         failure = self.run.close()
         return failure if isinstance(failure, EngineError) and not isinstance(error, EngineError) else error
 
-    def close(self) -> None:
-        """Commit pending snapshots if that is still possible; end the writing thread and the loggers."""
-        self.run.close()
+    def close(self, *, at_once: bool = False) -> None:
+        """Commit pending snapshots if that is possible, unless `at_once`; end the writing thread and the loggers."""
+        self.run.close(0.0 if at_once else GRACE_S)
         if self._loggers is not None:
             self._loggers.close()
 

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -13,6 +13,7 @@ from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.holder import ensure_free, held, holder_facts
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
@@ -68,7 +69,16 @@ class RunStore:
         self._writer: Writer | None = None
         self._channel: SideChannel | None = None
         self.lease: Lease | None = None
+        self._held = ExitStack()
         self._on_rank0(partial(self.store.ensure_writable, RUN_FOLDERS, RUN_FILES))
+
+    def ensure_free(self) -> None:
+        """Check that no other process on this machine advances the run.
+
+        Raises:
+            RunHeld: one does.
+        """
+        self._on_rank0(partial(ensure_free, self.store))
 
     def resume(self, resume: Resume) -> tuple[Snapshot, Any] | None:
         """Return the snapshot to resume from and this rank's tree in it; None to start from the beginning.
@@ -148,7 +158,7 @@ class RunStore:
 
     def begin(self, resumed_from: Snapshot | None) -> Lease:
         """Acquire the lease of the next generation, by which older worlds of this run are superseded."""
-        facts = process_identity()
+        facts = {**process_identity(), **holder_facts()}
         name = resumed_from.name if resumed_from else None
         if self.store.options.lease == "none" and self._strategy.world.is_first:
             log.warning(
@@ -157,6 +167,8 @@ class RunStore:
                 self.store.url,
             )
         self.lease = lease = self._on_rank0(lambda: acquire(self.store, name, facts))
+        if self._strategy.world.is_first:
+            self._held.enter_context(held(lease))
         self._channel = channel = self._strategy.collective.side_channel()
         self._writer = Writer(
             self.store,
@@ -229,14 +241,15 @@ class RunStore:
         name = newest.name if newest else self.lease.resumed_from if self.lease else None
         return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"
 
-    def close(self) -> Exception | None:
-        """Wait up to `GRACE_S` for pending writes, which cannot end if ranks died; return the writer's error."""
+    def close(self, grace_s: float = GRACE_S) -> Exception | None:
+        """Wait up to `grace_s` for pending writes, which cannot end if ranks died; return the writer's error."""
+        self._held.close()
         writer, channel = self._writer, self._channel
         self._writer = self._channel = None
         if writer is None or channel is None:
             return None
         with self._waiting():
-            ended = writer.close(GRACE_S)
+            ended = writer.close(grace_s)
         if ended:
             channel.close()
         return writer.failure

@@ -15,7 +15,15 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from midstride.engine.cli.champions import champion
 from midstride.engine.cli.export import export
-from midstride.engine.cli.output import busy, reader_has_gone, show_audit, show_error, show_outcome, surroundings_fault
+from midstride.engine.cli.output import (
+    busy,
+    reader_has_gone,
+    say_stage,
+    show_audit,
+    show_error,
+    show_outcome,
+    surroundings_fault,
+)
 from midstride.engine.cli.project import init
 from midstride.engine.cli.report_view import show_report
 from midstride.engine.cli.runs import report, runs
@@ -28,7 +36,7 @@ from midstride.engine.runs.run import Run
 from midstride.engine.session.requests import GRACE_S
 from midstride.engine.session.terminal_view import LastingOutput, TerminalView
 
-__all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "app", "load", "main"]
+__all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "TakesOver", "app", "load", "main"]
 
 JobFile = Annotated[Path, Parameter(help="The job, a YAML file.")]
 RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.", metavar="NAME")]
@@ -49,6 +57,9 @@ Accepted = Annotated[
     ),
 ]
 
+TakesOver = Annotated[
+    bool, Parameter(help="Take the run from another process that trains it now.", negative=(), name="--take-over")
+]
 Resumes = Annotated[
     bool,
     Parameter(help="Also interrupt and resume a few steps, on the CPU, and compare the bits.", negative=()),
@@ -68,23 +79,34 @@ app.register_install_completion_command(help="Let the shell complete midstride's
 
 
 @app.command
-def fit(job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None) -> int:
+def fit(
+    job: JobFile,
+    /,
+    *,
+    run: RunName,
+    take_over: TakesOver = False,
+    overrides: Overrides | None = None,
+    accepted: Accepted | None = None,
+) -> int:
     """Train, in processes of its own, resuming the run if it has been started before."""
     from midstride.engine.launch.job_fork_server import job_fork_server
     from midstride.engine.launch.launch import launch
-    from midstride.engine.processes.preload import importing
-    from midstride.engine.runs.curves import LIBRARY
     from midstride.engine.runs.report_files import write_report
+    from midstride.engine.runs.trackers import tell_trackers
 
     loaded = load_undated(job, overrides, accepted)
     with stoppable():
         this, view = Run(loaded, run), TerminalView(bar=loaded.trainer.enable_progress_bar)
-        with view, job_fork_server(loaded), importing(LIBRARY):  # for the report
+        with view, job_fork_server(loaded):
             view.begin(this.url)
-            outcome = launch(this, on_line=view.line, on_event=view.event)
+            outcome = launch(this, on_line=view.line, on_event=view.event, take_over=take_over)
         show_outcome(outcome)
+        if outcome.is_refusal:
+            return outcome.code
         with suppress(OSError, SnapshotError):  # the store has gone: what is to be said has been said
             written, _ = write_report(this)
+            if loaded.loggers:
+                tell_trackers(this.store, written, loaded.folder)
             show_report(view.console, written, "" if outcome.kind == "done" else f"--run {run}")
     return outcome.code
 
@@ -150,9 +172,7 @@ def load_undated(job: Path, overrides: list[str] | None, accepted: list[str] | N
 def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overrides: Overrides | None = None) -> int:
     """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
     loaded = TrainingJob.load(job, overrides or ())
-    if sys.stderr.isatty():  # a line and no more: the job's code runs in this process
-        print("trying a step of it, and a batch of each evaluation", file=sys.stderr)
-    # Importing torch takes seconds.
+    say_stage("importing torch and the code of the job")  # which takes seconds
     from midstride.engine.cli.resume_check import resume_errors
     from midstride.engine.jobs.check import job_errors
     from midstride.engine.jobs.portability import portability_errors
@@ -160,11 +180,17 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     from midstride.engine.launch.clusters.build import build_cluster
     from midstride.engine.launch.launchers.build import own_launcher_faults
 
-    if faults := [*own_launcher_faults(loaded), *job_errors(loaded, date)]:
+    warnings: list[str] = []
+    if faults := [*own_launcher_faults(loaded), *job_errors(loaded, date, say=say_stage, warn=warnings.append)]:
         raise JobError.of(job, faults)
     night = date_to_try(loaded, date)
-    if resume and (faults := resume_errors(loaded if night is None else with_date(loaded, night))):
-        raise JobError.of(job, faults)
+    if resume:
+        say_stage("interrupting a few steps, and resuming them")
+        if faults := resume_errors(loaded if night is None else with_date(loaded, night)):
+            raise JobError.of(job, faults)
+    say_stage("importing its code as a deployment would")
+    if elsewhere := portability_errors(loaded):
+        warnings.append("\n  ".join(["in a deployment it would not be:", *elsewhere]))
     tried = f" as the night of {night}" if night is not None else ""
     print(f"{job} is in order{tried}" + (", and resumes exactly" if resume else ""))
     if loaded.world.launched_by == "join":
@@ -174,8 +200,7 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     if (lanes := loaded.world.lanes) is not None:
         *some, most = allowed_sizes(lanes)
         print(f"{lanes} lanes: {', '.join(map(str, some))} or {most} processes end with the same bits")
-    if elsewhere := portability_errors(loaded):
-        print("\n  ".join(["in a deployment it would not be:", *elsewhere]))
+    print("".join(f"{warning}\n" for warning in warnings), end="")
     return 0
 
 

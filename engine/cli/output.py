@@ -26,6 +26,7 @@ __all__ = [
     "busy",
     "print_json",
     "reader_has_gone",
+    "say_stage",
     "say_stopping",
     "show_audit",
     "show_error",
@@ -46,6 +47,12 @@ def busy(text: str) -> Iterator[None]:
         return
     with console.status(escape(text)):
         yield
+
+
+def say_stage(text: str) -> None:
+    """Say on a terminal what a command is doing, in a line of its own: code of the job may print meanwhile."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
 
 
 def say_stopping(number: int, *, again: bool) -> None:

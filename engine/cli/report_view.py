@@ -75,8 +75,9 @@ def _cost(failure: Interruption) -> str:
 
 def show_runs(console: Console, url: str, runs: Sequence[RunSummary], now: float) -> None:
     """Print what came of each run; `now` in seconds since the epoch."""
-    columns = ("run", "job", "state", "step", "epoch", "best", "attempts", "last sign")
-    show_table(console, escape(url), columns, [_cells(run, now) for run in runs], texts=("run", "job", "state"))
+    columns = ("run", "job", "state", "step", "epoch", "best", "attempts", "last sign", "why it ended")
+    texts = ("run", "job", "state", "why it ended")
+    show_table(console, escape(url), columns, [_cells(run, now) for run in runs], texts=texts)
 
 
 def _cells(run: RunSummary, now: float) -> list[str]:
@@ -90,6 +91,7 @@ def _cells(run: RunSummary, now: float) -> list[str]:
         "" if run.best is None else f"{escape(run.best[0])} {format_number(run.best[1])}",
         str(run.attempts),
         "" if run.time is None else _age(now - run.time),
+        escape(run.why),
     ]
 
 

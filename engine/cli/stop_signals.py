@@ -43,7 +43,7 @@ def stoppable() -> Iterator[None]:
     Call it in the main thread. Inside the block it is a `StopSignal`, which no `except Exception` catches.
     """
     try:
-        with stop_signals(lambda asked: StopSignal(f"asked to stop by {asked.name}; the same command resumes")):
+        with stop_signals(lambda asked: StopSignal(f"asked to stop by {asked.name}; the same command resumes", asked)):
             yield
     except StopSignal as stop_signal:
         raise StopRequested(str(stop_signal)) from None

@@ -48,6 +48,7 @@ class RankBoundWorker:
             die_with_parent(self.rank_pid)
         else:  # its parent is a fork server, not the rank
             exit_with(self.rank_pid)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the rank ends its workers
         replace_unsent(lambda error: WorkerFailure.of(f"worker {worker}, sending a batch", error))
         if self.init is None:
             return

@@ -6,9 +6,11 @@ from typing import TypeVar
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, UserCodeError
+from midstride.engine.formatting import format_count
 from midstride.engine.jobs.build import build_callbacks, build_data, build_module, build_trainer
 from midstride.engine.jobs.dry_run import dry_run
 from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.processes.environment import cores
 from midstride.engine.registry.nightly import date_to_try, metric_of, nightly_errors, with_date
 from midstride.engine.storage.store import Store
 
@@ -17,7 +19,17 @@ __all__ = ["job_errors"]
 T = TypeVar("T")
 
 
-def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def job_errors(
+    job: TrainingJob,
+    date: str | None = None,
+    *,
+    say: Callable[[str], object] = _say_nothing,
+    warn: Callable[[str], object] = _say_nothing,
+) -> list[str]:
     """Return a message for every fault of `job`: imports, arguments, store, and what a step or an evaluation shows.
 
     The data is prepared on the way, as a run would do first. The store gets one small file, which is
@@ -26,7 +38,11 @@ def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
     Args:
         job: the job. If it is meant to be trained nightly, the run of one night is tried.
         date: date of the data of that night, "" for today; given a date, a night is tried whatever the job.
+        say: called with what is done next.
+        warn: called with what trains, and is hardly meant.
     """
+    if rank_warning := _rank_warning(job):
+        warn(rank_warning)
     faults, judged_by = [], ""
     if (night := date_to_try(job, date)) is not None:
         faults, judged_by = nightly_errors(job, night), metric_of(job) if job.monitor else ""
@@ -36,7 +52,8 @@ def job_errors(job: TrainingJob, date: str | None = None) -> list[str]:
     callbacks = _collect(faults, "building the callbacks", partial(build_callbacks, job))
     _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
     if module is not None and data is not None and callbacks is not None:
-        _collect(faults, "checking the training", lambda: faults.extend(_training_faults(job, module, data, judged_by)))
+        tried = partial(_training_faults, job, module, data, judged_by, say, warn)
+        faults += _collect(faults, "checking the training", tried) or []
     return [*dict.fromkeys(faults)]  # a file that cannot be imported fails for module and data alike
 
 
@@ -54,7 +71,23 @@ def _collect(faults: list[str], doing: str, act: Callable[[], T]) -> T | None:
     return None
 
 
-def _training_faults(job: TrainingJob, module: TrainingModule, data: DataModule, judged_by: str) -> list[str]:
+def _training_faults(
+    job: TrainingJob,
+    module: TrainingModule,
+    data: DataModule,
+    judged_by: str,
+    say: Callable[[str], object],
+    warn: Callable[[str], object],
+) -> list[str]:
+    say("preparing the data")
     data.prepare_data()
+    say("trying a step, and a batch of each evaluation")
     refused = build_trainer(job).check(module, data, processes=job.world.ranks)
-    return refused or dry_run(job, module, data, judged_by=judged_by)
+    return refused or dry_run(job, module, data, judged_by=judged_by, warn=warn)
+
+
+def _rank_warning(job: TrainingJob) -> str:
+    processes, there = job.world.processes, cores()
+    if processes <= there:
+        return ""
+    return f"world.processes: {processes} processes share the {format_count(there, 'core')} of this machine"

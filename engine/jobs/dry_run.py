@@ -1,11 +1,12 @@
 """Tries a job: one step and one batch of each evaluation, in this process only; nothing is kept."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.strategies import STRATEGIES
+from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import NoLoss
 from midstride.engine.jobs.build import build_trainer
 from midstride.engine.modules.module import DataModule, TrainingModule
@@ -18,7 +19,14 @@ __all__ = ["dry_run"]
 _SKIPPED = 9
 
 
-def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judged_by: str) -> list[str]:
+def dry_run(
+    job: TrainingJob,
+    module: TrainingModule,
+    data: DataModule,
+    *,
+    judged_by: str,
+    warn: Callable[[str], object],
+) -> list[str]:
     """Return messages about what is missing in `job`; what a step or an evaluation raises is raised.
 
     Args:
@@ -26,6 +34,7 @@ def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judge
         module: the job's, built.
         data: the job's, prepared.
         judged_by: the value that the test has to log, where there is one.
+        warn: called with a warning about batches that are larger than the data.
     """
     strategy = STRATEGIES.get(job.world.strategy)
     if strategy is None or strategy.shards_weights or strategy.devices:
@@ -34,6 +43,8 @@ def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judge
     with _quietly():
         trainer = _fitted(job, module, data)
         logged = sorted(trainer.metric_logger.values)
+        if trainer.loaders is not None and (warning := _batch_warning(job, trainer.loaders.training)):
+            warn(warning)
         if type(module).test_step is not TrainingModule.test_step:
             tested = trainer.test(module, data)
     faults = missing_metric(tested, judged_by) if judged_by else []
@@ -43,6 +54,14 @@ def dry_run(job: TrainingJob, module: TrainingModule, data: DataModule, *, judge
             f"validation_step logs needs a val_dataloader of {job.data}"
         )
     return faults
+
+
+def _batch_warning(job: TrainingJob, training: ResumableLoader) -> str:
+    samples = training.order_identity().get("samples")
+    if samples is None or training.batch_size is None or training.batch_size * job.world.ranks <= samples:
+        return ""
+    ranks = f" on each of {job.world.ranks} ranks" if job.world.ranks > 1 else ""
+    return f"a batch of {training.batch_size:,}{ranks} is more than the {samples:,} samples of an epoch"
 
 
 def _fitted(job: TrainingJob, module: TrainingModule, data: DataModule) -> Trainer:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
@@ -66,7 +67,7 @@ def run_operation(
         UserError: the job or the user's code is wrong; the message starts with their traceback.
         WorldError: the process died.
     """
-    session = Session.create(run.document(0))
+    session = Session.create(run.document(0, time.time()))
     command = [sys.executable, "-m", "midstride.engine.jobs.operations", str(session.folder), operation]
     ours = {name: value for name, value in os.environ.items() if name not in without}
     environment = {**program_environment(ours, cores()), Session.VARIABLE: str(session.folder)}

@@ -19,6 +19,7 @@ from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.launch.watchdog import Watchdog
 from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.processes.supervised_process import SupervisedProcess
+from midstride.engine.runs.ending import ending_of
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.session.events import Event, EventTail
@@ -27,6 +28,8 @@ from midstride.engine.session.requests import GRACE_S, SignalRequests
 from midstride.engine.session.session import Session
 from midstride.engine.slurm import step_tasks
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS
+from midstride.engine.snapshots.holder import ensure_free
+from midstride.engine.snapshots.lease import generations
 from midstride.engine.storage.store import Store
 
 __all__ = ["GRACE_S", "launch"]
@@ -56,6 +59,7 @@ def launch(
     on_event: Callable[[Event], object] = _ignore,
     stop_if_asked: Callable[[], object] = _nothing,
     grace_s: float = GRACE_S,
+    take_over: bool = False,
 ) -> Outcome:
     """Run one world of `run` to its end, resuming it if it has been started before.
 
@@ -69,11 +73,14 @@ def launch(
         on_event: called with each event once.
         stop_if_asked: called ten times a second; an exception that it raises stops the world.
         grace_s: seconds that a world has to take a snapshot and end when it is asked to stop.
+        take_over: take the run from another process that trains it now; else that is an error.
 
     Returns:
-        How the world ended. Its errors are outcomes, not exceptions.
+        How the world ended. Its errors are outcomes, not exceptions. A command that is refused before it has the lease
+        of a run that was trained before leaves the run's records as they are.
 
     Raises:
+        RunHeld: another process on this machine trains the run; nothing was started.
         JobError: the run's name, its store or a launcher of the user's own cannot be used; nothing was started.
         UserCodeError: that launcher raised; nothing was started.
         StrategyUnavailable: what starts its processes is not installed; nothing was started.
@@ -82,8 +89,8 @@ def launch(
     job = run.job
     _ensure_started_once()
     attempt_log, launcher = run.attempts, build_launcher(job.world.launched_by, job.folder)
-    attempt = _begin_attempt(run)
-    session = Session.create(run.document(attempt.number))
+    attempt, before = _begin_attempt(run, take_over)
+    session = Session.create(run.document(attempt.number, attempt.started))
     # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
     watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
     monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
@@ -104,7 +111,13 @@ def launch(
     finally:
         # Also on the way out of an exception: what the world did until then is worth knowing.
         outcome = monitor.outcome(session.ranks or job.world.processes, grace_s)
-        _record_attempt(attempt_log, monitor.attempt, outcome, session, run.store, on_line)
+        if before is not None and outcome.kind == "user_error" and monitor.attempt.generation is None:
+            outcome = replace(outcome, is_refusal=_withdraw(run, monitor.attempt, before, on_line))
+        if outcome.is_refusal:
+            session.remove()
+        else:
+            asked_by = sys.exception()
+            _record_attempt(attempt_log, monitor.attempt, outcome, session, run.store, on_line, asked_by)
     return outcome
 
 
@@ -116,18 +129,36 @@ def _ensure_started_once() -> None:
         )
 
 
-def _begin_attempt(run: Run) -> Attempt:
-    """Record in the run's folder that another attempt begins, and the job as it is now."""
+def _begin_attempt(run: Run, take_over: bool) -> tuple[Attempt, bytes | None]:
+    """Record in the run's folder that another attempt begins, and the job as it is now.
+
+    Returns:
+        The attempt, and the job's document before it, empty if there was none; None if the run was never trained.
+    """
     store = run.store
     try:
         store.ensure_writable(RUN_FOLDERS, RUN_FILES)
         with store.errors_explained("written"):
+            if not take_over:
+                ensure_free(store)
             recover_orphaned_attempts(run)
+            before = run.saved_job() if generations(store) else None
             attempt = run.attempts.begin()
             run.save_job()
-        return attempt
+        return attempt, before
     except StoreUnsafe as error:
         raise JobError.of(f"job {run.job.name}", [f"snapshots.url: {error}"]) from error
+
+
+def _withdraw(run: Run, attempt: Attempt, before: bytes, on_line: Callable[[str], object]) -> bool:
+    """Remove the record of a refused command; return whether the store allowed it."""
+    try:
+        run.restore_job(before)
+        run.attempts.withdraw(attempt)
+    except Exception as error:  # it is recorded as any other
+        on_line(f"the refused attempt {attempt.number} stays in {run.url}: {error}")
+        return False
+    return True
 
 
 class _WorldMonitor:
@@ -246,10 +277,11 @@ def _record_attempt(
     session: Session,
     store: Store,
     on_line: Callable[[str], object],
+    asked_by: BaseException | None = None,
 ) -> None:
     """Record the attempt and keep its log with the run; a store that fails now changes no outcome."""
     try:
-        attempt_log.record(attempt, outcome)
+        attempt_log.record(attempt, outcome, ending_of(attempt, outcome, asked_by))
         if session.log.exists():
             store.write(f"attempts/{attempt.number:06d}.log", session.log.read_bytes()[-_LOG_BYTES:])
         session.remove()

@@ -88,7 +88,7 @@ class RankProcess:
 
     def _fit(self, run: Run) -> None:
         module, data, self._trainer = _built(run)
-        self._trainer.fit(module, data, run=run.url)
+        self._trainer.fit(module, data, run=run.url, take_over=True)  # the launcher has looked
 
     def _step(self) -> int | None:
         progress = getattr(self._trainer, "progress", None)
@@ -152,7 +152,7 @@ def train_as_rank(run: Run, world: World) -> Outcome:
         if world.is_first:
             run.save_job()
         module, data, trainer = _built(run)
-        trainer.fit(module, data, run=run.url)
+        trainer.fit(module, data, run=run.url, take_over=True)  # who started the world restarts it
         if world.is_first:
             write_report(run)
         return Outcome("done", rank=world.rank, step=trainer.progress.step)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import processes_with_env
+from midstride.engine.runs.ending import ending_of
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt
 from midstride.engine.session.events import EventTail
@@ -29,40 +30,47 @@ def recover_orphaned_attempts(run: Run) -> list[Attempt]:
 
     Where one was killed, its supervisor stopped the world, which wrote how far it got; where the store did not take
     down how the attempt ended, the launcher kept that in the session. `launch` calls it before a new
-    attempt.
+    attempt. What is left of a deleted run of the same name is removed.
     """
     attempt_log = run.attempts
-    lost = {attempt.number: attempt for attempt in attempt_log.attempts() if attempt.outcome == "lost"}
+    lost = {_key(attempt): attempt for attempt in attempt_log.attempts() if attempt.outcome == "lost"}
     settled = []
-    for number, session in _orphaned_sessions(run) if lost else ():
-        if number not in lost or _still_running(session, lost[number]):
+    for number, started, session in _orphaned_sessions(run):
+        if _still_running(session, started):
+            continue
+        if (begun := lost.get((number, started))) is None:  # of a deleted run, or of an attempt with a record
+            session.remove()
             continue
         try:
-            attempt, outcome, ended = _outcome_of(session, lost[number], run.job)
+            attempt, outcome, ended = _outcome_of(session, begun, run.job)
         except Exception as error:
             log.warning("what is left of attempt %d in %s cannot be read: %s", number, session.folder, error)
             continue
-        settled.append(attempt_log.record(attempt, outcome, ended=ended))
+        settled.append(attempt_log.record(attempt, outcome, ending_of(attempt, outcome), ended=ended))
         session.remove()
     return settled
 
 
-def _orphaned_sessions(run: Run) -> Iterator[tuple[int, Session]]:
+def _key(attempt: Attempt) -> tuple[int, float]:
+    return attempt.number, attempt.started
+
+
+def _orphaned_sessions(run: Run) -> Iterator[tuple[int, float, Session]]:
     for folder in sorted(Path(tempfile.gettempdir()).glob("midstride-*")):
         if not is_own_folder(folder):
             continue
         try:
             document = Session(folder).document()
-            number = document["attempt"]
-            is_ours = bool(number) and Run.from_document(document).url == run.url
+            number, started = document["attempt"], document["started"]
+            is_ours = Run.from_document(document).url == run.url
         except Exception:
             continue  # not a session, or one of another version
         if is_ours:
-            yield number, Session(folder)
+            yield number, started, Session(folder)
 
 
-def _still_running(session: Session, attempt: Attempt) -> bool:
-    is_new = abs(time.time() - attempt.started) < _STARTING_S  # the clock may have been set back since
+def _still_running(session: Session, started: float) -> bool:
+    is_new = abs(time.time() - started) < _STARTING_S  # the clock may have been set back since
     return is_new or session.is_locked() or bool(processes_with_env(Session.VARIABLE, str(session.folder)))
 
 

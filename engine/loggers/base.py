@@ -4,11 +4,13 @@ import csv
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["CommittedRows", "LoggedRun", "Logger", "Row"]
+from midstride.engine.snapshots.row_times import RowTimes
+
+__all__ = ["CommittedRows", "Conclusion", "LoggedRun", "Logger", "Row"]
 
 
 class Row(NamedTuple):
@@ -51,12 +53,33 @@ class LoggedRun:
         url: folder or URL of the run.
         run_id: unique id of the run, the same in all its attempts; empty for a run without leases.
         hparams: hyperparameters and identity of the run, by dotted name.
+        times: when each step was done; it grows while the run is open.
     """
 
     name: str
     url: str
     run_id: str
     hparams: Mapping[str, Any]
+    times: RowTimes = field(default_factory=RowTimes, compare=False)
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """How a run ended.
+
+    Args:
+        outcome: "done", "stopped", or how it failed.
+        why: the same as a sentence.
+        step: optimizer steps taken.
+        test: results of a test, by name.
+        report: the run's report in Markdown; empty before there is one.
+    """
+
+    outcome: str
+    why: str
+    step: int
+    test: Mapping[str, float] = field(default_factory=dict)
+    report: str = ""
 
 
 class Logger(ABC):
@@ -77,6 +100,9 @@ class Logger(ABC):
     @abstractmethod
     def log_rows(self, rows: Sequence[Row]) -> None:
         """Send rows; afterwards `open` of a later attempt must find them."""
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Send how the run ended; called before `finish`, and again once there are results of a test and a report."""
 
     def finish(self, best: Path | None) -> None:
         """Send the best weights; called when the run is over and all its rows are sent.

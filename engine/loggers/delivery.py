@@ -18,18 +18,21 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from midstride.engine.errors import SnapshotError, UserError
 from midstride.engine.formatting import url_name
-from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.loggers.base import CommittedRows, Conclusion, LoggedRun, Logger, Row
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.row_times import RowTimes
 from midstride.engine.snapshots.weights import best_to_show, download_tensors
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store, StoreOptions
@@ -59,6 +62,8 @@ class Delivery:
         self._store, self._logger, self._generation = store, logger, generation
         self._is_open = False
         self._run: LoggedRun | None = None  # as sent to the tracker
+        self._times = RowTimes()
+        self._conclusion: Conclusion | None = None  # of a fit that is complete
         self._segment = ""  # name of the snapshot whose rows were read last
         self._step = 0  # of the last row that the tracker has
         self._last = 0  # of the last row that was read
@@ -92,12 +97,26 @@ class Delivery:
             self._forget()
             raise
 
-    def finish(self) -> None:
-        """Send the remaining rows, then the best weights, and finish the run in the tracker."""
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Send the remaining rows, and how the run ended."""
         self.deliver()
         if self.is_superseded:
             return
         try:
+            self._logger.conclude(conclusion)
+            self._logger.finish(None)
+        except BaseException:
+            self._forget()
+            raise
+
+    def finish(self) -> None:
+        """Send the remaining rows, why the run ended, then the best weights; finish the run in the tracker."""
+        self.deliver()
+        if self.is_superseded:
+            return
+        try:
+            if self._conclusion is not None:
+                self._logger.conclude(self._conclusion)
             with TemporaryDirectory(prefix="midstride-best-") as folder:
                 self._logger.finish(self._best(Path(folder)))
         except BaseException:
@@ -115,6 +134,9 @@ class Delivery:
         catalog = SnapshotCatalog(self._store)
         segments = _segments(catalog, after=self._segment)
         newest = catalog.get(max(segments)) if segments else None
+        if newest is not None:
+            self._conclusion = _conclusion_of(newest)
+            self._times.anchors = RowTimes(newest.manifest["facts"].get("row_times", ())).anchors
         if newest and self._is_open and logged_run(self._store, newest) != self._run:
             self.close()  # hyperparameters are sent when a run is opened
             segments = _segments(catalog, after="")
@@ -122,6 +144,7 @@ class Delivery:
         self._last = max(self._last, rows.last_step)
         if not self._is_open:
             self._run = logged_run(self._store, newest)
+            self._run = replace(self._run, times=self._times)
             self._step = _as_step(self._logger.open(self._run, rows), self._logger)
             self._is_open = True
         self._segment = max(segments, default=self._segment)
@@ -139,6 +162,13 @@ class Delivery:
         """Download the best weights to `folder` and return the file; None if no monitor has any."""
         weights = best_to_show(self._store)
         return download_tensors(self._store, weights, folder / "best.safetensors") if weights else None
+
+
+def _conclusion_of(newest: Snapshot) -> Conclusion | None:
+    progress = newest.manifest["facts"].get("progress", {})
+    if not progress.get("finished"):
+        return None
+    return Conclusion("done", str(progress.get("why", "")), newest.position.step)
 
 
 def _as_step(returned: Any, logger: Logger) -> int:
@@ -210,9 +240,13 @@ class DeliveryProcess:
         name: name of the logger, for messages.
         url: URL of the run, for messages.
         wait_s: seconds to wait for a tracker after the training is over.
+        last: last call of the delivery; by default its `finish`.
     """
 
-    def __init__(self, delivery: Delivery, name: str, url: str, wait_s: float) -> None:
+    def __init__(
+        self, delivery: Delivery, name: str, url: str, wait_s: float, last: Callable[[], None] | None = None
+    ) -> None:
+        self._last = last or delivery.finish
         self._delivery, self._name, self._url, self._wait_s = delivery, name, url, wait_s
         self._retry_s = RETRY_S
         self._is_away = False
@@ -233,7 +267,7 @@ class DeliveryProcess:
 
     def _finish(self) -> bool:
         deadline = time.monotonic() + self._wait_s
-        while not self._tried(self._delivery.finish):
+        while not self._tried(self._last):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 rows_left = self._delivery.rows_left  # 0 if weights are missing, or rows could not be read
@@ -287,7 +321,9 @@ def main() -> None:
     store = Store.open(document["url"], StoreOptions(lease=document["lease"]))
     delivery = Delivery(store, build_logger(options), document["generation"])
     try:
-        done = DeliveryProcess(delivery, options.path, document["url"], options.wait_s).run(sys.stdin.fileno())
+        ends = partial(delivery.conclude, Conclusion(**told)) if (told := document["conclusion"]) else None
+        process = DeliveryProcess(delivery, options.path, document["url"], options.wait_s, ends)
+        done = process.run(sys.stdin.fileno())
     except SnapshotError as error:
         print(f"{options.path}: {error}", file=sys.stderr, flush=True)
         done = False

@@ -9,20 +9,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from midstride.engine.config.loggers import LoggerOptions
+from midstride.engine.loggers.base import Conclusion
 from midstride.engine.loggers.delivery import UNSENT_EXIT_CODE, unsent
 from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.storage.store import Store
 
-__all__ = ["LoggerProcesses"]
+__all__ = ["LoggerProcesses", "conclude"]
 
 #: environment variables that make a process a rank
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 #: seconds that a process gets beyond its wait for the tracker
 _GRACE_S = 5.0
+#: seconds that a tracker gets at most to take how a run ended
+_CONCLUDES_S = 10.0
 
 
 class LoggerProcesses:
@@ -31,12 +36,28 @@ class LoggerProcesses:
     Args:
         loggers: the options of each logger.
         store: store of the run.
-        generation: generation of this attempt.
+        generation: generation of this attempt; None outside of one.
+        conclusion: how the run ended, to be sent at the end in place of the best weights.
+        folder: of the code of loggers of one's own; by default that of this program.
     """
 
-    def __init__(self, loggers: Sequence[LoggerOptions], store: Store, generation: int) -> None:
+    def __init__(
+        self,
+        loggers: Sequence[LoggerOptions],
+        store: Store,
+        generation: int | None,
+        conclusion: Conclusion | None = None,
+        folder: str = "",
+    ) -> None:
         self._loggers, self._url = loggers, store.url
-        self._processes = [self._start(options, store, generation) for options in loggers]
+        rest = {
+            "url": store.url,
+            "lease": store.options.lease,
+            "generation": generation,
+            "conclusion": conclusion and asdict(conclusion),
+            "path": [folder, *sys.path] if folder else sys.path,
+        }
+        self._processes = [self._start({"logger": one.model_dump(mode="json"), **rest}) for one in loggers]
 
     def wake(self) -> None:
         """Announce a committed snapshot from any thread, without a wait."""
@@ -67,15 +88,8 @@ class LoggerProcesses:
         self._processes = []
 
     @staticmethod
-    def _start(options: LoggerOptions, store: Store, generation: int) -> "subprocess.Popen[bytes]":
+    def _start(document: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
         environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
-        document = {
-            "logger": options.model_dump(mode="json"),
-            "url": store.url,
-            "lease": store.options.lease,
-            "generation": generation,
-            "path": sys.path,
-        }
         process = subprocess.Popen(
             [sys.executable, "-m", "midstride.engine.loggers.delivery"],
             env={**environment, PARENT: str(os.getpid())},
@@ -85,6 +99,13 @@ class LoggerProcesses:
         _tell(process, json.dumps(document).encode() + b"\n")
         os.set_blocking(process.stdin.fileno(), False)  # type: ignore[union-attr]
         return process
+
+
+def conclude(loggers: Sequence[LoggerOptions], store: Store, conclusion: Conclusion, folder: str = "") -> None:
+    """Have each of `loggers` send how the run in `store` ended; a tracker that was away was waited for before."""
+    if loggers:
+        hasty = [one.model_copy(update={"wait_s": min(one.wait_s, _CONCLUDES_S)}) for one in loggers]
+        LoggerProcesses(hasty, store, None, conclusion, folder).finish()
 
 
 def _tell(process: "subprocess.Popen[bytes]", line: bytes) -> None:

@@ -13,12 +13,19 @@ from typing import Any
 
 import xxhash
 
-from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.loggers.base import CommittedRows, Conclusion, LoggedRun, Logger, Row
+from midstride.engine.snapshots.row_times import RowTimes
 
 __all__ = ["MLflowLogger"]
 
 #: tag that names the run of midstride, and tag that says up to which step which rows were sent
 _RUN, _ROWS = "midstride.run_id", "midstride.rows"
+#: tag that says why a run ended
+_WHY = "midstride.why"
+#: outcome of a run -> status in MLflow
+_STATUS = {"done": "FINISHED", "stopped": "KILLED"}
+#: tag of an experiment by which MLflow's page shows trainings, and not agents
+_KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 #: alias of the version that is in charge; tag of a version: the digest of its weights; their folder in the MLflow run
 _CHAMPION, _WEIGHTS, _FOLDER = "champion", "midstride.weights", "champion"
 #: MLflow's limits of one request
@@ -48,9 +55,12 @@ class MLflowLogger(Logger):
         self._client: Any = None
         self._run_id = ""
         self._digest = xxhash.xxh3_128()  # of all rows that the tracker has
+        self._run: LoggedRun | None = None
+        self._status = "FINISHED"
 
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
         """Find the MLflow run, or make one."""
+        self._run, self._status = run, "FINISHED"
         client = self._connect()
         mark, found = _mark(run), self._found(run)
         step = self._agreement(found[0], rows) if found else 0
@@ -70,12 +80,12 @@ class MLflowLogger(Logger):
         """Send rows, and in the same request up to where the run is sent by now."""
         from mlflow.entities import Metric, RunTag
 
-        now_ms = int(time.time() * 1000)
+        now_s, times = time.time(), self._run.times if self._run else RowTimes()
         for several in _requests(rows):
             for row in several:
                 self._digest.update(repr(row).encode())
             metrics = [
-                Metric(_name(key), value, now_ms, row.step)
+                Metric(_name(key), value, int((times.of(row.step) or now_s) * 1000), row.step)
                 for row in several
                 for key, value in {**row.values, "epoch": float(row.epoch)}.items()
             ]
@@ -90,7 +100,23 @@ class MLflowLogger(Logger):
         """Log the best weights as an artifact, in the folder `weights`, and end the MLflow run."""
         if best is not None:
             self._client.log_artifact(self._run_id, str(best), "weights")
-        self._client.set_terminated(self._run_id)
+        self._client.set_terminated(self._run_id, self._status)
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Log why the run ended as a tag, its test as metrics, its hyperparameters and report as artifacts."""
+        from mlflow.entities import Metric
+
+        client, run_id = self._client, self._run_id
+        known, now_ms = client.get_run(run_id).data.metrics, int(time.time() * 1000)
+        test = {_name(key): value for key, value in conclusion.test.items()}
+        new = [Metric(key, value, now_ms, conclusion.step) for key, value in test.items() if known.get(key) != value]
+        if new:
+            client.log_batch(run_id, metrics=new)
+        client.set_tag(run_id, _WHY, conclusion.why)
+        client.log_dict(run_id, dict(self._run.hparams) if self._run else {}, "hyperparameters.json")
+        if conclusion.report:
+            client.log_text(run_id, conclusion.report, "report.md")
+        self._status = _STATUS.get(conclusion.outcome, "FAILED")
 
     def promote(self, run: LoggedRun, weights: Path) -> None:
         """Publish the weights as a version of the registered model, once, and move the alias to it."""
@@ -143,7 +169,7 @@ class MLflowLogger(Logger):
 
         if (known := self._client.get_experiment_by_name(self._experiment)) is None:
             try:
-                return str(self._client.create_experiment(self._experiment))
+                return str(self._client.create_experiment(self._experiment, tags={_KIND: _TRAINING}))
             except MlflowException:  # another run made it meanwhile
                 known = self._client.get_experiment_by_name(self._experiment)
         return str(known.experiment_id)

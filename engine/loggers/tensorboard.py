@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from midstride.engine.errors import UserError
-from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.loggers.base import CommittedRows, Conclusion, LoggedRun, Logger, Row
+from midstride.engine.snapshots.row_times import RowTimes
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["TensorBoardLogger"]
 
 _NAME = "events.out.tfevents.{:010d}.midstride"
+#: tag of the text that says why the run ended, the first value of a conclusion
+_ENDED = "ended"
 #: beside the events in a `log_dir`, which runs from several places may share
 _MARK = "midstride-run.json"
 
@@ -36,6 +39,8 @@ class TensorBoardLogger(Logger):
     def __init__(self, log_dir: str | None = None) -> None:
         self._log_dir = log_dir
         self._file: BinaryIO | None = None
+        self._run: LoggedRun | None = None
+        self._concluded: set[bytes] = set()
 
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
         """Open the event file; one with rows that are not the run's any more is written anew.
@@ -43,7 +48,8 @@ class TensorBoardLogger(Logger):
         Raises:
             UserError: the runs are in no folder, and no `log_dir` is given; or that has another run of the same name.
         """
-        folder = self._folder(run)
+        self._run, folder = run, self._folder(run)
+        self._concluded = set()
         folder.mkdir(parents=True, exist_ok=True)
         if self._log_dir is not None:
             _claim(folder, run)
@@ -52,7 +58,7 @@ class TensorBoardLogger(Logger):
         for older in files[:-1]:
             older.unlink()
         if newest is not None:
-            step, good, is_all = _agreement(newest, rows, _hyperparameters(run))
+            step, good, is_all = _agreement(newest, rows, _hyperparameters(run), self._concluded)
             if is_all:
                 os.truncate(newest, good)  # rest of a torn record
                 self._file = newest.open("ab", buffering=0)
@@ -67,8 +73,18 @@ class TensorBoardLogger(Logger):
         """Append an event for each row."""
         from tensorboard.compat.proto.event_pb2 import Event
 
-        now = time.time()
-        self._write([Event(wall_time=now, step=row.step, summary=_summary(row)) for row in rows])
+        now, times = time.time(), self._run.times if self._run else RowTimes()
+        events = [Event(wall_time=times.of(row.step) or now, step=row.step, summary=_summary(row)) for row in rows]
+        self._write(events)
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Append an event with why the run ended, the results of its test and its report."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        summary = _conclusion(conclusion)
+        if (told := summary.SerializeToString()) not in self._concluded:
+            self._write([Event(wall_time=time.time(), step=conclusion.step, summary=summary)])
+            self._concluded.add(told)
 
     def close(self) -> None:
         """Close the file."""
@@ -129,18 +145,32 @@ def _claim(folder: Path, run: LoggedRun) -> None:
 
 def _hyperparameters(run: LoggedRun) -> Any:
     """Return the content of the tabs of texts and hyperparameters, equal each time."""
-    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
     named = dict(sorted(run.hparams.items()))
     table = "\n".join(["| name | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in named.items())])
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    text = TensorProto(dtype=DT_STRING, string_val=[table.encode()])
     plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in named.items()}
     tab = hparams_pb(plain, trial_id=run.name, start_time_secs=0)
-    return Summary(value=[Summary.Value(tag="hyperparameters", tensor=text, metadata=metadata), *tab.value])
+    return Summary(value=[_text("hyperparameters", table), *tab.value])
+
+
+def _conclusion(conclusion: Conclusion) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    texts = [_text(_ENDED, conclusion.why), *([_text("report", conclusion.report)] if conclusion.report else [])]
+    test = [Summary.Value(tag=tag, simple_value=value) for tag, value in conclusion.test.items()]
+    return Summary(value=[*texts, *test])
+
+
+def _text(tag: str, markdown: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode()])
+    return Summary.Value(tag=tag, tensor=tensor, metadata=metadata)
 
 
 def _summary(row: Row) -> Any:
@@ -150,15 +180,17 @@ def _summary(row: Row) -> Any:
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
 
-def _agreement(path: Path, rows: CommittedRows, hyperparameters: Any) -> tuple[int, int, bool]:
-    """Compare a file with the rows and the hyperparameters of the run.
+def _agreement(path: Path, rows: CommittedRows, hyperparameters: Any, concluded: set[bytes]) -> tuple[int, int, bool]:
+    """Compare a file with the rows and the hyperparameters of the run; add the conclusions in it to `concluded`.
 
     Returns:
         The step of the last row in which both agree, the bytes up to its end, and whether the file holds no other row.
     """
     expected, step, good = iter(rows), 0, 0
     for event, end in _events(path):
-        if event.step > 0:
+        if event.summary.value and event.summary.value[0].tag == _ENDED:
+            concluded.add(event.summary.SerializeToString())
+        elif event.step > 0:
             row = next(expected, None)
             if row is None or row.step != event.step:
                 return step, good, False

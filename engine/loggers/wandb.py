@@ -3,6 +3,7 @@
 """Weights & Biases: one run, offline one folder."""
 
 import glob
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import xxhash
 
 from midstride.engine.errors import UserError
-from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.loggers.base import CommittedRows, Conclusion, LoggedRun, Logger, Row
 
 __all__ = ["WandbLogger"]
 
@@ -40,6 +41,7 @@ class WandbLogger(Logger):
         self._project, self._entity, self._dir = project, entity, dir
         self._mode: Literal["online", "offline"] = mode
         self._run: Any = None
+        self._hparams = "{}"
 
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
         """Begin the W&B run, or go on with it.
@@ -49,6 +51,7 @@ class WandbLogger(Logger):
         """
         import wandb
 
+        self._hparams = json.dumps(dict(run.hparams), indent=1, default=str)
         folder, offline = self._folder(run), self._mode == "offline"
         if offline:
             for earlier in folder.glob(f"wandb/offline-run-*-{glob.escape(_id(run))}"):
@@ -81,6 +84,18 @@ class WandbLogger(Logger):
             artifact.add_file(str(best))
             self._run.log_artifact(artifact)
         self.close()
+
+    def conclude(self, conclusion: Conclusion) -> None:
+        """Log why the run ended and the results of its test in the summary, and its report as an artifact."""
+        import wandb
+
+        self._run.summary.update({"ended": conclusion.why, **conclusion.test})
+        if conclusion.report:
+            artifact = wandb.Artifact(f"{self._run.name}-report", type="report")
+            for name, text in (("report.md", conclusion.report), ("hyperparameters.json", self._hparams)):
+                with artifact.new_file(name) as file:
+                    file.write(text)
+            self._run.log_artifact(artifact)
 
     def close(self) -> None:
         """End the W&B run. Its id can continue it."""

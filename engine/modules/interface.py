@@ -13,6 +13,7 @@ from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.progress import Progress
 from midstride.engine.optim.precision import Precision
 from midstride.engine.optim.schedulers import SchedulerConfig
+from midstride.engine.session.ending import Ending
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.world import World
 
@@ -164,8 +165,12 @@ class TrainerInterface(Protocol):
         """
 
     @abstractmethod
-    def stop(self) -> None:
-        """End the fit normally after the current batch. Call it on all ranks at the same point."""
+    def stop(self, ending: Ending | None = None) -> None:
+        """End the fit normally after the current batch. Call it on all ranks at the same point.
+
+        Args:
+            ending: why, for reports; by default that a callback stopped it.
+        """
 
     @property
     @abstractmethod

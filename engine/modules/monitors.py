@@ -5,7 +5,9 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import UserError
+from midstride.engine.formatting import format_count, format_number
 from midstride.engine.modules.callbacks import Callback
+from midstride.engine.session.ending import Ending, EndReason
 
 if TYPE_CHECKING:
     from midstride.engine.config.options import TrainerOptions
@@ -145,6 +147,8 @@ class EarlyStopping(Monitor):
         self.strict = strict
         self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
         self.wait_count = 0
+        #: the epoch of the best value, from 0 on
+        self.best_epoch = 0
         #: the epoch in which it stopped the training, from 0 on; 0 if it did not
         self.stopped_epoch = 0
 
@@ -152,31 +156,44 @@ class EarlyStopping(Monitor):
         """Count validations, or epochs, without an improvement."""
         if not self.strict and self.monitor not in trainer.metric_logger.values:
             return
-        if self._is_over(self.value(trainer)):
+        if why := self._why_over(trainer):
             self.stopped_epoch = trainer.progress.epoch
-            trainer.stop()
+            trainer.stop(Ending(EndReason.EARLY_STOPPING, f"early stopping: {self.monitor} {why}"))
 
-    def _is_over(self, value: float) -> bool:
-        """Count `value`; return whether the training stops for it."""
-        if (self.check_finite and not math.isfinite(value)) or self._is_past_threshold(value):
-            return True
+    def _why_over(self, trainer: "TrainerInterface") -> str:
+        """Count the newest value; return why the training stops for it, or ""."""
+        value = self.value(trainer)
+        if self.check_finite and not math.isfinite(value):
+            return f"is {value}"
+        if past := self._past_threshold(value):
+            return f"is {format_number(value)}, past {past}"
         if self.is_better(value, self.min_delta):
-            self.best, self.wait_count = value, 0
-            return False
+            self.best, self.best_epoch, self.wait_count = value, trainer.progress.epoch, 0
+            return ""
         self.wait_count += 1
-        return self.wait_count >= self.patience
+        if self.wait_count < self.patience:
+            return ""
+        checks = format_count(self.wait_count, "validation" if trainer.num_val_batches else "epoch")
+        by = f" by {format_number(self.min_delta)}" if self.min_delta else ""
+        best = f", best {format_number(self.best)} at epoch {self.best_epoch}" if math.isfinite(self.best) else ""
+        return f"has not improved{by} for {checks}{best}"
 
-    def _is_past_threshold(self, value: float) -> bool:
+    def _past_threshold(self, value: float) -> str:
+        """Return the threshold that `value` is past, or ""."""
+        sign = 1 if self.mode == "max" else -1
         good, bad = self.stopping_threshold, self.divergence_threshold
-        if self.mode == "max":
-            return (good is not None and value > good) or (bad is not None and value < bad)
-        return (good is not None and value < good) or (bad is not None and value > bad)
+        if good is not None and sign * value > sign * good:
+            return f"stopping_threshold {format_number(good)}"
+        if bad is not None and sign * value < sign * bad:
+            return f"divergence_threshold {format_number(bad)}"
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return best value, validations since, epoch of the stop, and monitored value and mode."""
         return {
             "best": self.best,
             "wait_count": self.wait_count,
+            "best_epoch": self.best_epoch,
             "stopped_epoch": self.stopped_epoch,
             **self.watched,
         }
@@ -184,7 +201,7 @@ class EarlyStopping(Monitor):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore the best value, the count and the epoch of the stop."""
         self.best, self.wait_count = state_dict["best"], state_dict["wait_count"]
-        self.stopped_epoch = state_dict["stopped_epoch"]
+        self.best_epoch, self.stopped_epoch = state_dict["best_epoch"], state_dict["stopped_epoch"]
 
 
 def _is_number(value: Any, kind: type[Any]) -> bool:

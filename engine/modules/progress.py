@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from midstride.engine.session.ending import Ending
+
 __all__ = ["Progress"]
 
 
@@ -23,6 +25,8 @@ class Progress:
         validating: whether a validation is running.
         stop: whether early stopping or the user requested an end at the next boundary.
         finished: whether the fit is complete.
+        ended_by: why it ended, or who requested the end: an `EndReason`; empty before.
+        why: the same as a sentence.
         skipped: batches at the start of this epoch whose training step returned no loss.
         earlier_batches: training batches of the epochs completed.
     """
@@ -39,6 +43,8 @@ class Progress:
     val_batch: int = 0
     stop: bool = False
     finished: bool = False
+    ended_by: str = ""
+    why: str = ""
     skipped: int = 0
     earlier_batches: int = 0
 
@@ -83,17 +89,20 @@ class Progress:
         """Record that a validation is complete after this batch of the epoch."""
         self.validated = self.batch
 
-    def request_stop(self) -> None:
-        """Request the end of the fit at the next boundary."""
+    def request_stop(self, ending: Ending) -> None:
+        """Request the end of the fit at the next boundary; the first request counts."""
+        if not self.stop:
+            self.ended_by, self.why = ending.reason.value, ending.sentence
         self.stop = True
 
     def begin_fit(self) -> None:
         """Record that training starts or continues."""
         self.finished = False
 
-    def end_fit(self) -> None:
-        """Record that the fit is complete."""
+    def end_fit(self, ending: Ending) -> None:
+        """Record that the fit is complete, and why it ended."""
         self.finished = True
+        self.ended_by, self.why = ending.reason.value, ending.sentence
 
     def next_epoch(self) -> None:
         """Count one completed epoch."""
@@ -111,4 +120,5 @@ class Progress:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore all counts."""
         for field in fields(self):
-            setattr(self, field.name, state_dict[field.name])
+            if field.name in state_dict:
+                setattr(self, field.name, state_dict[field.name])

@@ -2,11 +2,10 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
-from threading import Thread
 
-__all__ = ["collector_paused", "importing", "preload"]
+__all__ = ["collector_paused", "preload"]
 
 
 @contextmanager
@@ -31,19 +30,3 @@ def preload(*modules: str) -> None:
         for module in modules:
             import_module(module)
         gc.freeze()
-
-
-@contextmanager
-def importing(module: str) -> Iterator[None]:
-    """Import `module`, if it is installed, on a thread while the block runs; the block ends after the import."""
-
-    def load() -> None:
-        with suppress(ImportError):
-            import_module(module)
-
-    thread = Thread(target=load, name=f"import-{module}")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()

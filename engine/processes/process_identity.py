@@ -8,7 +8,7 @@ from typing import Any
 
 from midstride.engine.processes.lifetime import parent_of
 
-__all__ = ["began", "has_ended", "local_world_id", "process_identity"]
+__all__ = ["began", "has_ended", "is_running", "local_world_id", "process_identity"]
 
 _PROC = Path("/proc")
 #: variables in which launchers give a process its rank
@@ -28,9 +28,17 @@ def process_identity() -> dict[str, Any]:
 
 def has_ended(identity: Mapping[str, Any]) -> bool:
     """Return whether the process that `identity` names has ended; False where that cannot be seen from here."""
-    if sys.platform != "linux" or any(identity.get(key) != value for key, value in _here().items()):
-        return False
-    return bool(began(identity["pid"]) != identity["began"])
+    return _is_visible(identity) and began(identity["pid"]) != identity["began"]
+
+
+def is_running(identity: Mapping[str, Any]) -> bool:
+    """Return whether the process that `identity` names runs; False where that cannot be seen from here."""
+    return _is_visible(identity) and began(identity["pid"]) == identity["began"]
+
+
+def _is_visible(identity: Mapping[str, Any]) -> bool:
+    """Return whether the process is or was on this machine, and among the processes that can be seen from here."""
+    return sys.platform == "linux" and all(identity.get(key) == value for key, value in _here().items())
 
 
 def _here() -> dict[str, str]:

@@ -26,8 +26,9 @@ from midstride.engine.objects.attributes import members_of
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.environment import hash_seed
 from midstride.engine.processes.loopback import rank_environments
-from midstride.engine.processes.signal_handlers import signal_handlers
+from midstride.engine.processes.signal_handlers import SignalHandler, signal_handlers
 from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.session.requests import say_interrupted
 from midstride.engine.storage.draft import draft_of
 from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.strategies.torch_collective import leave_process_group, leave_process_group_of_one
@@ -58,6 +59,11 @@ class TrainerCall:
     module: Any
     data: Any
     arguments: Mapping[str, Any]
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether the call is a fit that can be resumed."""
+        return self.arguments.get("run") is not None and self.settings.get("snapshots") is not None
 
     def make(self) -> "RankResult":
         """Make the call in this process, with a new Trainer."""
@@ -124,15 +130,15 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
         base = {**os.environ, **(hash_seed() if method == "spawn" else {}), World.STARTED: ""}
         environments = rank_environments(ranks, store.port, base=base)
         with ChildProcesses(_run_rank, [folder, call if method == "fork" else None], environments, method) as children:
-            asked_to_stop = _watch(children)
+            asked_to_stop = _watch(children, call.takes_snapshots)
         _raise_for_results(folder, ranks, asked_to_stop)
         return [_read(folder / f"result-{rank}.pt") for rank in range(ranks)]
 
 
-def _watch(children: ChildProcesses) -> bool:
+def _watch(children: ChildProcesses, takes_snapshots: bool) -> bool:
     """Wait until all children have ended, or some seconds after one failed; return whether a stop was requested."""
     deadline = float("inf")
-    with _stop_signals_forwarded(children) as stops:
+    with _stop_signals_forwarded(children, takes_snapshots) as stops:
         while children.running() and time.monotonic() <= deadline:
             children.wait(0.2)
             if deadline == float("inf") and any(children.exit_codes()):
@@ -141,15 +147,27 @@ def _watch(children: ChildProcesses) -> bool:
 
 
 @contextmanager
-def _stop_signals_forwarded(children: ChildProcesses) -> Iterator[list[int]]:
-    """Forward SIGTERM to the ranks, which then take a snapshot and end; yield the list of signals received so far."""
+def _stop_signals_forwarded(children: ChildProcesses, takes_snapshots: bool) -> Iterator[list[int]]:
+    """Forward SIGTERM to the ranks, which then take a snapshot and end; yield the list of signals received so far.
+
+    If they take snapshots, the first Ctrl-C does the same. The next one ends them.
+    """
     stops: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:
         stops.append(number)
         children.send(signal.SIGTERM)
 
-    with signal_handlers({signal.SIGTERM: pass_on}):
+    def interrupt(number: int, frame: Any) -> None:
+        if stops:
+            raise KeyboardInterrupt
+        say_interrupted()
+        pass_on(number, frame)
+
+    handlers: dict[int, SignalHandler] = {signal.SIGTERM: pass_on}
+    if takes_snapshots and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        handlers[signal.SIGINT] = interrupt
+    with signal_handlers(handlers):
         yield stops
 
 

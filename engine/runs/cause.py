@@ -3,9 +3,13 @@
 import re
 from itertools import takewhile
 
+from midstride.engine.code_origin import is_user_file
+
 __all__ = ["cause_of"]
 
-_FRAME = re.compile(r'^  File "(?:.*[/\\])?(?P<file>[^"/\\]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+_FRAME = re.compile(
+    r'^  File "(?P<path>(?:.*[/\\])?(?P<file>[^"/\\]+))", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
+)
 _WHERE = re.compile(r"^raised in (?P<where>\S+)", re.MULTILINE)
 
 #: lines that are repeated of those that a first line announces
@@ -15,11 +19,14 @@ _ANNOUNCED = 3
 def cause_of(error: str) -> str:
     r"""Return an error in one line.
 
-    Of a traceback, the exception and its place; else the first line.
+    Of a traceback, the exception and the user's line: the innermost one outside libraries. Else the first line.
 
     >>> cause_of('Traceback (most recent call last):\n  File "/a/net.py", line 5, in training_step\n    raise ...\n'
     ...          'ValueError: 3 is odd\nraised in Net.training_step')
     'ValueError: 3 is odd (Net.training_step, net.py:5)'
+    >>> cause_of('Traceback (most recent call last):\n  File "/a/net.py", line 5, in forward\n    call(x)\n'
+    ...          '  File "/lib/site-packages/kit/core.py", line 9, in call\n    raise ...\nValueError: no x')
+    'ValueError: no x (forward, net.py:5)'
     >>> cause_of("rank 1 was killed.\nrank 0 then said: connection closed")
     'rank 1 was killed.'
     >>> cause_of("2 faults in job.yaml:\n  seed: is missing\n  name: is missing\nto go on: write them")
@@ -34,7 +41,7 @@ def cause_of(error: str) -> str:
     exception = next((line for line in reversed(lines) if _is_exception(line)), lines[-1])
     if not frames:
         return exception
-    last = frames[-1]
+    last = next((frame for frame in reversed(frames) if is_user_file(frame["path"])), frames[-1])
     name = last["function"]
     if where and where["where"].rpartition(".")[2] == name:
         name = where["where"]

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["LIBRARY", "draw"]
-
-#: draws the curves; its import takes a second
-LIBRARY = "matplotlib.figure"
+__all__ = ["draw"]
 
 _PANELS = 6
 _COLOURS = {"train": "#4477aa", "val": "#ee6677", "test": "#228833"}
@@ -50,10 +47,10 @@ def _png(panels: _Panels, title: str, marks: Sequence[int]) -> bytes:
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(5.2 * columns, 3.0 * lines + 0.4), layout="constrained")
     figure.suptitle(title, fontsize=11)
-    grid = figure.subplots(lines, columns, squeeze=False).flat
+    grid = list(figure.subplots(lines, columns, squeeze=False).flat)
     for axes, (name, curves) in zip(grid, panels.items(), strict=False):
         _panel(axes, name, curves, marks)
-    for axes in list(grid)[len(panels) :]:
+    for axes in grid[len(panels) :]:
         axes.set_axis_off()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)

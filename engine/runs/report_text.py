@@ -28,7 +28,8 @@ def markdown_of(report: Report, picture: str | None = None) -> str:
     paragraphs = [f"# {report.job}, run {format_run_name(report.run)}: {headline(report)}"]
     if report.error:
         paragraphs += [_cause(report), f"```\n{report.error.rstrip()}\n```"]
-    paragraphs.append(markdown_table(["", ""], summary_rows(report)))
+    rows = [(name, value.replace("|", "\\|")) for name, value in summary_rows(report)]
+    paragraphs.append(markdown_table(["", ""], rows))
     if picture:
         paragraphs.append(f"![curves]({picture})")
     if report.failures:
@@ -61,7 +62,8 @@ def headline(report: Report) -> str:
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
     """Return the most important facts, two per line."""
-    rows = [(f"test: {name}", format_number(value)) for name, value in report.test.items()]
+    rows = [("ended", report.why)] if report.why else []
+    rows += [(f"test: {name}", format_number(value)) for name, value in report.test.items()]
     if report.monitor in report.best:
         rows.append((f"best {report.monitor}", format_number(report.best[report.monitor])))
     if report.previous:

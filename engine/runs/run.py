@@ -36,13 +36,32 @@ class Run:
         """Return the run that a session's document names."""
         return cls(TrainingJob.model_validate(document["job"]), document["run"])
 
-    def document(self, attempt: int) -> dict[str, Any]:
-        """Return the document, as JSON values, that the processes of attempt number `attempt` get."""
-        return {"run": self.name, "attempt": attempt, "job": self.job.model_dump(mode="json")}
+    def document(self, attempt: int, started: float = 0.0) -> dict[str, Any]:
+        """Return the document, as JSON values, that the processes of attempt number `attempt` get.
+
+        Args:
+            attempt: its number.
+            started: when it started, by which it differs from an attempt of a deleted run of the same name.
+        """
+        return {"run": self.name, "attempt": attempt, "started": started, "job": self.job.model_dump(mode="json")}
 
     def save_job(self) -> None:
         """Write the job into the run's folder, so that commands that show the run need no job file."""
         self.store.write(JOB_FILE, encode_document({"job": self.job.model_dump(mode="json")}))
+
+    def saved_job(self) -> bytes:
+        """Return the document that `save_job` has written last; empty if there is none."""
+        try:
+            return self.store.read(JOB_FILE)
+        except FileNotFoundError:
+            return b""
+
+    def restore_job(self, saved: bytes) -> None:
+        """Write what `saved_job` returned."""
+        if saved:
+            self.store.write(JOB_FILE, saved)
+        else:
+            self.store.remove(JOB_FILE)
 
     @cached_property
     def store(self) -> Store:

@@ -13,7 +13,7 @@ from midstride.engine.config.options import MonitorOptions, Record
 from midstride.engine.errors import SnapshotError
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run, job_of
-from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of
+from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of, why_ended
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.metric_rows import join_segments
@@ -75,6 +75,10 @@ class Report(Record):
         description="How the last attempt ended; running where no end has been written: see `time`."
     )
     time: float | None = Field(None, description="The newest sign of life in its folder, in seconds since the epoch.")
+    ended_by: str = Field(
+        "", description="max_epochs, max_steps, early_stopping, callback, stopped or failed; empty while it runs."
+    )
+    why: str = Field("", description="Why it ended, as a sentence.")
     error: str = Field("", description="Why it is not done; a user's error starts with their traceback.")
     steps: int = Field(0, description="Taken up to the newest snapshot.")
     epochs: int = 0
@@ -125,12 +129,15 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
     progress = facts.get("progress", {})
     monitor = job.monitor if job else None
     best = best_of(store, monitor.metric, monitor.mode) if monitor else facts_of(store, "best")
+    why = why_ended(last, progress)
     return Report(
         job=job.name if job else facts.get("identity", {}).get("module", "script"),
         run=name,
         url=store.url,
         outcome=state_of(store, last, progress),  # type: ignore[arg-type]  # validated
         time=last_sign(last, newest),
+        ended_by=(last.ended_by if last else progress.get("ended_by", "")) if why else "",
+        why=why,
         error=last.error if last and last.outcome != "done" else "",
         steps=progress.get("step", len(rows)),  # the row of the last one may be under way
         epochs=len({row["epoch"] for row in rows}),

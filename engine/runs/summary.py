@@ -14,7 +14,7 @@ from midstride.engine.snapshots.lease import newest_process
 from midstride.engine.snapshots.weights import best_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["RunSummary", "last_sign", "newest_snapshot", "state_of", "summary_of"]
+__all__ = ["RunSummary", "last_sign", "newest_snapshot", "state_of", "summary_of", "why_ended"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class RunSummary:
         best: name and value of the job's monitored metric for the best weights.
         attempts: how many were made.
         time: of the newest sign of life in the folder, in seconds since the epoch.
+        why: why it ended, as a sentence; empty while it runs.
     """
 
     name: str
@@ -42,6 +43,7 @@ class RunSummary:
     best: tuple[str, float] | None = None
     attempts: int = 0
     time: float | None = None
+    why: str = ""
 
 
 def summary_of(name: str, store: Store) -> RunSummary:
@@ -60,6 +62,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
         best=_best(store, job.monitor) if job and job.monitor else None,
         attempts=len(attempts),
         time=last_sign(last, newest),
+        why=why_ended(last, progress),
     )
 
 
@@ -84,6 +87,15 @@ def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) ->
     if last is not None and not last.is_open:
         return last.outcome if last.stopped is None else "stopped"
     return "lost" if _is_lost(store, last.started if last else 0.0) else "running"
+
+
+def why_ended(last: Attempt | None, progress: Mapping[str, Any]) -> str:
+    """Return why a run ended, as a sentence; "" while it runs, or if that is unknown. Arguments as of `state_of`."""
+    if last is None:
+        return str(progress.get("why", "")) if progress.get("finished") else ""
+    if last.is_open:
+        return ""
+    return last.why if last.stopped is None else f"stopped on request after its attempt had ended: {last.why}"
 
 
 def _is_lost(store: Store, since: float) -> bool:

@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.session.ending import Ending
 from midstride.engine.session.events import Event
 from midstride.engine.session.outcome import CODES, SUPERSEDED, Outcome
 from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds
@@ -49,6 +50,8 @@ class Attempt:
         stopped: when a stop was asked for after its end: before the next attempt, or while its weights were tested.
         first_step_at: when its first new step was done.
         slow: about the ranks for which the others had to wait.
+        ended_by: why it ended, an `EndReason`; empty until then.
+        why: the same as a sentence.
         rounds: of a world on several nodes: number, nodes, ranks and why, and from which snapshot each went on.
     """
 
@@ -69,6 +72,8 @@ class Attempt:
     first_step_at: float | None = None
     slow: tuple[str, ...] = ()
     rounds: tuple[Mapping[str, Any], ...] = ()
+    ended_by: str = ""
+    why: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -97,6 +102,8 @@ class Attempt:
             return replace(self, slow=(*self.slow, event.fields["words"]))
         if event.kind == "round":
             return replace(self, rounds=(*self.rounds, event.fields))
+        if event.kind == "finished":
+            return replace(self, ended_by=event.fields.get("ended_by", ""), why=event.fields.get("why", ""))
         return self
 
 
@@ -136,8 +143,10 @@ class AttemptLog:
                 return attempt
             number += 1  # another world took it
 
-    def record(self, attempt: Attempt, outcome: Outcome, *, ended: float | None = None) -> Attempt:
-        """Write down how `attempt` ended, and when: now, if nothing else is said."""
+    def record(
+        self, attempt: Attempt, outcome: Outcome, ending: Ending | None = None, *, ended: float | None = None
+    ) -> Attempt:
+        """Write down how `attempt` ended, why, and when: now, if nothing else is said."""
         over = replace(
             attempt,
             outcome=outcome.kind,
@@ -147,9 +156,15 @@ class AttemptLog:
             step=outcome.step if outcome.step is not None else attempt.step,
             rank=outcome.rank,
             ended=time.time() if ended is None else ended,
+            ended_by=ending.reason.value if ending else attempt.ended_by,
+            why=ending.sentence if ending else attempt.why,
         )
         self._store.write(_name(attempt.number), _encode(over))
         return over
+
+    def withdraw(self, attempt: Attempt) -> None:
+        """Remove the record of `attempt`, a refused command."""
+        self._store.remove(_name(attempt.number))
 
     def record_stop(self) -> None:
         """Write down that a stop was asked for after the end of the newest attempt; one that was stopped says so."""
@@ -259,7 +274,7 @@ def _number(name: str) -> int:
 
 def _encode(attempt: Attempt) -> bytes:
     said = asdict(attempt)
-    for rare in ("rounds", "stopped"):  # only worlds on several nodes have the first
+    for rare in ("rounds", "stopped", "ended_by", "why"):  # only worlds on several nodes have the first
         if not said[rare]:
             del said[rare]
     return json.dumps(said, indent=2).encode()
@@ -295,4 +310,6 @@ _KINDS: dict[str, Kind] = {
     "first_step_at": _SECONDS,
     "slow": list,
     "rounds": list,
+    "ended_by": str,
+    "why": str,
 }

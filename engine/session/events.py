@@ -9,7 +9,7 @@ step        epoch, step, steps_total, loss, rate         (rank 0, at most two a 
 snapshot    name, step, bytes, stall_s                   (committed)
 waiting     rank, waited_s, why                          (for the store, on any rank; one a second for each reason)
 validation  step, metrics
-finished    step
+finished    step, ended_by, why
 slow        rank, words                                  (from the launcher)
 round       number, nodes, ranks, why                    (nodes that train from now on, by the launcher)
 """

@@ -43,6 +43,7 @@ class Outcome:
         rank: who says so.
         step: optimizer steps taken by then, if known.
         time: when, in seconds since the epoch.
+        is_refusal: whether the command was refused, and the run's records are as before.
     """
 
     kind: Kind
@@ -51,6 +52,7 @@ class Outcome:
     rank: int = 0
     step: int | None = None
     time: float = field(default_factory=time.time)
+    is_refusal: bool = False
 
     @property
     def code(self) -> int:

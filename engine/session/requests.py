@@ -1,6 +1,7 @@
 """Requests from outside: a signal to one process becomes something that all ranks do at the same boundary.
 
 SIGTERM   take a snapshot and stop, within the grace (and SIGINT, in a world that a launcher started)
+SIGINT    in a script or notebook: take a snapshot and stop; the second one stops at once
 SIGUSR1   take a snapshot and continue
 
 The handler of a signal only notes it. The ranks then agree on the next boundary (the end of a batch) that all of them
@@ -15,6 +16,7 @@ its rank, for the message when the rank is lost.
 """
 
 import json
+import math
 import os
 import signal
 import threading
@@ -24,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -32,7 +35,7 @@ from midstride.engine.session.liveness import LastSeen
 from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
-__all__ = ["GRACE_S", "BoundaryAgreement", "Request", "RequestKind", "SignalRequests"]
+__all__ = ["GRACE_S", "BoundaryAgreement", "Request", "RequestKind", "SignalRequests", "say_interrupted"]
 
 #: seconds between being asked to stop and being killed: an orchestrator kills at 30 s
 GRACE_S = 20.0
@@ -107,20 +110,24 @@ class SignalRequests:
         return self.take_pending()
 
     @contextmanager
-    def listening(self, store: Any, world: World, seen: LastSeen | None = None) -> Iterator[None]:
+    def listening(
+        self, store: Any, world: World, seen: LastSeen | None = None, *, takes_snapshots: bool = False
+    ) -> Iterator[None]:
         """Hear signals, and what is asked of other ranks, until the block ends.
 
         Args:
             store: torch's key-value store that all ranks share; None for a world of one.
             world: this process among the others.
             seen: publishes to the other ranks where this one is.
+            takes_snapshots: whether a stop takes a snapshot; else Ctrl-C means now, as everywhere in Python.
 
         Raises:
+            KeyboardInterrupt: Ctrl-C, for the second time or without snapshots.
             StopRequested: something went wrong in the block after this process was asked to stop: ranks that stop
                 take each other down, and their store may be gone as well.
         """
         self._deadline, self._answered = None, self._snapshots
-        before = self._listen()
+        before = self._listen(world, takes_snapshots)
         if store is not None and world.size > 1:
             self._agreement = BoundaryAgreement(lambda: self.has_pending, self.take_pending, store, world, seen)
         try:
@@ -144,12 +151,14 @@ class SignalRequests:
                 signal.signal(number, signal.SIG_IGN if obeyed else handler)
             self._deadline = None
 
-    def _listen(self) -> dict[int, Any]:
+    def _listen(self, world: World, takes_snapshots: bool) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}  # Python hears signals in the main thread only
         handlers: dict[int, Any] = {signal.SIGTERM: self._stop, signal.SIGUSR1: self._snapshot}
-        if Session.from_environment() is not None:  # else Ctrl-C means now, as everywhere in Python
+        if Session.from_environment() is not None:
             handlers[signal.SIGINT] = self._stop
+        elif takes_snapshots and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            handlers[signal.SIGINT] = partial(self._interrupt, world, os.getpid())
         # None stands for a handler that is not Python's: it cannot be put back.
         return {number: signal.signal(number, handler) or signal.SIG_DFL for number, handler in handlers.items()}
 
@@ -157,8 +166,20 @@ class SignalRequests:
         if self._deadline is None:
             self._deadline = time.monotonic() + max(0.0, self.grace_s - _EXIT_S)
 
+    def _interrupt(self, world: World, process: int, number: int, frame: FrameType | None) -> None:
+        if self._deadline is not None or os.getpid() != process:  # a process that user code has forked
+            raise KeyboardInterrupt
+        self._deadline = math.inf  # no launcher kills this process after a grace
+        if world.is_first:
+            say_interrupted()
+
     def _snapshot(self, number: int, frame: FrameType | None) -> None:
         self._snapshots += 1
+
+
+def say_interrupted() -> None:
+    """Say at once that Ctrl-C was heard: the step under way can take a while. For handlers of signals."""
+    os.write(2, b"\nCtrl-C: stopping after a snapshot; press it again to end at once\n")
 
 
 class BoundaryAgreement:

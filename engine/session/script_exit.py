@@ -1,5 +1,6 @@
 """How a script ends that lets an error of the engine pass: with the exit code that the command line gives it."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from midstride.engine.world import World
 
 __all__ = ["exit_codes_of_errors"]
 
+#: the code of a process that Ctrl-C has ended, as shells give it
+INTERRUPTED = 128 + signal.SIGINT
+
 
 @contextmanager
 def exit_codes_of_errors() -> Iterator[None]:
@@ -20,7 +24,7 @@ def exit_codes_of_errors() -> Iterator[None]:
     """
     try:
         yield
-    except EngineError:
+    except (EngineError, KeyboardInterrupt):
         _set_hook()  # now: torch sets a hook of its own with a process group, which would swallow what ours says
         raise
 
@@ -31,13 +35,14 @@ def _set_hook() -> None:
         return
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, (StopRequested, Superseded)):
+        if not isinstance(error, (StopRequested, Superseded, KeyboardInterrupt)):
             before(kind, error, trace)
         elif World.from_environment().is_first:
-            print(f"midstride: {error}", file=sys.stderr, flush=True)
-        if isinstance(error, EngineError):
+            print(f"midstride: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
+        if isinstance(error, (EngineError, KeyboardInterrupt)):
+            code = error.exit_code if isinstance(error, EngineError) else INTERRUPTED
             if not sys.flags.inspect:
-                end_process(error.exit_code)
-            raise SystemExit(error.exit_code)  # under `python -i`, which goes on
+                end_process(code)
+            raise SystemExit(code)  # under `python -i`, which goes on
 
     sys.excepthook = uncaught

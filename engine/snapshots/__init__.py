@@ -13,6 +13,7 @@
 buffer_pool      reusable host memory that snapshots are copied into
 catalog          which snapshots and weights of a run count
 committer        every rank writes its files, then rank 0 commits them with a manifest
+holder           the process on this machine that advances a run now
 inspection       everything in a run's store, and what is wrong with it
 lease            which generation of a run may write
 lineage          which generations of a run count, and how far
@@ -21,6 +22,7 @@ position         where in a run a snapshot stands, and the names of its folder a
 reader           one rank's tree out of a snapshot, and the weights of a run
 repair           restores damaged parts of a run from intact ones
 retention        how many snapshots stay, and which weights they need
+row_times        when the steps of a run were done
 schedule         when a snapshot is due
 state_copy       copies a rank's state into memory that is written while training continues
 weights          the best and the last weights of a run: which count, and their facts

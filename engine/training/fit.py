@@ -3,7 +3,7 @@
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -23,6 +23,8 @@ from midstride.engine.config.overrides import is_own
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.errors import JobError, UserError, WorldError
 from midstride.engine.formatting import format_count, url_name
+from midstride.engine.loggers.base import Conclusion
+from midstride.engine.loggers.logger_processes import conclude
 from midstride.engine.modules.hooks import own_hook
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
@@ -76,6 +78,7 @@ class Fit:
         #: takes the snapshots; None until `run` begins, and in a fit without snapshots
         self.checkpointer: Checkpointer | None = None
         self._last_seen: LastSeen | None = None
+        self._run: str | None = None
 
     def errors(self, strategy: Strategy) -> list[str]:
         """Return messages on settings of this fit that `strategy` does not support."""
@@ -89,44 +92,65 @@ class Fit:
             self.context.finite_losses.verify()
             self.checkpointer.save_weights(folder)
 
+    def tell_trackers(self, test: Mapping[str, float]) -> None:
+        """Send the results of a test to the trackers of this fit, with why it ended."""
+        context, progress = self.context, self.context.progress
+        if self._run is not None and context.world.is_first and progress.finished:
+            conclusion = Conclusion("done", progress.why, progress.step, test)
+            conclude(context.settings.loggers, Store.open(self._run, StoreOptions("none")), conclusion)
+
     def check(self) -> None:
         """Raise the errors that would stop a fit before its first step, or stop a snapshot of its state."""
         FitLoop(self.context)
         Checkpointer.try_encoding(fit_state(self.context).parts)
 
-    def run(self, run: str | None, resume: Resume, devices: str) -> None:
+    def run(self, run: str | None, resume: Resume, devices: str, *, take_over: bool = False) -> None:
         """Train to the end.
 
         Args:
             run: folder or URL of the run, or None.
             resume: as in `Trainer.fit`.
             devices: description of the devices for the user.
+            take_over: as in `Trainer.fit`.
         """
-        context, progress = self.context, self.context.progress
+        context, progress, self._run = self.context, self.context.progress, run
         with self._errors_explained():
-            loop = self._begin(run, resume)
+            loop = self._begin(run, resume, take_over)
             if (store := context.collective.key_value_store()) is not None:
                 self._last_seen = LastSeen(store, context.world, lambda: progress.step)
-            with context.requests.listening(store, context.world, self._last_seen):
+            takes_snapshots = self.checkpointer is not None
+            with context.requests.listening(store, context.world, self._last_seen, takes_snapshots=takes_snapshots):
                 # These lines and this event invite requests, so they come once signals are heard.
-                self._announce(loop, devices)
+                self._announce(loop, run, devices)
                 generation = self.checkpointer.generation if self.checkpointer is not None else None
                 context.reporter.begin(progress, loop.batches, context.options, generation)
                 if not (progress.finished and loop.is_done()):
                     progress.begin_fit()
                     with context.collective.timeout(context.options.collective_timeout_s):
                         loop.run()
-                    progress.end_fit()
+                    progress.end_fit(loop.ending())
+                    context.reporter.announce(f"{progress.why}, after step {progress.step:,}")
                 if self.checkpointer is not None:
                     self.checkpointer.finish()
             context.hooks.call("on_fit_end")
-            context.reporter.emit("finished", step=progress.step, epoch=progress.epoch)
+            ending = loop.ending()
+            context.reporter.emit(
+                "finished",
+                step=progress.step,
+                epoch=progress.epoch,
+                ended_by=ending.reason.value,
+                why=ending.sentence,
+            )
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
         """Raise an error of the block as its cause: a failed snapshot, or the loss of another rank; close snapshots."""
+        at_once = False
         try:
             yield
+        except KeyboardInterrupt:
+            at_once = True
+            raise
         except Exception as error:
             cause = error if self.checkpointer is None else self.checkpointer.cause_of(error)
             if self._last_seen is not None and self._is_loss_of_rank(cause):
@@ -136,7 +160,7 @@ class Fit:
             raise
         finally:
             if self.checkpointer is not None:
-                self.checkpointer.close()
+                self.checkpointer.close(at_once=at_once)
 
     def _is_loss_of_rank(self, error: Exception) -> bool:
         """Return whether `error` says that another rank ended, in a step or while a snapshot was written."""
@@ -155,7 +179,7 @@ class Fit:
             f"{context.options.collective_timeout_s:g} s, raise collective_timeout_s"
         )
 
-    def _begin(self, run: str | None, resume: Resume) -> FitLoop:
+    def _begin(self, run: str | None, resume: Resume, take_over: bool) -> FitLoop:
         """Call the first hooks and resume from a snapshot, or seed; return the loop."""
         context, snapshots = self.context, self.context.settings.snapshots
         _check_loggers(context.settings, run)
@@ -169,7 +193,7 @@ class Fit:
             with RankWarnings(context.world, context.collective.gather).merge_ranks():
                 state = fit_state(context)
             self.checkpointer = Checkpointer(context, state, run, snapshots)
-            resumed = self.checkpointer.resume(resume)
+            resumed = self.checkpointer.resume(resume, take_over=take_over)
         elif run is not None and resume != "never":
             _refuse_to_start_over(run)
         if not resumed:
@@ -177,14 +201,15 @@ class Fit:
             seed_everything(rank_seed(context.settings.seed, rank), context.generator)
         return FitLoop(context, self.checkpointer)
 
-    def _announce(self, loop: FitLoop, devices: str) -> None:
-        """Log the devices and the batch sizes, and whether nothing is left to train."""
+    def _announce(self, loop: FitLoop, run: str | None, devices: str) -> None:
+        """Log the devices and the batch sizes, whether nothing is kept, and whether nothing is left to train."""
         context, progress = self.context, self.context.progress
         context.reporter.announce(self._announcement(devices))
+        if run is None and context.settings.snapshots is not None:
+            context.reporter.announce('nothing is kept of this fit: fit(..., run="runs/first") keeps it, and resumes')
         if progress.step and loop.is_done():
-            why = ": training was stopped there, by a callback or trainer.stop()" if progress.stop else ""
             done = f"{format_count(progress.epoch, 'epoch')}, {format_count(progress.step, 'step')}"
-            context.reporter.announce(f"nothing is left to train: {done} done{why}")
+            context.reporter.announce(f"nothing is left to train: {done} done; {loop.ending().sentence}")
 
     def _announcement(self, devices: str) -> str:
         """Return a line with the devices and the number of samples in a step."""

@@ -12,6 +12,7 @@ from midstride.engine.checkpointing.boundary import StepBoundary
 from midstride.engine.checkpointing.checkpointer import Checkpointer
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.modules.monitors import Monitor
+from midstride.engine.session.ending import STOPPED_BY_CALLBACK, Ending, EndReason
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.context import FitContext
@@ -99,6 +100,15 @@ class FitLoop:
         """Return whether a stop was requested, and the minimum numbers of epochs and steps are done."""
         options, progress = self._options, self.progress
         return progress.stop and progress.epoch >= options.least_epochs and progress.step >= (options.min_steps or 0)
+
+    def ending(self) -> Ending:
+        """Return why the fit is complete, or was stopped."""
+        options, progress = self._options, self.progress
+        if self._is_stopped():
+            return Ending(EndReason(progress.ended_by), progress.why) if progress.ended_by else STOPPED_BY_CALLBACK
+        if options.max_epochs is not None and progress.epoch >= options.max_epochs:
+            return Ending(EndReason.MAX_EPOCHS, f"max_epochs {options.max_epochs} reached")
+        return Ending(EndReason.MAX_STEPS, f"max_steps {options.max_steps} reached")
 
     def run(self) -> None:
         """Train from the position in `progress` to the end."""

@@ -54,6 +54,7 @@ from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_devices
 from midstride.engine.ranks.dispatch import of_loaders, on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
+from midstride.engine.session.ending import STOPPED_BY_CALLBACK, Ending
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.requests import SignalRequests
 from midstride.engine.session.script_exit import exit_codes_of_errors
@@ -251,6 +252,7 @@ class Trainer(TrainerInterface):
         *,
         run: str | os.PathLike[str] | None = None,
         resume: Resume = "auto",
+        take_over: bool = False,
     ) -> None:
         """Train `module` on `data` to the end; resume from the newest good snapshot of `run` if there is one.
 
@@ -260,6 +262,7 @@ class Trainer(TrainerInterface):
             val_dataloaders: one or several validation loaders; by default those of the DataModule, or of the module.
             run: folder or fsspec URL of the run; the same `run` again resumes it. None writes nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
+            take_over: take the run from another process on this machine that trains it now; else that is an error.
         """
         if resume not in ("auto", "never") and type(resume) is not int:
             raise UserError(f'resume={resume!r}: "auto", "never" or the step of a snapshot, a number, is needed')
@@ -276,7 +279,7 @@ class Trainer(TrainerInterface):
                 with closing(self._loaders(module, train=data, evaluate=val_dataloaders)) as loaders:
                     self.last_fit = self._fit_of(ready, loaders, earlier)
                     self.context, self.run_url = self.last_fit.context, run
-                    self.last_fit.run(run, resume, self.placement.summary)
+                    self.last_fit.run(run, resume, self.placement.summary, take_over=take_over)
             finally:
                 self.is_fitting = False
                 stop_watching(self.strategy)
@@ -299,8 +302,12 @@ class Trainer(TrainerInterface):
             ckpt_path: "best" or "last" of the run fitted last, or the path of such a folder or of a file that
                 `save_checkpoint` wrote; None for the current weights.
         """
+        fit = self.last_fit
         with self._evaluation(module, data, "test", ckpt_path) as resumables:
-            return EvaluationLoop(self.context, "test", resumables).run()
+            values = EvaluationLoop(self.context, "test", resumables).run()
+        if fit is not None and (ckpt_path in ("best", "last") or module is fit.context.module):
+            fit.tell_trackers(values)
+        return values
 
     @on_all_ranks
     def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
@@ -519,9 +526,13 @@ class Trainer(TrainerInterface):
             with draft_of(path) as draft:
                 torch.save(checkpoint, draft)
 
-    def stop(self) -> None:
-        """Request the end of the fit after the current batch or epoch; every rank calls this at the same point."""
-        self.progress.request_stop()
+    def stop(self, ending: Ending | None = None) -> None:
+        """Request the end of the fit after the current batch or epoch; every rank calls this at the same point.
+
+        Args:
+            ending: why, for reports; by default that a callback stopped it.
+        """
+        self.progress.request_stop(ending or STOPPED_BY_CALLBACK)
 
     # Parts of a call --------------------------------------------------------------------------------
 

@@ -15,16 +15,19 @@ from laws.horovod_world import needs_horovod
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.launchers import LAUNCHERS
-from midstride.engine.errors import JobError, UserCodeError
+from midstride.engine.errors import JobError, RunHeld, UserCodeError
 from midstride.engine.launch import launch as launching
 from midstride.engine.launch.launch import launch
 from midstride.engine.launch.launchers.base import Launcher
 from midstride.engine.launch.launchers.build import build_launcher
 from midstride.engine.processes.lifetime import descendants
+from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.events import Event
 from midstride.engine.session.session import Session
+from midstride.engine.snapshots.holder import held
+from midstride.engine.snapshots.lease import acquire
 from midstride.engine.storage.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ties are those of Linux")
@@ -41,6 +44,9 @@ print_whole_lines()
 session, rank = Session(os.environ["MIDSTRIDE_SESSION"]), int(os.environ.get("RANK", "0"))
 document = session.document()
 attempt, mode = document["attempt"], document["job"]["module_args"]["mode"]
+if mode == "refused":
+    session.write_outcome(Outcome.of(JobError("it is another module"), rank=rank))
+    sys.exit(2)
 if rank == 0:
     events = EventLog(session.events)
     events.emit("resumed", generation=attempt, resumed_from=None, step=0)
@@ -125,6 +131,28 @@ def test_how_it_ended(job_of: Callable[..., TrainingJob], strategy: str, mode: s
     assert attempt.first_step_at is not None
     assert ledger_of(job).verdict(job.retries_without_progress).retry is retry
     assert b"rank 0 runs with" in Store.open(job.run_url("night")).read("attempts/000001.log")
+
+
+@pytest.mark.parametrize("was_trained", [True, False])
+def test_a_refused_command_changes_no_record(job_of: Callable[..., TrainingJob], was_trained: bool) -> None:
+    run = Run(job_of("done"), "night")
+    if was_trained:
+        acquire(run.store, None, {})
+    assert launch(run).kind == "done"
+    before = {path: run.store.read(path) for path in run.store.find()}
+    refused = launch(Run(job_of("refused"), "night"))
+    assert (refused.kind, refused.error, refused.is_refusal) == ("user_error", "it is another module", was_trained)
+    assert ({path: run.store.read(path) for path in run.store.find()} == before) == was_trained
+    assert len(run.attempts.attempts()) == (1 if was_trained else 2)
+
+
+def test_a_held_run_is_launched_only_if_told(job_of: Callable[..., TrainingJob]) -> None:
+    run = Run(job_of("done"), "night")
+    with held(acquire(run.store, None, process_identity())):
+        with pytest.raises(RunHeld):
+            launch(run)
+        assert run.attempts.attempts() == []
+        assert launch(run, take_over=True).kind == "done"
 
 
 @pytest.mark.parametrize("callback", ["on_event", "on_line"])

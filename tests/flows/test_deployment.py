@@ -171,6 +171,18 @@ def test_a_bad_parameter_makes_no_run(
     assert said in caught.value.response.text
 
 
+def test_the_deployment_of_another_job_is_not_replaced(make_job: Make, server: str) -> None:
+    job = make_job(processes=1)
+    create_pool("kept")
+    said = r"--name taken: is the deployment of job tiny; .* prefect deployment delete train/taken"
+    for replaces in (False, True):
+        deploy(job, "taken", pool="kept")
+        with pytest.raises(JobError, match=said):
+            deploy(job.model_copy(update={"name": "other", "seed": int(replaces)}), "taken", pool="kept")
+    with pytest.raises(JobError, match=said):
+        serve(job.model_copy(update={"name": "other"}), "taken")
+
+
 def test_a_deployed_flow_refuses_what_only_holds_in_one_folder(make_job: Make, server: str) -> None:
     job = make_job(processes=1).model_copy(update={"data_args": {"folders": ["./data"]}, "folder": ""})
     with pytest.MonkeyPatch.context() as patch:

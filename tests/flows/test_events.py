@@ -56,6 +56,7 @@ def test_a_run_that_is_taken_up_again_tells_its_story(
     [finished] = said(server, "eventful", "run.finished")
     assert (finished["job"], finished["steps"], finished["restarts"]) == ("tiny", STEPS, 1)
     assert set(finished["test"]) == {"test/accuracy"}
+    assert (finished["ended_by"], finished["why"]) == ("max_steps", f"max_steps {STEPS} reached")
 
 
 def _of_steps(steps: set[int], server: str, run: str) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The flow keeps its promises: it survives whatever dies, and says what that cost."""
 
-import json
 import os
 import signal
 import sys
@@ -12,7 +11,13 @@ from typing import Any
 
 import pytest
 from prefect import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
 from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.client.schemas.sorting import ArtifactSort
 from support.flow_runs import STEPS, results, wait_for
@@ -74,11 +79,19 @@ def _artifact(run: str, what: str) -> Any:
         return client.read_artifacts(artifact_filter=ArtifactFilter(key=key), sort=ArtifactSort.CREATED_DESC)[0]
 
 
+def _artifacts_of(run_id: Any) -> list[str]:
+    """What each artifact of a flow run is called."""
+    here = ArtifactFilterFlowRunId(any_=[run_id])
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=here))
+    return sorted(str(one.key).rpartition("-")[2] for one in found)
+
+
 def test_a_flow_trains_evaluates_and_reports(
     make_job: Make, undisturbed: dict[str, bytes], onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "SNAPSHOTS_EVERY_S", 0.0)
-    monkeypatch.setattr(watch, "CURVES_EVERY_S", 0.0)
+    monkeypatch.setattr(watch, "PAGE_EVERY_S", 0.0)
     job = make_job()
     state = train(job, return_state=True)
     report = state.result()
@@ -93,13 +106,17 @@ def test_a_flow_trains_evaluates_and_reports(
         wait_for(lambda task=task: _states(state, task) == ["Completed"], f"{task} to reach the server")  # type: ignore[misc]
     assert set(wait_for(lambda: _states(state, "snapshot at step"), "recorded snapshots")) == {"Completed"}
     assert f"done, {STEPS} steps; val/accuracy" in _artifact(report.run, "progress").description
-    table = json.loads(_artifact(report.run, "snapshots").data)
-    assert [row["step"] for row in table] == [STEPS, 20, 15, 10, 5]
-    assert table[0].keys() == {"at", "step", "epoch", "size", "stall", "checked", "name"}
-    for what in ("progress", "curves", "report", "snapshots"):
+    assert state.message == f"max_steps {STEPS} reached"
+    page = _artifact(report.run, "report").data
+    assert page.count("![curves](data:image/png") == page.count("## Snapshots") == 1
+    rows = [line.split("|") for line in page.partition("## Snapshots")[2].splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in rows[0][1:-1]] == ["at", "step", "epoch", "size", "stall", "checked", "name"]
+    assert [int(row[2]) for row in rows[2:]] == [STEPS, 20, 15, 10, 5]
+    for what in ("progress", "report"):
         title = _artifact(report.run, what).description
         assert title, what
         assert report.run not in title, "an id is no title"
+    assert _artifacts_of(state.state_details.flow_run_id) == ["progress", "report"], "one page, updated in place"
     worse = Event("validation", 0.0, {"step": STEPS + 1, "epoch": 2, "metrics": {"val/accuracy": -1.0}})
     assert " (best so far: " in Validations.of(Run(job, report.run)).line(worse), "the next attempt knows it"
 

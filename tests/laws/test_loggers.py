@@ -13,6 +13,8 @@ from laws.lives import STEPS, Setting, assert_alike, live
 from support.champions import promote
 from support.trackers import (
     Table,
+    ended_in_mlflow,
+    ended_in_wandb,
     hyperparameters_in_mlflow,
     hyperparameters_in_tensorboard,
     hyperparameters_in_wandb,
@@ -27,12 +29,13 @@ from unit.cli.test_app import run as command
 from midstride.engine import BestCheckpoint, Callback, EarlyStopping, LearningRateMonitor, Logger, Trainer
 from midstride.engine.cli.export import export
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.config.loggers import LOGGERS
+from midstride.engine.config.loggers import LOGGERS, checked_loggers
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.jobs.publish import publish
-from midstride.engine.loggers.base import CommittedRows, LoggedRun, Row
+from midstride.engine.loggers.base import CommittedRows, Conclusion, LoggedRun, Row
 from midstride.engine.loggers.delivery import Delivery
+from midstride.engine.loggers.logger_processes import conclude
 from midstride.engine.loggers.tensorboard import TensorBoardLogger
 from midstride.engine.runs.run import Run
 from midstride.engine.storage.store import Store
@@ -168,6 +171,17 @@ def test_hyperparameters_reach_each_tracker_once_despite_deaths(mlflow_server: s
         step: len(row) for step, row in rows.items()
     }
     assert in_mlflow(mlflow_server, tmp_path.name) == in_wandb(tmp_path, "run") == rows
+    result, store = {"test/acc": 0.5}, Store.open(tmp_path / "run")
+    assert ended_in_mlflow(mlflow_server, tmp_path.name)["why"].startswith("max_epochs "), "as training ended"
+    for report in ("# first", "# second", "# second"):
+        conclude(checked_loggers(loggers)[0], store, Conclusion("stopped", "stopped by SIGTERM", 12, result, report))
+    assert in_tensorboard(tmp_path / "run")[12] == pytest.approx({**rows[12], **result})
+    assert ended_in_mlflow(mlflow_server, tmp_path.name) == {
+        **{"why": "stopped by SIGTERM", "test/acc": 0.5, "status": "KILLED", "kind": "custom_model_development"},
+        **{"hyperparameters.json": str(HYPERPARAMETERS["module_args.lr"]), "report.md": "# second"},
+    }
+    assert ended_in_wandb(tmp_path, "run") == {"ended": "stopped by SIGTERM", **result}
+    assert in_wandb(tmp_path, "run") == rows
 
 
 def in_a_fork(folder: str, loggers: list[Any]) -> None:

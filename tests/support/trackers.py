@@ -169,6 +169,23 @@ def in_mlflow(uri: str, experiment: str) -> Table:
     return table
 
 
+def ended_in_mlflow(uri: str, experiment: str) -> dict[str, Any]:
+    """Return what the newest MLflow run of an experiment says of its end, its artifacts, and the kind of experiment."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    place = client.get_experiment_by_name(experiment)
+    [run] = client.search_runs([place.experiment_id], "tags.`mlflow.runName` = 'run'", max_results=1)
+    said = {name: value for name, value in run.data.metrics.items() if name.startswith("test/")}
+    said |= {"why": run.data.tags["midstride.why"], "status": run.info.status}
+    said["kind"] = place.tags["mlflow.experimentKind"]
+    for artifact in client.list_artifacts(run.info.run_id):
+        if not artifact.is_dir:
+            text = Path(client.download_artifacts(run.info.run_id, artifact.path)).read_text()
+            said[artifact.path] = str(json.loads(text)["module_args.lr"]) if artifact.path.endswith("json") else text
+    return said
+
+
 def _leveldb_records(log: bytes) -> Iterator[bytes]:
     """Yield the records of a log as LevelDB writes it, and W&B after a header of 7 bytes; none may be cut."""
     at, whole = 7, b""
@@ -197,6 +214,17 @@ def hyperparameters_in_wandb(folder: Path, run: str) -> dict[str, Any]:
     """Return the config in the one offline folder of a run."""
     [began] = [record.run for record in _wandb_records(folder, run) if record.WhichOneof("record_type") == "run"]
     return {item.key: json.loads(item.value_json) for item in began.config.update}
+
+
+def ended_in_wandb(folder: Path, run: str) -> dict[str, Any]:
+    """Return what the summary in the one offline folder of a run says of its end."""
+    said: dict[str, Any] = {}
+    for record in _wandb_records(folder, run):
+        if record.WhichOneof("record_type") == "summary":
+            said |= {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.summary.update
+            }
+    return {name: value for name, value in said.items() if name == "ended" or name.startswith("test/")}
 
 
 def in_wandb(folder: Path, run: str) -> Table:

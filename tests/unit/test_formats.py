@@ -71,10 +71,10 @@ WORDS = {
         limit_train_batches limit_val_batches use_distributed_sampler rng precision strategy""",
     "run.json/bits": "threads cpu machine gpu cuda deterministic python torch numpy source",
     "lease.json": "generation resumed_from run_id ancestors facts time nonce checksum",
-    "lease.json/facts": "host pid boot namespace began",
+    "lease.json/facts": "host pid boot namespace began session",
     "attempts.json": """
         number outcome code type error step rank generation resumed_from resumed_step snapshot started ended
-        first_step_at slow""",
+        first_step_at slow ended_by why""",
     "aside.json": "reason time",
     "metrics.csv": "epoch step train/loss train/loss_step val/error",
     # a snapshot
@@ -84,9 +84,10 @@ WORDS = {
     "manifest.json/files/metrics.csv": "bytes xxh3_128",
     "manifest.json/facts/progress": """
         epoch earlier_batches skipped batch step after in_epoch at_end validated validating val_loader val_batch stop
-        finished""",
+        finished ended_by why""",
     "manifest.json/facts": """
-        identity bits text_hash kinds settings in_force start strategy progress left_out weights weights_facts""",
+        identity bits text_hash kinds settings in_force start strategy progress left_out row_times weights
+        weights_facts""",
     "manifest.json/facts/start": "size batch_size validation",
     "manifest.json/facts/weights": "best",
     "manifest.json/facts/weights_facts": "best last",
@@ -101,7 +102,7 @@ WORDS = {
     "rank-00000-of-00001.json/tree/feeds/training": "begun sampler random_collate",
     "rank-00000-of-00001.json/tree/callbacks": "BestCheckpoint EarlyStopping",
     "rank-00000-of-00001.json/tree/callbacks/BestCheckpoint": "best best_step monitor mode",
-    "rank-00000-of-00001.json/tree/callbacks/EarlyStopping": "best wait_count stopped_epoch monitor mode",
+    "rank-00000-of-00001.json/tree/callbacks/EarlyStopping": "best wait_count best_epoch stopped_epoch monitor mode",
     "rank-00000-of-00001.json/tree/logged": "rows values names evaluation_values running evaluated steps paths",
     "rank-00000-of-00001.json/tree/logged/rows": "open pending pending_shares",
     "rank-00000-of-00001.json/tree/logged/paths": "train evaluate",
@@ -121,15 +122,15 @@ WORDS = {
     "golden.json": "number run module module_args before decision time nonce checksum",
     "golden.json/decision": "promoted why metric mode margin challenger champion over",
     # a session
-    "job.json": "run attempt job",
-    "outcome-rank-00000.json": "kind error type rank step time",
+    "job.json": "run attempt started job",
+    "outcome-rank-00000.json": "kind error type rank step time is_refusal",
     "events": "imported met started resumed step snapshot validation finished",
     "events/started": "epoch generation step steps_total",
     "events/resumed": "generation resumed_from step",
     "events/step": "batch batches epoch loss metrics rate step steps_total",
     "events/snapshot": "bytes epoch name stall_s step wait_s write_s",
     "events/validation": "epoch metrics step",
-    "events/finished": "epoch step",
+    "events/finished": "epoch step ended_by why",
 }
 
 
@@ -235,6 +236,7 @@ ERRORS = {
     "LossNotFinite": (2, "user_error"),
     "NoLoss": (2, "user_error"),
     "StrategyUnavailable": (2, "user_error"),
+    "RunHeld": (2, "user_error"),
     "StopRequested": (75, "stopped"),
     "Superseded": (75, "stopped"),
     "Overtaken": (1, "died"),

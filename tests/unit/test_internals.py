@@ -351,6 +351,17 @@ def test_the_flow_around_a_flow_is_found() -> None:
         assert prefect.outer_flow(contexts[0]) is None
 
 
+def test_parameters_stand_first_in_a_form() -> None:
+    from prefect.deployments.runner import RunnerDeployment
+
+    from midstride.flows.train import train
+
+    deployment = RunnerDeployment.from_flow(train, "a")
+    prefect.show_first(deployment, "run", "take_over", "none")
+    form = deployment._parameter_openapi_schema.model_dump_for_openapi()["properties"]
+    assert sorted(form, key=lambda name: form[name]["position"]) == ["run", "take_over", "job"]
+
+
 def test_a_schedule_takes_fewer_micro_batches() -> None:
     class Recorded(ScheduleGPipe):
         def __init__(self, stage: Any, count: int) -> None:

@@ -32,6 +32,10 @@ class Data(DataModule):
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.arange(32.0).view(16, 2)), batch_size=4)
 
+class Large(Data):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(12, 2)), batch_size=100_000)
+
 calls = []
 
 class Remembers(Net):
@@ -144,7 +148,22 @@ def test_check_tries_a_step_and_says_no_more_than_is_wrong(
 
 def test_check_tries_lanes_and_says_how_many_processes_will_do(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", job, "--set", "world={strategy: ddp, lanes: 8, processes: 4}") == 0
-    assert capsys.readouterr().out == f"{job} is in order\n8 lanes: 1, 2, 4 or 8 processes end with the same bits\n"
+    said = f"{job} is in order\n8 lanes: 1, 2, 4 or 8 processes end with the same bits\n"
+    assert capsys.readouterr().out.startswith(said)  # a warning may follow, of a machine with fewer cores
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("world={strategy: ddp, processes: 64}", "world.processes: 64 processes share the "),
+        ("data=cli_model:Large", "a batch of 100,000 is more than the 12 samples of an epoch"),
+    ],
+)
+def test_check_warns_of_what_is_hardly_meant(
+    job: str, capsys: pytest.CaptureFixture[str], override: str, said: str
+) -> None:
+    assert run("check", job, "--set", override) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_check_says_what_a_scheduler_would_be_asked(job: str, capsys: pytest.CaptureFixture[str]) -> None:

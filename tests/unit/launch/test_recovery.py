@@ -37,9 +37,10 @@ TELLING: dict[str, dict[str, Any]] = {
     "snapshot": {"name": "000000000010-g000005", "step": 10, "bytes": 1, "stall_s": 0.1},
     "slow": {"rank": 1, "words": "rank 1 is slow"},
     "round": {"number": 2, "nodes": ["gpu07"], "ranks": 1, "why": "gpu08 was silent"},
+    "finished": {"step": 24, "epoch": 3, "ended_by": "max_steps", "why": "max_steps 24 reached"},
 }
 #: those that do not
-OTHERS = ("imported", "met", "waiting", "validation", "finished")
+OTHERS = ("imported", "met", "waiting", "validation")
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def killed(job: TrainingJob, started: float = 1.0) -> tuple[AttemptLog, Session]
     """What a launcher leaves that was killed a while ago."""
     store = Store.open(job.run_url("night"))
     store.write("attempts/000001.json", json.dumps({"number": 1, "started": started}).encode())
-    return AttemptLog(store), Session.create(Run(job, "night").document(1))
+    return AttemptLog(store), Session.create(Run(job, "night").document(1, started))
 
 
 def test_every_kind_of_event_is_known_here() -> None:
@@ -73,7 +74,8 @@ def test_the_attempt_of_a_killed_launcher_is_recorded_as_usual(job: TrainingJob,
     session.write_outcome(Outcome("stopped", "asked to stop"))
     (found,) = recover_orphaned_attempts(Run(job, "night"))
     assert found.error == "the process that launched this world was killed; then asked to stop"
-    ended = {name: getattr(found, name) for name in ("outcome", "code", "error", "ended")}
+    ended = {name: getattr(found, name) for name in ("outcome", "code", "error", "ended", "ended_by", "why")}
+    assert (found.ended_by, found.why) == ("stopped", "stopped on request")
     assert found == replace(expected, **ended)
     assert [attempt.generation for attempt in log.attempts()] == [expected.generation]
     assert not session.folder.exists()
@@ -115,6 +117,18 @@ def test_an_unrecorded_end_is_recorded_later(
 def test_an_attempt_is_new_for_seconds_only_whatever_the_clock(job: TrainingJob, ago: float, settled: int) -> None:
     killed(job, started=time.time() - ago)
     assert len(recover_orphaned_attempts(Run(job, "night"))) == settled
+
+
+@pytest.mark.parametrize("attempt", [1, 2], ids=["begun anew", "a later attempt"])
+def test_what_a_deleted_run_left_is_removed_and_not_told(job: TrainingJob, attempt: int) -> None:
+    log, session = killed(job, started=50.0)
+    deleted = Session.create(Run(job, "night").document(attempt, 2.0))
+    deleted.write_outcome(Outcome("died", "of the deleted run"))
+    session.write_outcome(Outcome("stopped", "asked to stop"))
+    (found,) = recover_orphaned_attempts(Run(job, "night"))
+    assert found.error.endswith("then asked to stop")
+    assert [one.error for one in log.attempts()] == [found.error]
+    assert not deleted.folder.exists()
 
 
 def fifo(path: Path, session: Session) -> None:

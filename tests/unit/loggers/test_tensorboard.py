@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from support.trackers import in_tensorboard
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from midstride.engine.errors import UserError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Row
 from midstride.engine.loggers.tensorboard import TensorBoardLogger
+from midstride.engine.snapshots.row_times import RowTimes
 
 SEGMENTS = ["epoch,step,loss\n0,1,0.5\n0,2,0.25\n", "epoch,step,loss\n0,3,0.125\n"]
 
@@ -34,6 +36,16 @@ def test_what_a_kill_left_of_an_event_is_cut_off(left_bytes: int, tmp_path: Path
     assert in_tensorboard(tmp_path) == {
         step: {"epoch": 0.0, "loss": loss} for step, loss in enumerate([0.5, 0.25, 0.125, 0.0625], 1)
     }
+
+
+def test_rows_have_the_times_of_their_steps(tmp_path: Path) -> None:
+    run = LoggedRun("a", str(tmp_path), "id", {}, RowTimes([(0, 100.0), (2, 120.0), (2, 500.0), (4, 600.0)]))
+    logger = TensorBoardLogger()
+    logger.open(run, CommittedRows([]))
+    logger.log_rows([*CommittedRows(SEGMENTS)])
+    logger.close()
+    accumulator = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.wall_time for event in accumulator.Scalars("loss")] == [110.0, 120.0, 550.0]
 
 
 #: what a power cut or a broken disk makes of a file

@@ -56,19 +56,73 @@ def fit(values: list[float], *callbacks: Callback, where: str = "validation") ->
     return trainer
 
 
-#: callback, the value of each validation, steps after which the fit ends, the best value
-STOPS: dict[str, tuple[EarlyStopping, list[float], int, float]] = {
-    "it gets better": (EarlyStopping("value", patience=1), [3, 2, 1], 3, 1),
-    "it stays": (EarlyStopping("value", patience=2), [3, 2, 2, 2, 1], 4, 2),
-    "larger is better": (EarlyStopping("value", patience=1, mode="max"), [1, 2, 1, 3], 3, 2),
-    "too small a change": (EarlyStopping("value", patience=1, min_delta=0.5), [3.0, 2.75, 1], 2, 3),
-    "exactly the change": (EarlyStopping("value", patience=1, min_delta=0.5), [3.0, 2.5, 1], 2, 3),
-    "not a number": (EarlyStopping("value", patience=2), [NAN, NAN, 1], 2, math.inf),
-    "good enough": (EarlyStopping("value", stopping_threshold=2.0), [3, 2, 1, 0], 3, 2),
-    "large enough": (EarlyStopping("value", mode="max", stopping_threshold=2.0), [1, 2, 3, 4], 3, 2),
-    "far too bad": (EarlyStopping("value", patience=9, divergence_threshold=5.0), [3, 5, 6, 1], 3, 3),
-    "not logged, and need not be": (EarlyStopping("other", strict=False), [3, 2, 1], 3, math.inf),
-    "patience begins anew": (EarlyStopping("value", patience=2), [3, 4, 2, 4, 4, 1], 5, 2),
+#: callback, the value of each check, steps after which the fit ends, the best value, why it ends
+STOPS: dict[str, tuple[EarlyStopping, list[float], int, float, str]] = {
+    "it gets better": (EarlyStopping("value", patience=1), [3, 2, 1], 3, 1, "max_epochs 3 reached"),
+    "it stays": (
+        EarlyStopping("value", patience=2),
+        [3, 2, 2, 2, 1],
+        4,
+        2,
+        "has not improved for 2 checks, best 2 at epoch 1",
+    ),
+    "larger is better": (
+        EarlyStopping("value", patience=1, mode="max"),
+        [1, 2, 1, 3],
+        3,
+        2,
+        "has not improved for 1 check, best 2 at epoch 1",
+    ),
+    "too small a change": (
+        EarlyStopping("value", patience=1, min_delta=0.5),
+        [3.0, 2.75, 1],
+        2,
+        3,
+        "has not improved by 0.5 for 1 check, best 3 at epoch 0",
+    ),
+    "exactly the change": (
+        EarlyStopping("value", patience=1, min_delta=0.5),
+        [3.0, 2.5, 1],
+        2,
+        3,
+        "has not improved by 0.5 for 1 check, best 3 at epoch 0",
+    ),
+    "not a number": (EarlyStopping("value", patience=2), [NAN, NAN, 1], 2, math.inf, "has not improved for 2 checks"),
+    "good enough": (
+        EarlyStopping("value", stopping_threshold=2.0),
+        [3, 2, 1, 0],
+        3,
+        2,
+        "is 1, past stopping_threshold 2",
+    ),
+    "large enough": (
+        EarlyStopping("value", mode="max", stopping_threshold=2.0),
+        [1, 2, 3, 4],
+        3,
+        2,
+        "is 3, past stopping_threshold 2",
+    ),
+    "far too bad": (
+        EarlyStopping("value", patience=9, divergence_threshold=5.0),
+        [3, 5, 6, 1],
+        3,
+        3,
+        "is 6, past divergence_threshold 5",
+    ),
+    "not logged, and need not be": (
+        EarlyStopping("other", strict=False),
+        [3, 2, 1],
+        3,
+        math.inf,
+        "max_epochs 3 reached",
+    ),
+    "patience begins anew": (
+        EarlyStopping("value", patience=2),
+        [3, 4, 2, 4, 4, 1],
+        5,
+        2,
+        "has not improved for 2 checks, best 2 at epoch 2",
+    ),
 }
 
 
@@ -79,9 +133,12 @@ PLACES = ("validation", "step", "mean", "epoch end")
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("case", STOPS)
 def test_training_stops_where_nothing_gets_better(case: str, where: str) -> None:
-    stopping, values, steps, best = STOPS[case]
-    assert fit(values, stopping, where=where).progress.step == steps
-    assert stopping.best == best
+    stopping, values, steps, best, why = STOPS[case]
+    progress = fit(values, stopping, where=where).progress
+    assert (progress.step, stopping.best) == (steps, best)
+    if not why.startswith("max_epochs"):
+        why = f"early stopping: value {why.replace('check', 'validation' if where == 'validation' else 'epoch')}"
+    assert progress.why == why
 
 
 #: mode, the value of each validation, the step of the best
@@ -308,4 +365,4 @@ def test_a_fit_that_is_stopped_ends_at_the_least_number_of_steps(options: dict[s
 
     trainer = Trainer(**options, callbacks=Stops(), enable_progress_bar=False)
     trainer.fit(Logs([1.0] * 9, "step"), DataLoader([1, 2]))
-    assert trainer.global_step == steps
+    assert (trainer.global_step, trainer.progress.ended_by) == (steps, "callback")

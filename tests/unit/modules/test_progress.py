@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from midstride.engine.modules.progress import Progress
+from midstride.engine.session.ending import Ending, EndReason
 
+EARLY = Ending(EndReason.EARLY_STOPPING, "early")
 MIDDLE = Progress(epoch=2, batch=3, step=9, after=1, in_epoch=True, validated=1, skipped=1, earlier_batches=8)
 
 #: event -> what it changes of a run in the middle of an epoch
@@ -21,8 +23,11 @@ EVENTS: dict[str, tuple[Callable[[Progress], None], dict[str, Any]]] = {
     "a batch of it": (Progress.validation_batch_done, {"val_batch": 1, "after": 2}),
     "its next loader": (Progress.next_validation_loader, {"val_loader": 1}),
     "it is complete": (Progress.validation_done, {"validated": 3}),
-    "a stop": (Progress.request_stop, {"stop": True}),
-    "the end of the fit": (Progress.end_fit, {"finished": True}),
+    "a stop": (lambda p: p.request_stop(EARLY), {"stop": True, "ended_by": "early_stopping", "why": "early"}),
+    "the end of the fit": (
+        lambda p: p.end_fit(EARLY),
+        {"finished": True, "ended_by": "early_stopping", "why": "early"},
+    ),
     "the next epoch": (
         Progress.next_epoch,
         {

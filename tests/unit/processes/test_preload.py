@@ -1,4 +1,4 @@
-"""Imports with the garbage collector paused, beside other work, and out of its sight."""
+"""Imports with the garbage collector paused, and out of its sight."""
 
 import gc
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from midstride.engine.processes.preload import collector_paused, importing, preload
+from midstride.engine.processes.preload import collector_paused, preload
 
 pytestmark = pytest.mark.fast
 
@@ -28,13 +28,6 @@ def test_what_is_preloaded_is_out_of_the_collectors_sight() -> None:
         "assert 'colorsys' in sys.modules; assert gc.get_freeze_count() > 1000; assert gc.isenabled()"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_an_import_beside_a_block_is_done_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    with importing("colorsys"), importing("no_module_of_that_name"):
-        pass
-    assert "colorsys" in sys.modules
 
 
 def test_a_module_that_is_missing_stops_a_preload() -> None:

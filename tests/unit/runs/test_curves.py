@@ -1,9 +1,11 @@
 """Curves are drawn of whatever names there are, and a run does not end otherwise where they cannot be."""
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from midstride.engine.runs import report_files
 from midstride.engine.runs.curves import draw
@@ -18,6 +20,16 @@ def test_names_are_drawn_as_they_are(marks: list[int]) -> None:
     picture = draw(ROWS, "50 $ a night, $x^$", marks=marks)
     assert picture is not None
     assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("panels", [3, 5])
+def test_a_place_without_a_curve_is_blank(panels: int) -> None:
+    rows = [{"step": str(step), **{f"v{panel}": "1.5" for panel in range(panels)}} for step in (1, 2)]
+    picture = Image.open(io.BytesIO(draw(rows, "") or b"")).convert("L")
+    width, height = picture.size
+    rows_of_panels = (panels + 1) // 2
+    last = picture.crop((width // 2 + 8, height * (rows_of_panels - 1) // rows_of_panels + 20, width, height))
+    assert not sum(last.histogram()[:200])
 
 
 def test_curves_that_cannot_be_drawn_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -14,6 +14,7 @@ from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.runs.run_report import metric_rows, report_at
 from midstride.engine.runs.summary import newest_snapshot, summary_of
 from midstride.engine.session.attempts import AttemptLog
+from midstride.engine.session.ending import Ending, EndReason
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.snapshots.lease import acquire
 from midstride.engine.storage.store import Store
@@ -61,6 +62,17 @@ def test_an_attempt_without_an_end_is_not_reported_as_ended(tmp_path: Path) -> N
     AttemptLog(store).record(second, Outcome("done"))
     assert report_at(store).failures == ()
     assert report_at(store).seconds >= 0, "the clock was set back while the first trained"
+
+
+def test_a_run_says_why_it_ended(tmp_path: Path) -> None:
+    Trainer(max_epochs=1, enable_progress_bar=False).fit(FailsAt(9), run=str(tmp_path / "run"))
+    store = Store.open(tmp_path / "run")
+    assert (report_at(store).ended_by, summary_of("run", store).why) == ("max_epochs", "max_epochs 1 reached")
+    attempts, why = AttemptLog(store), Ending(EndReason.STOPPED, "stopped by SIGTERM")
+    attempts.record(attempts.begin(), Outcome("stopped", "asked to stop"), why)
+    assert (report_at(store).ended_by, summary_of("run", store).why) == ("stopped", "stopped by SIGTERM")
+    attempts.begin()
+    assert (report_at(store).ended_by, summary_of("run", store).why) == ("", "")
 
 
 @pytest.mark.parametrize("attempts", [0, 1])

@@ -1,0 +1,45 @@
+"""When the steps of a run were done: a few anchors, between which times are interpolated. Needs no torch."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from operator import itemgetter
+
+__all__ = ["RowTimes"]
+
+#: anchors above which every second one is dropped
+_MOST = 256
+
+
+class RowTimes:
+    """The times of the rows of a metric log.
+
+    Args:
+        anchors: step and time, in seconds since the epoch, in the order of time.
+
+    >>> times = RowTimes([(0, 100.0), (10, 120.0), (10, 500.0), (12, 504.0)])  # with a pause after step 10
+    >>> [times.of(step) for step in (0, 5, 10, 11, 99)]
+    [100.0, 110.0, 120.0, 502.0, 504.0]
+    """
+
+    def __init__(self, anchors: Iterable[tuple[int, float]] = ()) -> None:
+        self.anchors = [(int(step), float(time)) for step, time in anchors]
+
+    def note(self, step: int, time: float) -> None:
+        """Note that `step` was done by `time`; anchors of later steps, behind which a run went back, are removed."""
+        kept = [anchor for anchor in self.anchors if anchor[0] <= step]
+        if len(kept) >= _MOST:
+            kept = [*kept[:-1:2], kept[-1]]
+        self.anchors = [*kept, (step, time)]
+
+    def of(self, step: int) -> float:
+        """Return the time of `step`; that of the nearest anchor outside of them, and 0 without any."""
+        if not self.anchors:
+            return 0.0
+        at = bisect_left(self.anchors, step, key=itemgetter(0))
+        if at == len(self.anchors):
+            return self.anchors[-1][1]
+        (later, until) = self.anchors[at]
+        if at == 0 or later == step:
+            return until
+        (earlier, since) = self.anchors[at - 1]
+        return since + (until - since) * (step - earlier) / (later - earlier)
