@@ -21,7 +21,7 @@ from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.ending import ending_of
 from midstride.engine.runs.run import Run
-from midstride.engine.session.attempts import Attempt, AttemptLog
+from midstride.engine.session.attempts import Attempt
 from midstride.engine.session.events import Event, EventTail
 from midstride.engine.session.outcome import Outcome, decide, not_started
 from midstride.engine.session.requests import GRACE_S, SignalRequests
@@ -30,7 +30,6 @@ from midstride.engine.slurm import step_tasks
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS
 from midstride.engine.snapshots.holder import ensure_free
 from midstride.engine.snapshots.lease import generations
-from midstride.engine.storage.store import Store
 
 __all__ = ["GRACE_S", "launch"]
 
@@ -88,7 +87,7 @@ def launch(
     """
     job = run.job
     _ensure_started_once()
-    attempt_log, launcher = run.attempts, build_launcher(job.world.launched_by, job.folder)
+    launcher = build_launcher(job.world.launched_by, job.folder)
     attempt, before = _begin_attempt(run, take_over)
     session = Session.create(run.document(attempt.number, attempt.started))
     # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
@@ -117,7 +116,7 @@ def launch(
             session.remove()
         else:
             asked_by = sys.exception()
-            _record_attempt(attempt_log, monitor.attempt, outcome, session, run.store, on_line, asked_by)
+            _record_attempt(run, monitor.attempt, outcome, session, on_line, asked_by)
     return outcome
 
 
@@ -271,21 +270,20 @@ class _WorldMonitor:
 
 
 def _record_attempt(
-    attempt_log: AttemptLog,
+    run: Run,
     attempt: Attempt,
     outcome: Outcome,
     session: Session,
-    store: Store,
     on_line: Callable[[str], object],
     asked_by: BaseException | None = None,
 ) -> None:
     """Record the attempt and keep its log with the run; a store that fails now changes no outcome."""
     try:
-        attempt_log.record(attempt, outcome, ending_of(attempt, outcome, asked_by))
+        run.attempts.record(attempt, outcome, ending_of(attempt, outcome, asked_by))
         if session.log.exists():
-            store.write(f"attempts/{attempt.number:06d}.log", session.log.read_bytes()[-_LOG_BYTES:])
+            run.store.write(f"attempts/{attempt.number:06d}.log", session.log.read_bytes()[-_LOG_BYTES:])
         session.remove()
     except Exception as error:
         with suppress(OSError):
             session.keep_unrecorded(outcome, str(error))
-        on_line(f"attempt {attempt.number} could not be written down in {store.url}: {error}; its log: {session.log}")
+        on_line(f"attempt {attempt.number} could not be written down in {run.url}: {error}; its log: {session.log}")

@@ -136,7 +136,7 @@ class Delivery:
         newest = catalog.get(max(segments)) if segments else None
         if newest is not None:
             self._conclusion = _conclusion_of(newest)
-            self._times.anchors = RowTimes(newest.manifest["facts"].get("row_times", ())).anchors
+            self._times.take(newest.manifest["facts"].get("row_times", ()))
         if newest and self._is_open and logged_run(self._store, newest) != self._run:
             self.close()  # hyperparameters are sent when a run is opened
             segments = _segments(catalog, after="")

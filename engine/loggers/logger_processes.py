@@ -26,6 +26,8 @@ __all__ = ["LoggerProcesses", "conclude"]
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 #: seconds that a process gets beyond its wait for the tracker
 _GRACE_S = 5.0
+#: seconds that a process gets to start, which does so at the end
+_STARTS_S = 60.0
 #: seconds that a tracker gets at most to take how a run ended
 _CONCLUDES_S = 10.0
 
@@ -50,6 +52,7 @@ class LoggerProcesses:
         folder: str = "",
     ) -> None:
         self._loggers, self._url = loggers, store.url
+        self._grace_s = _GRACE_S if conclusion is None else _GRACE_S + _STARTS_S
         rest = {
             "url": store.url,
             "lease": store.options.lease,
@@ -69,7 +72,7 @@ class LoggerProcesses:
         for process in self._processes:
             _tell(process, b"end\n")
         for options, process in zip(self._loggers, self._processes, strict=True):
-            if not end_within(process, options.wait_s + _GRACE_S):
+            if not end_within(process, options.wait_s + self._grace_s):
                 why = f"it hung for {options.wait_s:g} s after the end, and was ended"
             elif process.returncode not in (0, UNSENT_EXIT_CODE):
                 why = f"its process ended with {process.returncode}"

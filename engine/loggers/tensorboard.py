@@ -80,11 +80,14 @@ class TensorBoardLogger(Logger):
     def conclude(self, conclusion: Conclusion) -> None:
         """Append an event with why the run ended, the results of its test and its report."""
         from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        summary = _conclusion(conclusion)
-        if (told := summary.SerializeToString()) not in self._concluded:
+        ended, *others = _conclusion(conclusion).value
+        new = [value for value in (ended, *others) if _told(conclusion.step, value) not in self._concluded]
+        if new:
+            summary = Summary(value=[ended, *(value for value in new if value is not ended)])
             self._write([Event(wall_time=time.time(), step=conclusion.step, summary=summary)])
-            self._concluded.add(told)
+            self._concluded.update(_told(conclusion.step, value) for value in new)
 
     def close(self) -> None:
         """Close the file."""
@@ -163,6 +166,10 @@ def _conclusion(conclusion: Conclusion) -> Any:
     return Summary(value=[*texts, *test])
 
 
+def _told(step: int, value: Any) -> bytes:
+    return f"{step} ".encode() + bytes(value.SerializeToString())
+
+
 def _text(tag: str, markdown: str) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -189,7 +196,7 @@ def _agreement(path: Path, rows: CommittedRows, hyperparameters: Any, concluded:
     expected, step, good = iter(rows), 0, 0
     for event, end in _events(path):
         if event.summary.value and event.summary.value[0].tag == _ENDED:
-            concluded.add(event.summary.SerializeToString())
+            concluded.update(_told(event.step, value) for value in event.summary.value)
         elif event.step > 0:
             row = next(expected, None)
             if row is None or row.step != event.step:

@@ -22,7 +22,8 @@ class RowTimes:
     """
 
     def __init__(self, anchors: Iterable[tuple[int, float]] = ()) -> None:
-        self.anchors = [(int(step), float(time)) for step, time in anchors]
+        self.anchors: list[tuple[int, float]] = []
+        self.take(anchors)
 
     def note(self, step: int, time: float) -> None:
         """Note that `step` was done by `time`; anchors of later steps, behind which a run went back, are removed."""
@@ -30,6 +31,10 @@ class RowTimes:
         if len(kept) >= _MOST:
             kept = [*kept[:-1:2], kept[-1]]
         self.anchors = [*kept, (step, time)]
+
+    def take(self, anchors: Iterable[tuple[int, float]]) -> None:
+        """Take the anchors of a newer snapshot."""
+        self.anchors = [(int(step), float(time)) for step, time in anchors]
 
     def of(self, step: int) -> float:
         """Return the time of `step`; that of the nearest anchor outside of them, and 0 without any."""

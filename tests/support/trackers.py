@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Row
@@ -179,10 +180,13 @@ def ended_in_mlflow(uri: str, experiment: str) -> dict[str, Any]:
     said = {name: value for name, value in run.data.metrics.items() if name.startswith("test/")}
     said |= {"why": run.data.tags["midstride.why"], "status": run.info.status}
     said["kind"] = place.tags["mlflow.experimentKind"]
-    for artifact in client.list_artifacts(run.info.run_id):
-        if not artifact.is_dir:
-            text = Path(client.download_artifacts(run.info.run_id, artifact.path)).read_text()
-            said[artifact.path] = str(json.loads(text)["module_args.lr"]) if artifact.path.endswith("json") else text
+    for name in ("hyperparameters.json", "report.md"):  # the client would leave threads
+        try:
+            with urlopen(f"{uri}/get-artifact?path={name}&run_uuid={run.info.run_id}", timeout=60) as answer:
+                text = answer.read().decode()
+        except HTTPError:
+            continue
+        said[name] = str(json.loads(text)["module_args.lr"]) if name.endswith("json") else text
     return said
 
 

@@ -104,7 +104,7 @@ def test_an_unrecorded_end_is_recorded_later(
 
     with monkeypatch.context() as patch:
         patch.setattr(AttemptLog, "record", refuse)
-        _record_attempt(log, begun, outcome, session, Store.open(job.run_url("night")), printed.append)
+        _record_attempt(Run(job, "night"), begun, outcome, session, printed.append)
     assert "attempt 1 could not be written down" in printed[0]
     (found,) = recover_orphaned_attempts(Run(job, "night"))
     assert (found.outcome, found.step, found.rank) == (outcome.kind, outcome.step, outcome.rank)
