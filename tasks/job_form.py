@@ -48,7 +48,7 @@ def _in_view(option: Schema, names: Sequence[str], resolve: Callable[[Schema], S
     if not names:
         return option
     group = resolve(_reference(option))
-    titles = {key: option[key] for key in ("title", "description") if key in option}
+    titles: Schema = {key: option[key] for key in ("title", "description") if key in option}
     return {**titles, "type": "object", "properties": {name: group["properties"][name] for name in names}}
 
 
