@@ -78,9 +78,7 @@ def api(busy: Callable[[str], AbstractContextManager[None]]) -> Iterator[str]:
 
     settings = get_current_settings()
     if settings.api.url is not None:
-        _check_health(
-            "start it, or correct PREFECT_API_URL; unset it, and a server is there for as long as the command"
-        )
+        _check_health("start it, or correct PREFECT_API_URL. Without that variable the command starts its own server")
         yield str(settings.api.url)
         return
     login = _login()

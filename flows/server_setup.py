@@ -63,7 +63,7 @@ def ensure_automations(within_s: float | None = None) -> list[str]:
         return [
             _ensure(client, _zombies(within_s), f"after {within_s:g} s without a heartbeat a run is Crashed"),
             _ensure(client, _crash_retry(), "a run that Crashed is scheduled again, and resumes"),
-            _ensure(client, _lost_retry(), "it is scheduled once more where that was undone"),
+            _ensure(client, _lost_retry(), "it is scheduled once more if a late report undid that"),
             _ensure(client, _lost_cancel(), "a run that no worker cancels is Cancelled, and can be retried"),
         ]
 
@@ -97,9 +97,7 @@ def create_pool(name: str, kind: str = "process") -> str:
             client.create_work_pool(WorkPoolCreate(name=name, type=kind))
             return f"pool created: {name}, {kind}; work for it: prefect worker start --pool {name}"
     if found.type != kind:
-        raise JobError(
-            f"--pool {name}: is there, and it is a {found.type} pool, not a {kind} pool: choose another name"
-        )
+        raise JobError(f"--pool {name}: exists as a {found.type} pool, not a {kind} pool: choose another name")
     return f"pool is there: {name}, {kind}"
 
 

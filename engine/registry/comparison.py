@@ -17,12 +17,12 @@ class PromotionDecision(Record):
 
     promoted: bool
     why: str = Field(description="A sentence with both values.")
-    metric: str = Field(description="Name of the value that decided.")
-    mode: Literal["min", "max"] = Field(description="Which of two values is better.")
-    margin: float = Field(description="By how much it had to be better.")
-    challenger: dict[str, float] = Field(description="What the test of the challenger gave.")
-    champion: dict[str, float] = Field({}, description="What the same test of the champion gave.")
-    over: int | None = Field(None, description="Number of the champion it was compared with; none if there was none.")
+    metric: str = Field(description="Name of the deciding value.")
+    mode: Literal["min", "max"] = Field(description="min or max: the better of two values.")
+    margin: float = Field(description="Required difference.")
+    challenger: dict[str, float] = Field(description="Test results of the challenger.")
+    champion: dict[str, float] = Field({}, description="Test results of the champion.")
+    over: int | None = Field(None, description="Number of the compared champion, if any.")
 
 
 def compare(

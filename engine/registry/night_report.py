@@ -17,9 +17,9 @@ class NightlyReport(Record):
     date: str
     run: str
     url: str
-    decision: PromotionDecision | None = Field(None, description="None where there was nothing new to train on.")
-    champion: str = Field("", description="The run that is champion now.")
-    weights: str = Field("", description="Where its weights are.")
+    decision: PromotionDecision | None = Field(None, description="None without new data.")
+    champion: str = Field("", description="The current champion's run.")
+    weights: str = Field("", description="Folder of its weights.")
 
     @property
     def in_charge(self) -> bool:

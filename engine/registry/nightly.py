@@ -157,11 +157,11 @@ def nightly_errors(job: TrainingJob, date: str | None = None) -> list[str]:
     """Return messages on a `job` that no night can train, and on an invalid `date`."""
     faults = []
     if date is not None and not _is_date(date):
-        faults.append(f"date: {date!r} is none; write it as 2026-03-01, or 2026-03-01T1400")
+        faults.append(f"date: {date!r} is no date; write it as 2026-03-01, or 2026-03-01T1400")
     if job.monitor is None:
-        faults.append("monitor: is missing; it says which value decides whether a challenger is better")
+        faults.append("monitor: is missing; name the value by which a challenger is judged")
     if job.snapshots is None:
-        faults.append("snapshots: are switched off; without them no weights are kept that could be promoted")
+        faults.append("snapshots: are switched off; switch them on to keep weights for a promotion")
     return faults
 
 
@@ -213,5 +213,5 @@ def _read(store: Store, path: str, **kinds: Kind) -> dict[str, Any] | None:
         return None
     except SnapshotDamaged as error:
         raise SnapshotDamaged(
-            f"{error}: put it back, or remove it, and the night is planned and judged anew"
+            f"{error}: restore it from a copy, or remove it to plan and judge the night anew"
         ) from error

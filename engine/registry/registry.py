@@ -45,9 +45,7 @@ _KINDS: dict[str, Kind] = {
     "decision": (dict, NoneType),
 }
 #: way out if the file of a champion is damaged or missing
-_WAYS_OUT = (
-    "put it back from a copy; or remove it, if it has the highest number, and the champion before is in charge again"
-)
+_WAYS_OUT = "restore it from a copy; or remove it if it has the highest number, which restores the previous champion"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ ENTRY_POINTS = "midstride.stores"
 #: the ways out, as text
 EXCLUSIVE_HINT = (
     "Choose a local folder or s3:// with snapshots.url; or say snapshots.lease: none, "
-    "if you see to it yourself that only one world has the run."
+    "and ensure yourself that only one world has the run."
 )
 
 #: how the name of a file begins that only tries whether files can be written
@@ -47,7 +47,7 @@ PROBE = ".probe-"
 _ANOTHER_PLACE = "or choose another place: snapshots.url of a job, run= of a script."
 _FULL = "Free some space: the same command then resumes the run"
 _READ_ONLY = (
-    "It is mounted read-only, as a disk is that failed: see the log of the kernel (dmesg). "
+    "It is mounted read-only, often after a disk error: see the log of the kernel (dmesg). "
     "Once it can be written again, the same command resumes the run"
 )
 #: error of the operating system -> ours, and the way out
@@ -68,7 +68,7 @@ _ADVICE: dict[int, tuple[type[SnapshotError], str]] = {
 #: other errors -> the way out
 _WAYS_OUT = {
     errno.ENAMETOOLONG: "Give it a shorter name",
-    errno.ENOLINK: "Mount what the link leads to, or mend the link",
+    errno.ENOLINK: "Mount the target of the link, or correct the link",
 }
 
 

@@ -9,8 +9,8 @@ __all__ = ["PASSWORD", "absolute_url", "holds_password", "url_fault"]
 
 #: message on a URL with a password
 PASSWORD = (
-    "the URL holds a password, which would stand in run.json, in logs and in the UI. Take it out of the URL, "
-    'and give it by the environment: FSSPEC_SFTP_PASSWORD for sftp://, as fsspec calls it in "Configuration".'
+    "the URL holds a password, which would be stored in run.json, logs and the UI: remove it from the URL. "
+    'Give it in the environment: FSSPEC_SFTP_PASSWORD for sftp://, as described by fsspec in "Configuration".'
 )
 
 

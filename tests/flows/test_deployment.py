@@ -128,7 +128,7 @@ def test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced(
 ) -> None:
     job = make_job(processes=1)
     create_pool("kept")
-    with pytest.raises(JobError, match="pool kept: is there, and it is a process pool, not a docker pool"):
+    with pytest.raises(JobError, match="pool kept: exists as a process pool, not a docker pool"):
         create_pool("kept", "docker")
     variables = ["env.AWS_PROFILE=night", "working_dir=/srv"]
     deploy(job, "nightly", pool="kept", cron="0 2 * * *", timezone="Europe/Berlin", variables=variables)

@@ -197,7 +197,7 @@ def test_check_tries_a_night(job: str, tmp_path: Path, capsys: pytest.CaptureFix
     night = ["check", job, *(word for choice in choices for word in ("--set", choice)), "--date"]
     assert run(*night, "2026-03-02") == 2
     shown = capsys.readouterr().err
-    assert "monitor: is missing; it says which value decides" in shown
+    assert "monitor: is missing; name the value by which" in shown
     assert f"No such file or directory: '{tmp_path}/2026-03-02/images'" in shown
     assert run(*night, "2026-03-01", "--set", "monitor={metric: val/loss}") == 2
     said = "nightly.metric: the test logs no test/loss; it logs test/score"

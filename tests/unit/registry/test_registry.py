@@ -249,7 +249,7 @@ def test_data_are_new_that_differ_from_the_last_decided_nights(tmp_path: Path) -
         second.is_new({**data, "folder": None})
     first.run.store.write("decision.json", b"{")
     assert second.is_new(data), "which data they were is unknown, and ends no other night"
-    with pytest.raises(SnapshotDamaged, match=r"decision.json is no JSON .*put it back, or remove it"):
+    with pytest.raises(SnapshotDamaged, match=r"decision.json is no JSON .*restore it from a copy, or remove it"):
         first.decision()
 
 

@@ -104,7 +104,7 @@ def test_processes_take_every_generation_once(where: str, each: int, request: py
         ("file/runs", [], r"file/runs cannot be written: .*Name a folder.*snapshots\.url"),
         ("file", [], r"file cannot be written: .*Name a folder.*snapshots\.url"),
         (256 * "a", [], r"File name too long.*Give it a shorter name.*snapshots\.url"),
-        ("link/runs", [], r"leads nowhere: '.*link'\. Mount what the link leads to, or mend the link.*snapshots\.url"),
+        ("link/runs", [], r"leads nowhere: '.*link'\. Mount the target of the link, or correct the link.*snapshots\.url"),
         ("", ["nothing", "folder", "file"], "file is a file, and has to be a folder: move it away"),
     ],
 )
@@ -160,7 +160,7 @@ def test_any_store_is_allowed_for_a_single_writer():
 
 
 def test_a_url_with_a_password_is_refused_without_repeating_it():
-    with pytest.raises(StoreUnsafe, match="holds a password, which would stand") as refused:
+    with pytest.raises(StoreUnsafe, match="holds a password, which would be stored") as refused:
         Store.open("sftp://me:open-sesame@host/runs")
     with pytest.raises(JobError, match="holds a password") as also:
         Trainer(snapshots={"url": "sftp://me:open-sesame@host/runs"})
