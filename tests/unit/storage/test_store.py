@@ -104,7 +104,7 @@ def test_processes_take_every_generation_once(where: str, each: int, request: py
         ("file/runs", [], r"file/runs cannot be written: .*Name a folder.*snapshots\.url"),
         ("file", [], r"file cannot be written: .*Name a folder.*snapshots\.url"),
         (256 * "a", [], r"File name too long.*Give it a shorter name.*snapshots\.url"),
-        ("link/runs", [], r"leads nowhere: '.*link'\. Mount the target of the link, or correct the link.*snapshots\.url"),
+        ("link/runs", [], r"leads nowhere: '.*link'\. Mount the target of the link, or correct.*snapshots\.url"),
         ("", ["nothing", "folder", "file"], "file is a file, and has to be a folder: move it away"),
     ],
 )
