@@ -72,13 +72,16 @@ def _data(data: FolderListing | None) -> list[Asset]:
 
 
 def _asset(url: str, name: str) -> Asset:
-    """Return the asset at `url`, a path or a URL; Prefect allows fewer characters in a key than a path may have."""
+    """Return the asset at `url`, a path or URL.
+
+    Prefect allows fewer characters in a key than a path can have.
+    """
     key = url if "://" in url else f"file://{url}"
     return Asset(key=re.sub(r"[^\w:/.@=+~,;!$()*-]", "_", key), properties=AssetProperties(name=name))
 
 
 def _materialized(asset: Asset, made_from: list[Asset], metadata: dict[str, JsonValue]) -> None:
-    """Have Prefect emit `asset` when this task succeeds; a function that no task calls has no assets."""
+    """Let Prefect emit `asset` when this task succeeds. Outside of tasks there are no assets."""
     context = AssetContext.get()
     if context is None:
         return

@@ -110,7 +110,7 @@ class LocalStore(Store):
         return self._folder / path
 
     def _opened(self, path: str) -> io.FileIO:
-        """Open a regular file for reading. Links, which lead elsewhere, and FIFOs, which block, are refused.
+        """Open a regular file for reading. Links (which lead elsewhere) and FIFOs are refused.
 
         The folders directly in this one can be links, for example to snapshots on another disk.
         """
