@@ -207,8 +207,8 @@ class NewLayers:
             made = restore.put(node, MISSING, f"structure/{path}")
             if not isinstance(made, nn.Module):
                 raise UserError(
-                    f"the module {path} came up in training, and this attempt cannot find its class {node.kind}: create "
-                    "it in __init__, or define the class at the top of a file."
+                    f"the module {path} came up in training, and this attempt cannot find its class {node.kind}: "
+                    "create it in __init__, or define the class at the top of a file."
                 )
             if lost := [
                 f"{shown(where.removeprefix('structure/'))} (was {was})" for where, was in restore.stale.items()
