@@ -29,7 +29,7 @@ def cut(batch: Any, chunks: int) -> list[Any]:
     sizes = dict(_sizes(batch, "batch"))
     if not sizes:
         raise UserError(
-            f"the batch, a {type(batch).__name__}, has no tensors to cut into {chunks} parts: return tensors."
+            f"the batch, a {type(batch).__name__} without tensors, cannot be cut into {chunks} parts: return tensors."
         )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path} has {size}" for path, size in sizes.items())
