@@ -44,7 +44,7 @@ def deploy(
     timezone: str | None = None,
     variables: Sequence[str] = (),
 ) -> str:
-    """Deploy `flow` with `job` to a work pool, replacing `name` of this job. Return its address in the UI.
+    """Deploy `flow` with `job` to a work pool, replacing the job's `name`. Return its address.
 
     Args:
         job: the job, resolved: a worker can start each run in another folder.

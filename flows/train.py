@@ -113,7 +113,10 @@ def attempts_so_far(run: Run) -> int:
 
 
 def run_launch(run: Run, data: FolderListing, forgiven: int, take_over: bool = False) -> None:
-    """Train `run` to its end on prepared `data`; if that fails, publish its report. A refused command has none."""
+    """Train `run` to its end on prepared `data`. After a failure publish its report.
+
+    A refused command has none.
+    """
     tried = len(run.attempts.attempts())
     try:
         launch_world(run.job, run.name, data, after=forgiven, take_over=take_over)

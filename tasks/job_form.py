@@ -1,4 +1,4 @@
-"""The form of a job in Prefect's UI: the fields that are changed often in view, all others behind a tab.
+"""Form of a job in Prefect's UI: frequent fields in view, all others behind a tab.
 
 The UI draws the alternatives of `anyOf` as tabs, and opens the one whose properties are those of the value. It reads
 neither `allOf` for that choice nor `then`, by which the server checks a job whatever the tab.

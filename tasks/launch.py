@@ -125,7 +125,10 @@ def _train(run: Run, take_over: bool) -> int | None:
 
 
 def _is_retry() -> bool:
-    """Whether this task, or a flow around it, runs not for the first time: its earlier process may still be ending."""
+    """Whether this task or a flow around it is a retry.
+
+    Its earlier process can still be ending.
+    """
     task = TaskRunContext.get()
     return task is not None and (task.task_run.run_count > 1 or flow_run.run_count > 1)
 

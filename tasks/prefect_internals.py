@@ -35,7 +35,7 @@ def heartbeats_not_awaited() -> Iterator[None]:
 
 
 def show_first(deployment: Any, *names: str) -> None:
-    """Let parameters stand first in the form of `deployment`; it stays as it is if Prefect keeps its form elsewhere."""
+    """Show parameters first in the form of `deployment`, if Prefect keeps its form there."""
     form = getattr(deployment, "_parameter_openapi_schema", None)
     properties = getattr(form, "properties", {})
     for place, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""The page of a run among Prefect's artifacts: its report so far, as one Markdown artifact that is updated in place."""
+"""Page of a run among Prefect's artifacts: its report so far, as one updated artifact."""
 
 import base64
 import re
@@ -27,13 +27,16 @@ _COLUMNS = ("at", "step", "epoch", "size", "stall", "checked", "name")
 
 
 def show_progress_page(run: Run, snapshots: Sequence[dict[str, Any]]) -> None:
-    """Show how far `run` is, with its curves up to the newest snapshot, and `snapshots`, newest first."""
+    """Show the progress of `run`, its curves up to the newest snapshot, and `snapshots`.
+
+    The newest come first.
+    """
     report = report_of(run)
     show_page(report, curves_of(run, report), _snapshots(snapshots))
 
 
 def show_page(report: Report, picture: bytes | None, snapshots: str = "") -> None:
-    """Show `report` on the page of its run; without `snapshots`, that section of the page stays as it is."""
+    """Show `report` on the run's page. Without `snapshots`, keep that section."""
     key = artifact_key(report.url, "report")
     title = f"{report.job}, run {format_run_name(report.run)}: {headline(report)}"
     text = markdown_of(report, inline(picture) if picture else None)

@@ -65,7 +65,7 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """How a run ended.
+    """End of a run: reason, test and report.
 
     Args:
         outcome: "done", "stopped", or how it failed.
@@ -102,7 +102,10 @@ class Logger(ABC):
         """Send rows; afterwards `open` of a later attempt must find them."""
 
     def conclude(self, conclusion: Conclusion) -> None:
-        """Send how the run ended; called before `finish`, and again once there are results of a test and a report."""
+        """Send the end of the run, before `finish`.
+
+        It is called again once there are results of a test and a report.
+        """
 
     def finish(self, best: Path | None) -> None:
         """Send the best weights; called when the run is over and all its rows are sent.

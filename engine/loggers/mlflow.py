@@ -103,7 +103,7 @@ class MLflowLogger(Logger):
         self._client.set_terminated(self._run_id, self._status)
 
     def conclude(self, conclusion: Conclusion) -> None:
-        """Log why the run ended as a tag, its test as metrics, its hyperparameters and report as artifacts."""
+        """Log the end as a tag, its test as metrics, hyperparameters and report as artifacts."""
         from mlflow.entities import Metric
 
         client, run_id = self._client, self._run_id

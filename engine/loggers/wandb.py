@@ -86,7 +86,7 @@ class WandbLogger(Logger):
         self.close()
 
     def conclude(self, conclusion: Conclusion) -> None:
-        """Log why the run ended and the results of its test in the summary, and its report as an artifact."""
+        """Log end and test results of the run in the summary, and its report as an artifact."""
         import wandb
 
         self._run.summary.update({"ended": conclusion.why, **conclusion.test})

@@ -1,4 +1,4 @@
-"""Why an attempt at a run ended, as its launcher knows it."""
+"""Reason for the end of an attempt, as known by its launcher."""
 
 import signal
 

@@ -90,7 +90,10 @@ def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) ->
 
 
 def why_ended(last: Attempt | None, progress: Mapping[str, Any]) -> str:
-    """Return why a run ended, as a sentence; "" while it runs, or if that is unknown. Arguments as of `state_of`."""
+    """Return the reason for a run's end as a sentence; "" while it runs or if unknown.
+
+    Arguments are those of `state_of`.
+    """
     if last is None:
         return str(progress.get("why", "")) if progress.get("finished") else ""
     if last.is_open:

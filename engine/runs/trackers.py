@@ -15,7 +15,7 @@ __all__ = ["tell_trackers"]
 
 
 def tell_trackers(store: Store, report: Report, folder: str = "") -> None:
-    """Send `report` to the trackers of its run; one that does not answer is named on standard error.
+    """Send `report` to the run's trackers. Name an unreachable one on standard error.
 
     Args:
         store: of the run.
