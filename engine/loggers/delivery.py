@@ -110,7 +110,7 @@ class Delivery:
             raise
 
     def finish(self) -> None:
-        """Send the remaining rows, why the run ended, then the best weights; finish the run in the tracker."""
+        """Send remaining rows, the run's end and the best weights. Finish the run in the tracker."""
         self.deliver()
         if self.is_superseded:
             return

@@ -105,7 +105,7 @@ class LoggerProcesses:
 
 
 def conclude(loggers: Sequence[LoggerOptions], store: Store, conclusion: Conclusion, folder: str = "") -> None:
-    """Have each of `loggers` send how the run in `store` ended; a tracker that was away was waited for before."""
+    """Let each of `loggers` send the run's end, without a second wait for a tracker."""
     if loggers:
         hasty = [one.model_copy(update={"wait_s": min(one.wait_s, _CONCLUDES_S)}) for one in loggers]
         LoggerProcesses(hasty, store, None, conclusion, folder).finish()

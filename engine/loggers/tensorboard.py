@@ -188,7 +188,7 @@ def _summary(row: Row) -> Any:
 
 
 def _agreement(path: Path, rows: CommittedRows, hyperparameters: Any, concluded: set[bytes]) -> tuple[int, int, bool]:
-    """Compare a file with the rows and the hyperparameters of the run; add the conclusions in it to `concluded`.
+    """Compare a file with the run's rows and hyperparameters. Extend `concluded` by its ends.
 
     Returns:
         The step of the last row in which both agree, the bytes up to its end, and whether the file holds no other row.

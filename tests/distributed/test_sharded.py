@@ -234,7 +234,7 @@ class Two(Tangled):
 
 
 REFUSED: dict[str, tuple[type[TrainingModule], list[str]]] = {
-    "weights": (Refused, ["scale", "(1,)", "turned", "contiguous", "words", "sparse", "float32, float64", "manual step"]),
+    "weights": (Refused, ["scale", "(1,)", "turned", "contiguous", "words", "sparse", "float32, float64", "manual"]),
     "an optimizer made too early": (Early, ["SGD", "before strategy sharded cut", "configure_optimizers"]),
     "two optimizers": (Two, ["2 optimizers", "parameter groups", "ddp"]),
 }
