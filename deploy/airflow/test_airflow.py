@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.airflow import Airflow
+from support.airflow import Airflow, DagRun
 from support.flow_runs import STEPS, results, tiny_job, wait_for
 from support.pages import ROOT, blocks
+from support.slurm import MISSING, Slurm
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.fault_injection import FaultPlan
@@ -24,7 +26,7 @@ HERE = Path(__file__).parent
 PROGRAM = os.environ.get("AIRFLOW", "")
 DATE = "2026-03-01"
 
-#: one task each: a wrong model, a training that waits at step 8, the same by a scheduler
+#: one task each: a wrong model, a training that waits at step 8, the same by a scheduler, by a real Slurm
 OWN_DAGS = """
 import os
 from datetime import timedelta
@@ -39,6 +41,11 @@ ROWS = {
     "held": {"outlets": [Asset("held_weights")]},
     "queued": SUBMIT,
     "queued_and_stopped": SUBMIT,
+    "in_slurm": {
+        "submit": ["sbatch", "--parsable", "--no-requeue", f"{FOLDER}/train.sh"],
+        "cancel": ["scancel", "--batch", "--signal=TERM"],
+        "poll_s": 0.5,
+    },
 }
 
 for name, options in ROWS.items():
@@ -48,6 +55,7 @@ for name, options in ROWS.items():
 """
 #: a scheduler: it runs a command apart from this one, and prints what it calls it
 SUBMIT = '#!/bin/sh\nsetsid "$@" > /dev/null 2>&1 &\necho $!\n'
+TRAIN = '#!/bin/sh\n#SBATCH --output=/dev/null\nexec "$@"\n'
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,11 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder, home = tmp_path_factory.mktemp("jobs"), tmp_path_factory.mktemp("airflow")
     tiny_job(folder)
     tiny_job(folder / "broken", processes=1, fail_at=3)
-    for name in ("held", "queued", "queued_and_stopped"):
+    for name in ("held", "queued", "queued_and_stopped", "in_slurm"):
         tiny_job(folder / name, processes=1, wait_at=8)
     (folder / "submit.sh").write_text(SUBMIT)
     (folder / "submit.sh").chmod(0o755)
+    (folder / "train.sh").write_text(TRAIN)
     (home / "dags").mkdir()
     (home / "dags" / "own.py").write_text(OWN_DAGS)
     night = (HERE / "dags" / "midstride_nightly.py").read_text()
@@ -85,8 +94,19 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         "MIDSTRIDE_RETRY_DELAY_S": "1",
         **plan.environment,
     }
-    with Airflow(PROGRAM, home, **environment).running() as airflow:
+    with _slurm(tmp_path_factory) as of_slurm, Airflow(PROGRAM, home, **environment, **of_slurm).running() as airflow:
         yield House(airflow, folder, plan)
+
+
+@contextmanager
+def _slurm(folders: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Run a Slurm in the block, if it is installed; give the variables by which its commands find it."""
+    if MISSING:
+        yield {}
+        return
+    slurm = Slurm(folders.mktemp("slurm"))
+    yield slurm.environment
+    slurm.close()
 
 
 def _outcomes(job: TrainingJob, run: str) -> list[str]:
@@ -166,16 +186,19 @@ def test_a_queued_training_outlives_the_triggerer(house: House) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_queued_training_is_stopped_with_its_task(house: House) -> None:
-    job = house.job("queued_and_stopped")
-    queued = house.airflow.run("queued_and_stopped", DATE)
+@pytest.mark.parametrize(
+    "name", ["queued_and_stopped", pytest.param("in_slurm", marks=pytest.mark.skipif(bool(MISSING), reason="no Slurm"))]
+)
+def test_a_queued_training_is_stopped_with_its_task(name: str, house: House) -> None:
+    job = house.job(name)
+    queued = house.airflow.run(name, DATE)
     queued.until("fit", "deferred")
     wait_for(Path(job.folder, "mark").exists, "the step at which the model waits")
     queued.fail("fit")
-    _is_stopped_and_resumes(job, queued, "queued_and_stopped")
+    _is_stopped_and_resumes(job, queued, name)
 
 
-def _is_stopped_and_resumes(job: TrainingJob, dag_run: object, run: str) -> None:
+def _is_stopped_and_resumes(job: TrainingJob, dag_run: DagRun, run: str) -> None:
     wait_for(lambda: _outcomes(job, run) == ["stopped"], "the training to end")
     assert Run(job, run).catalog.snapshots()[-1].position.step >= 8, "the last snapshot, and not the one of step 5"
     assert dag_run.ended() == {"fit": "failed"}

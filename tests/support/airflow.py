@@ -12,7 +12,7 @@ import httpx
 from support.flow_runs import wait_for
 from support.ports import free_ports
 
-__all__ = ["Airflow"]
+__all__ = ["Airflow", "DagRun"]
 
 _SERVICES = ("api-server", "scheduler", "dag-processor", "triggerer")
 _ENDS = {"success", "failed", "upstream_failed", "skipped", "removed"}

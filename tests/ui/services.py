@@ -64,7 +64,9 @@ def surroundings(home: Path, port: int) -> dict[str, str]:
 def server(home: Path, port: int, lasting: set[int]) -> Service:
     """Return a server with its UI, not yet started."""
     command = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    return Service(command, surroundings(home, port), home / "server.log", lasting)
+    # A worker would receive an earlier Cancel again with the retry of the cancelled run.
+    environment = {**surroundings(home, port), "PREFECT_SERVER_EVENTS_MAXIMUM_WEBSOCKET_BACKFILL": "PT1S"}
+    return Service(command, environment, home / "server.log", lasting)
 
 
 def worker(home: Path, port: int, lasting: set[int]) -> Service:
