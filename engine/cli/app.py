@@ -27,6 +27,7 @@ from midstride.engine.cli.output import (
 from midstride.engine.cli.project import init
 from midstride.engine.cli.report_view import show_report
 from midstride.engine.cli.runs import report, runs
+from midstride.engine.cli.schema import schema
 from midstride.engine.cli.snapshots import Url, runs_at, snapshots
 from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.config.job import TrainingJob
@@ -66,15 +67,21 @@ Resumes = Annotated[
 ]
 
 app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
-for command in (snapshots, champion, runs, report, export, init):
+for command in (snapshots, champion, runs, report, export, init, schema):
     app.command(command)
-for stage, summary in {  # by name: their file imports this one
-    "prepare": "Prepare the data of a job, in a process of its own, and show their folder, number and size.",
-    "status": "Show how far a run of a job is, or how it ended.",
-    "evaluate": "Test the best weights of a run on the job's test data, in a process of its own.",
-    "compare": "Compare a run with the champion of its job; with --promote, promote it if it is better.",
-}.items():
-    app.command(f"midstride.engine.cli.stages:{stage}", name=stage, help=summary)
+STAGES = {  # command -> function by name: their file imports this one
+    "prepare": (
+        "prepare",
+        "Prepare the data of a job, in a process of its own, and show their folder, number and size.",
+    ),
+    "status": ("status", "Show how far a run of a job is, or how it ended."),
+    "evaluate": ("evaluate", "Test the best weights of a run on the job's test data, in a process of its own."),
+    "test": ("score", "Test the weights of a run on the test data of its job, or on others, in a process of its own."),
+    "predict": ("predict", "Predict with the weights of a run; write the outputs of predict_step into one file."),
+    "compare": ("compare", "Show runs side by side; or, with --run, compare a run with the champion of its job."),
+}
+for name, (function, summary) in STAGES.items():
+    app.command(f"midstride.engine.cli.stages:{function}", name=name, help=summary)
 app.register_install_completion_command(help="Let the shell complete midstride's commands and options.")
 
 

@@ -1,24 +1,29 @@
-"""`midstride export`: bring a run's metric log to a tracker, all of it or what is missing there."""
+"""`midstride export`: a run's metric log for a tracker, or its weights in the format of another program."""
 
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from midstride.engine.cli.output import busy
+from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.loggers import LOGGERS, LoggerOptions, checked_loggers
 from midstride.engine.config.yaml_file import apply_overrides
 from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.formatting import url_name
+from midstride.engine.jobs.operations import run_operation
 from midstride.engine.loggers.build_logger import build_logger
 from midstride.engine.loggers.delivery import Delivery, read_run_json
-from midstride.engine.runs.run import job_of
+from midstride.engine.runs.run import job_of, run_at
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store
 
 __all__ = ["export"]
+
+_SUFFIXES = {"safetensors": ".safetensors", "pt2": ".pt2", "onnx": ".onnx", "hub": ""}
 
 RunUrl = Annotated[str, Parameter(help="A run's folder or URL.")]
 To = Annotated[
@@ -27,15 +32,48 @@ To = Annotated[
 ]
 Arguments = Annotated[
     list[str],
-    Parameter(name="--set", help="Set an argument of the logger: log_dir=/tmp/tb", metavar="KEY=VALUE", negative=()),
+    Parameter(
+        name="--set",
+        help="Set an argument of the logger: log_dir=/tmp/tb; with --format, a key of the job: data_args.folder=/data",
+        metavar="KEY=VALUE",
+        negative=(),
+    ),
 ]
+Kind = Annotated[
+    Literal["safetensors", "pt2", "onnx", "hub"] | None,
+    Parameter(name="--format", help="Write the weights: as tensors, by torch.export, for ONNX, for from_pretrained."),
+]
+Output = Annotated[Path | None, Parameter(help="File to write with --format; a folder for hub.")]
+Weights = Annotated[Literal["best", "last"], Parameter(help="Which weights --format writes.")]
 
 
-def export(url: RunUrl, /, *, to: To = None, arguments: Arguments | None = None) -> int:
-    """Bring the committed rows and the best weights of a run to a tracker; what it has already is not sent again."""
+def export(
+    url: RunUrl,
+    /,
+    *,
+    kind: Kind = None,
+    output: Output = None,
+    weights: Weights = "best",
+    to: To = None,
+    arguments: Arguments | None = None,
+) -> int:
+    """Send a run's rows and best weights to a tracker, without those that it has; or write weights with --format."""
+    if kind is None:
+        return _to_trackers(url, to, arguments or [])
+    if to is not None:
+        raise UserError("--to sends to a tracker and --format writes a file: give one of them")
+    place = Path.cwd() / (output or Path(f"{url_name(url)}-{weights}{_SUFFIXES[kind]}"))
+    with stoppable(), busy(f"exporting the {weights} weights of {url}"):
+        chosen = {"kind": kind, "output": str(place), "weights": weights}
+        print(run_operation("export", run_at(url, arguments or []), on_line=lambda _: None, arguments=chosen))
+    return 0
+
+
+def _to_trackers(url: str, to: str | None, arguments: list[str]) -> int:
+    """Send a run's rows and best weights to the chosen trackers; return the exit code."""
     store, code = Store.open(url), 0
     with store.errors_explained("read"):
-        chosen, job = _loggers(store, to, arguments or []), job_of(store)
+        chosen, job = _loggers(store, to, arguments), job_of(store)
     for number, options in enumerate(chosen):
         key = f"loggers.{number}" if to is None else "--to"
         try:

@@ -3,7 +3,7 @@
 import shlex
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -12,15 +12,23 @@ from midstride.engine.errors import UserError
 __all__ = ["init"]
 
 Folder = Annotated[Path, Parameter(help="Folder to write to; it is made if it is missing.")]
+Kind = Annotated[
+    Literal["points", "images", "text", "tabular", "lightning", "huggingface"],
+    Parameter(help="What it trains on, or with: each is small and needs no download."),
+]
 
 _TEMPLATE = ("model.py", "job.yaml")
+#: kind -> libraries that it needs beside those of midstride
+_NEEDS = {"images": "scikit-learn", "lightning": "lightning", "huggingface": "transformers datasets"}
 
 
-def init(folder: Folder = Path(), /) -> int:
+def init(folder: Folder = Path(), /, *, kind: Kind = "points") -> int:
     """Write a small project that trains: a module and its data in model.py, a job in job.yaml; replace no file."""
     if there := [name for name in _TEMPLATE if (folder / name).exists()]:
         raise UserError(f"{folder.absolute()} has {' and '.join(there)} already, and nothing was written: name another")
     template = files("midstride.engine.cli") / "template"
+    if kind != "points":
+        template /= kind
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _TEMPLATE:
@@ -28,8 +36,9 @@ def init(folder: Folder = Path(), /) -> int:
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error}. Name another folder") from error
     enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))}\n  "
+    install = f"pip install {_NEEDS[kind]}\n  " if kind in _NEEDS else ""
     print(
         f"{folder / 'model.py'}: a module and its data\n{folder / 'job.yaml'}: a job\n\n"
-        f"  {enter}midstride check job.yaml\n  midstride train job.yaml --run first"
+        f"  {enter}{install}midstride check job.yaml\n  midstride train job.yaml --run first"
     )
     return 0

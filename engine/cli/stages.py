@@ -1,28 +1,49 @@
-"""`midstride prepare | status | evaluate | compare`: stages of a training beside `fit`, for people and schedulers."""
+"""`midstride prepare | status | evaluate | test | predict | compare`: stages beside `fit`."""
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from midstride.engine.cli.app import Accepted, JobFile, Overrides, RunName, load_undated
+from midstride.engine.cli.compare_runs import show_comparison
 from midstride.engine.cli.output import AsJson, busy, print_json
 from midstride.engine.cli.report_view import show_runs
 from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.cli.table import table_console
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import JobError
+from midstride.engine.errors import JobError, UserError
 from midstride.engine.formatting import format_bytes, format_count, format_number
 from midstride.engine.jobs.operations import run_operation
+from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.comparison import compare as compare_tests
 from midstride.engine.registry.nightly import metric_of, nightly_errors
 from midstride.engine.registry.registry import ModelRegistry
-from midstride.engine.runs.run import Run
+from midstride.engine.runs.run import Run, run_at
 from midstride.engine.runs.summary import summary_of
+from midstride.engine.storage.urls import absolute_url
 
-__all__ = ["compare", "evaluate", "prepare", "status"]
+__all__ = ["compare", "evaluate", "predict", "prepare", "score", "status"]
 
+#: suffixes of files with predictions
+_TABLES = (".csv", ".npz", ".parquet")
+
+RunUrl = Annotated[str, Parameter(help="A run: a folder or an fsspec URL.")]
+RunOverrides = Annotated[
+    list[str],
+    Parameter(name="--set", help="Override a key of its job: data_args.folder=/data", metavar="KEY=VALUE", negative=()),
+]
+Weights = Annotated[
+    str | None, Parameter(help="best, last, or a folder or URL of weights; by default the best, else the last.")
+]
+Data = Annotated[
+    str | None, Parameter(help="package.module:Class of other data; their arguments by --set data_args=...")
+]
+Predictions = Annotated[Path, Parameter(help="File to write: .csv, .npz or .parquet.")]
+Compared = Annotated[str, Parameter(help="Runs: folders or URLs; with --run, the job.")]
+Picture = Annotated[Path | None, Parameter(help="File for a picture of the curves, such as compared.png.")]
 Promotes = Annotated[bool, Parameter(help="Make the run champion if it is better.", negative=())]
 
 
@@ -73,43 +94,76 @@ def evaluate(
     """Test the best weights of a run on the job's test data, in a process of its own."""
     loaded = load_undated(job, overrides, accepted)
     scores = _operation("evaluate", loaded, run, f"testing the best weights of {run}")
+    _show_scores(scores, as_json)
+    return 0
+
+
+def _show_scores(scores: dict[str, float], as_json: bool) -> None:
     if as_json:
         print_json(scores)
     else:
         print("\n".join(f"{name}  {format_number(value)}" for name, value in scores.items()) or "there is no test_step")
+
+
+def score(
+    run: RunUrl,
+    /,
+    *,
+    weights: Weights = None,
+    overrides: RunOverrides | None = None,
+    as_json: AsJson = False,
+) -> int:
+    """Test the weights of a run on the test data of its job, or on others, in a process of its own."""
+    this = run_at(run, overrides or ())
+    scores = _operation("evaluate", this.job, this.name, f"testing {run}", weights=_place(weights))
+    _show_scores(scores, as_json)
     return 0
 
 
-def compare(
-    job: JobFile,
+def predict(
+    run: RunUrl,
     /,
     *,
-    run: RunName,
+    output: Predictions,
+    data: Data = None,
+    weights: Weights = None,
+    overrides: RunOverrides | None = None,
+    as_json: AsJson = False,
+) -> int:
+    """Predict with the weights of a run, in a process of its own; write the outputs of predict_step into one file."""
+    if output.suffix not in _TABLES:
+        raise UserError(f"--output {output}: the suffix is not one of {', '.join(_TABLES)}")
+    this = run_at(run, [*([] if data is None else [f"data={data}"]), *(overrides or ())])
+    chosen = {"output": str(output.absolute()), "weights": _place(weights)}
+    written = _operation("predict", this.job, this.name, f"predicting with {run}", **chosen)
+    if as_json:
+        print_json(written)
+    else:
+        print(f"{output}: {format_count(written['rows'], 'row')} of {', '.join(written['columns'])}")
+    return 0
+
+
+def _place(weights: str | None) -> str | None:
+    return weights if weights in (None, "best", "last") else absolute_url(weights)
+
+
+def compare(
+    *what: Compared,
+    run: RunName | None = None,
     promote: Promotes = False,
+    picture: Picture = None,
     overrides: Overrides | None = None,
     accepted: Accepted | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compare a run with the champion of its job, on the same test data; with --promote, promote it if it is better."""
-    loaded = load_undated(job, overrides, accepted)
-    if faults := nightly_errors(loaded):
-        raise JobError.of(job, faults)
-    assert loaded.monitor is not None  # one of the faults
+    """Show runs side by side; or, with --run, compare a run with the champion of its job on the same test data."""
+    if run is None:
+        return show_comparison(what, picture, as_json)
+    if len(what) != 1:
+        raise UserError(f"--run {run} is compared with the champion of one job: give its file, not {len(what)} places")
+    loaded = load_undated(Path(what[0]), overrides, accepted)
     registry = ModelRegistry.of(loaded)
-    if (done := registry.promoted(run)) is not None and done.decision is not None:
-        decision = done.decision
-    else:
-        tests = _operation("compare", loaded, run, f"testing {run} and the champion")
-        decision = compare_tests(
-            tests["challenger"],
-            tests["champion"],
-            metric=metric_of(loaded),
-            mode=loaded.monitor.mode,
-            margin=loaded.nightly.margin,
-            over=tests["over"],
-        )
-        if promote and decision.promoted:
-            registry.promote(Run(loaded, run), tests["weights"], decision)
+    decision = _challenge(what[0], Run(loaded, run), registry, promote)
     if as_json:
         champion = registry.current()
         print_json(
@@ -125,7 +179,28 @@ def compare(
     return 0
 
 
-def _operation(name: str, job: TrainingJob, run: str, doing: str) -> Any:
+def _challenge(where: str, run: Run, registry: ModelRegistry, promote: bool) -> PromotionDecision:
+    """Compare `run` with the champion of its job, read from `where`; with `promote`, promote it if it is better."""
+    if faults := nightly_errors(run.job):
+        raise JobError.of(where, faults)
+    assert run.job.monitor is not None  # one of the faults
+    if (done := registry.promoted(run.name)) is not None and done.decision is not None:
+        return done.decision
+    tests = _operation("compare", run.job, run.name, f"testing {run.name} and the champion")
+    decision = compare_tests(
+        tests["challenger"],
+        tests["champion"],
+        metric=metric_of(run.job),
+        mode=run.job.monitor.mode,
+        margin=run.job.nightly.margin,
+        over=tests["over"],
+    )
+    if promote and decision.promoted:
+        registry.promote(run, tests["weights"], decision)
+    return decision
+
+
+def _operation(name: str, job: TrainingJob, run: str, doing: str, **arguments: Any) -> Any:
     """Run an operation on a run; the process says nothing of its own unless it fails."""
     with stoppable(), busy(doing):
-        return run_operation(name, Run(job, run), on_line=lambda _: None)
+        return run_operation(name, Run(job, run), on_line=lambda _: None, arguments=arguments)

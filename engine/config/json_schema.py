@@ -8,7 +8,7 @@ from typing import Any
 
 from midstride.engine.config.import_paths import IMPORT_PATH
 
-__all__ = ["class_schema", "job_schema", "plugin_schema", "snapshots_schema", "whole_schema"]
+__all__ = ["class_schema", "file_schema", "job_schema", "plugin_schema", "snapshots_schema", "whole_schema"]
 
 Schema = dict[str, Any]
 
@@ -49,6 +49,26 @@ def job_schema(schema: Schema) -> None:
 def plugin_schema(schema: Schema) -> None:
     """Change the schema of what a job names by import path: no path among its arguments is relative."""
     schema["properties"]["args"]["additionalProperties"] = _NOT_RELATIVE
+
+
+def file_schema(schema: Schema) -> Schema:
+    """Return the job's `schema` for files, in which paths can be relative and loggers have a short form.
+
+    Reverses `job_schema`, `snapshots_schema` and `plugin_schema`, in place.
+    """
+    groups = schema["$defs"]
+    for form, optional in ((schema, {"folder", "snapshots"}), (groups["SnapshotOptions"], {"url"})):
+        form["required"] = [name for name in form["required"] if name not in optional]
+    for path in (schema["properties"]["folder"], groups["SnapshotOptions"]["properties"]["url"]):
+        del path["pattern"]
+    arguments = [schema["properties"][name] for name in ("module_args", "data_args")]
+    for group in [*arguments, *(groups[name]["properties"]["args"] for name in ("CallbackOptions", "LoggerOptions"))]:
+        group["additionalProperties"] = True
+    loggers, path = schema["properties"]["loggers"], groups["LoggerOptions"]["properties"]["path"]
+    built_in = {"pattern": path["pattern"].split("|^")[0]}
+    with_arguments = {"type": "object", "minProperties": 1, "maxProperties": 1, "propertyNames": built_in}
+    loggers["items"] = {"anyOf": [path, with_arguments, loggers["items"]]}
+    return schema
 
 
 def whole_schema(schema: Schema) -> None:

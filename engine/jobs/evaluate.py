@@ -5,19 +5,33 @@ from typing import Any
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.jobs.build import build_data, build_module, devices_of
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.registry.registry import ModelRegistry, champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.seeds import seed_everything
+from midstride.engine.snapshots.catalog import WEIGHTS
 from midstride.engine.snapshots.weights import folder_to_test
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["evaluate", "evaluate_with_champion"]
+__all__ = ["evaluate", "evaluate_with_champion", "of_one_process", "weights_of"]
 
 
-def evaluate(run: Run) -> dict[str, float]:
-    """Return the test metrics of the best weights of `run`; of the last if none are the best by what it monitors."""
-    return _test(run.job, f"{run.url}/{folder_to_test(run.store)}")
+def evaluate(run: Run, weights: str | None = None) -> dict[str, float]:
+    """Return the test metrics of a run.
+
+    Args:
+        run: a run.
+        weights: "best" or "last", or a folder or URL. If None, the best; the last without weights that are best by
+            the job's monitor.
+    """
+    return _test(run.job, weights_of(run, weights))
+
+
+def weights_of(run: Run, weights: str | None) -> str:
+    """Return the folder or URL of weights of a run, chosen as for `evaluate`."""
+    if weights not in (None, *WEIGHTS):
+        return weights
+    return f"{run.url}/{weights or folder_to_test(run.store)}"
 
 
 def evaluate_with_champion(run: Run) -> dict[str, Any]:
@@ -44,12 +58,18 @@ def evaluate_with_champion(run: Run) -> dict[str, Any]:
 
 
 def _test(job: TrainingJob, weights: str) -> dict[str, float]:
-    job = job.model_copy(update={"weights": None})  # others come
+    trainer, module, data = of_one_process(job)
+    if type(module).test_step is TrainingModule.test_step:
+        return {}
+    with champion_weights_explained(weights):
+        return trainer.test(module, data, ckpt_path=weights)
+
+
+def of_one_process(job: TrainingJob) -> tuple[Trainer, TrainingModule, DataModule]:
+    """Return a Trainer of one process, and the module and data of `job`; the weights that it starts from are left."""
+    job = job.model_copy(update={"weights": None})
     make_importable(job.folder)
     seed_everything(job.seed)
     module, data = build_module(job), build_data(job)
-    if type(module).test_step is TrainingModule.test_step:
-        return {}
     trainer = Trainer(seed=job.seed, **devices_of(job.world.of_one_process), **job.trainer.model_dump())
-    with champion_weights_explained(weights):
-        return trainer.test(module, data, ckpt_path=weights)
+    return trainer, module, data

@@ -10,9 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
@@ -30,11 +31,13 @@ _GRACE_S = 5.0
 _POLL_S = 0.1
 
 
-#: name -> the function that does it, imported in its own process: it takes the run and returns JSON
+#: name -> the function that does it, imported in its own process: it takes the run and arguments, and returns JSON
 OPERATIONS: dict[str, str] = {
     "build": "midstride.engine.jobs.build:try_build",
     "prepare": "midstride.engine.jobs.prepare:prepare",
     "evaluate": "midstride.engine.jobs.evaluate:evaluate",
+    "predict": "midstride.engine.jobs.predict:predict",
+    "export": "midstride.engine.jobs.export_weights:export_weights",
     "compare": "midstride.engine.jobs.evaluate:evaluate_with_champion",
     "publish": "midstride.engine.jobs.publish:publish",
 }
@@ -51,6 +54,7 @@ def run_operation(
     on_line: Callable[[str], object],
     stop_if_asked: Callable[[], object] = _nothing,
     without: Collection[str] = (),
+    arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Run `operation` in a process of its own and return its result.
 
@@ -62,12 +66,13 @@ def run_operation(
         on_line: gets what the process prints.
         stop_if_asked: called ten times a second; an exception that it raises ends the process.
         without: environment variables of ours that the process does not get.
+        arguments: further arguments of the operation, as JSON values.
 
     Raises:
         UserError: the job or the user's code is wrong; the message starts with their traceback.
         WorldError: the process died.
     """
-    session = Session.create(run.document(0, time.time()))
+    session = Session.create({**run.document(0, time.time()), "arguments": dict(arguments)})
     command = [sys.executable, "-m", "midstride.engine.jobs.operations", str(session.folder), operation]
     ours = {name: value for name, value in os.environ.items() if name not in without}
     environment = {**program_environment(ours, cores()), Session.VARIABLE: str(session.folder)}
@@ -99,11 +104,12 @@ def main() -> None:
         sys.path.remove(str(Path.cwd()))
     session, operation = Session(sys.argv[1]), sys.argv[2]
     try:
-        run = Run.from_document(session.document())
+        document = session.document()
+        run = Run.from_document(document)
         make_importable(run.job.folder)
         module, _, name = OPERATIONS[operation].partition(":")
         preload(module)
-        result = getattr(import_module(module), name)(run)
+        result = getattr(import_module(module), name)(run, **document["arguments"])
         _result(session).write_text(json.dumps(result), encoding="utf-8")
         outcome = Outcome("done")
     except BaseException as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_runs"]
 
 _PANELS = 6
 _COLOURS = {"train": "#4477aa", "val": "#ee6677", "test": "#228833"}
@@ -19,6 +19,25 @@ _SMOOTH_FROM = 60  # points from which the noise of single steps hides the line
 def _can_draw() -> bool:
     """Whether pictures can be drawn here."""
     return find_spec("matplotlib") is not None
+
+
+def draw_runs(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> bytes | None:
+    """Return a PNG with a panel for each logged value and a curve for each run; None as for `draw`.
+
+    Args:
+        rows: name of a run -> rows of its metric log.
+    """
+    panels: _Panels = {}
+    for run, its_rows in rows.items():
+        for curves in _panels(its_rows).values():
+            for name, points in curves.items():
+                panels.setdefault(name, {})[run] = points
+    if not panels or not _can_draw():
+        return None
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):
+        return _png(dict([*panels.items()][:_PANELS]), " and ".join(rows), ())
 
 
 def draw(rows: Sequence[Mapping[str, str]], title: str, marks: Sequence[int] = ()) -> bytes | None:

@@ -1,17 +1,23 @@
 """A run: a job under a name, its folder and files. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.config.validation import validation_errors
+from midstride.engine.errors import JobError, SnapshotDamaged, UserError
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.store import Store
+from midstride.engine.storage.urls import absolute_url
 
-__all__ = ["JOB_FILE", "Run", "job_of"]
+__all__ = ["JOB_FILE", "Run", "job_of", "run_at"]
 
 #: in the run's folder: the job as it was resolved for the newest attempt
 JOB_FILE = "job.json"
@@ -85,3 +91,35 @@ def job_of(store: Store) -> TrainingJob | None:
         return TrainingJob.model_validate(decode_document(store.read(JOB_FILE), JOB_FILE, job=dict)["job"])
     except (FileNotFoundError, SnapshotDamaged, ValueError):
         return None
+
+
+def run_at(url: str, overrides: Iterable[str] = ()) -> Run:
+    """Return the run at `url`, a folder or fsspec URL, with the job of its newest attempt.
+
+    Args:
+        url: of the run; it may have been moved since.
+        overrides: choices set from outside, such as "data_args.folder=/data"; values are YAML.
+
+    Raises:
+        UserError: there is no run, or a script trains it.
+        JobError: an override is wrong.
+    """
+    # Ranks read no YAML.
+    from midstride.engine.config.yaml_file import apply_overrides
+
+    store = Store.open(absolute_url(url))
+    with store.errors_explained("read"):
+        job = job_of(store)
+    if job is None:
+        raise UserError(f"{url} is no run of a job: it has no {JOB_FILE}. Name a run's folder or URL")
+    runs, _, name = store.url.rstrip("/").rpartition("/")
+    snapshots = job.snapshots or SnapshotOptions.model_validate({})
+    document = job.model_copy(update={"snapshots": snapshots.model_copy(update={"url": runs})}).model_dump(mode="json")
+    faults = apply_overrides(document, overrides, example="data_args.folder=/data")
+    try:
+        chosen = TrainingJob.model_validate(document)
+    except ValidationError as error:
+        raise JobError.of(url, [*faults, *validation_errors(error, TrainingJob)]) from None
+    if faults:
+        raise JobError.of(url, faults)
+    return Run(chosen.resolved(Path.cwd()), name)

@@ -42,6 +42,10 @@ class Circle(DataModule):
         """Return what the best weights are tested on, at the end."""
         return DataLoader(self.test, batch_size=200)
 
+    def predict_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
+        """Return what `midstride predict` predicts."""
+        return self.test_dataloader()
+
 
 class Classifier(TrainingModule):
     """Two linear layers.
@@ -58,10 +62,15 @@ class Classifier(TrainingModule):
             torch.nn.Linear(2, hidden), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(hidden, 1)
         )
 
+    def forward(self, points: Tensor) -> Tensor:
+        """Return scores, (batch,), for `points`, (batch, 2): positive inside the circle."""
+        scores: Tensor = self.net(points).squeeze(1)
+        return scores
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of one batch."""
         points, inside = batch
-        loss = F.binary_cross_entropy_with_logits(self.net(points).squeeze(1), inside)
+        loss = F.binary_cross_entropy_with_logits(self(points), inside)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -73,9 +82,13 @@ class Classifier(TrainingModule):
         """Log the accuracy on the test's points."""
         self.log("test/accuracy", self._accuracy(batch), sync_dist=True)
 
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Return the probability that each point lies inside, (batch,)."""
+        return self(batch[0]).sigmoid()
+
     def _accuracy(self, batch: Batch) -> Tensor:
         points, inside = batch
-        right: Tensor = (self.net(points).squeeze(1) > 0) == inside.bool()
+        right: Tensor = (self(points) > 0) == inside.bool()
         return right.float().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
