@@ -4,15 +4,18 @@ app           the command line of the engine: `python -m midstride.engine`, and 
               needs no Prefect
 champions     `midstride champion list | show | rollback`: whose weights are in charge, and back to those
               before
-export        `midstride export`: bring a run's metric log to a tracker, all of it or what is missing there
+compare_runs  `midstride compare RUN RUN`: settings that differ and values, side by side, and a picture
+export        `midstride export`: a run's metric log for a tracker, or its weights in the format of another
+              program
 output        what the commands print: how a world ended, and an audit
 project       `midstride init`: a project that trains, to put one's own model and data into
 report_view   the report of a run on a terminal, and what came of the runs of a store in a table
 resume_check  whether a job resumes exactly, tried on a few steps of it: `midstride check --resume`
 runs          `midstride runs` and `midstride report`: what came of the runs of a store, and of one of them
+schema        `midstride schema`: the JSON schema of job files, for editors
 snapshots     `midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all
               runs of a store
-stages        `midstride prepare | status | evaluate | compare`: the stages of a training beside `fit`
+stages        `midstride prepare | status | evaluate | test | predict | compare`: stages beside `fit`
 stop_signals  signals that ask a command to stop, as exceptions
 table         a table whose rows become blocks on a terminal that is too narrow for it
 template/     what `midstride init` writes, beside job.yaml

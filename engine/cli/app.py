@@ -72,7 +72,7 @@ for command in (snapshots, champion, runs, report, export, init, schema):
 STAGES = {  # command -> function by name: their file imports this one
     "prepare": (
         "prepare",
-        "Prepare the data of a job, in a process of its own, and show their folder, number and size.",
+        "Prepare the data of a job, in a process of its own; show their folder, number and size.",
     ),
     "status": ("status", "Show how far a run of a job is, or how it ended."),
     "evaluate": ("evaluate", "Test the best weights of a run on the job's test data, in a process of its own."),

@@ -1,13 +1,15 @@
-"""What is done with a job: prepare, check, evaluate.
+"""Operations on a job: prepare, check, evaluate, predict, export.
 
 build        from a job to what it names: its module, its data and its Trainer
 check        everything that is wrong with a job, found without training: `midstride check`
 dry_run      a job tried for a moment: one step, one batch of each evaluation, in this process alone, nothing
              kept
 evaluate     evaluate weights on a job's test data, in one process: every sample once
+export_weights  a run's weights in a format of other programs: safetensors, torch.export, ONNX, `from_pretrained`
 operations   operations on a run that need torch or the user's code, each done in a process of its own
 portability  what of a job would not hold elsewhere: in another folder and another process, as a deployment
              starts it
+predict      predictions of a run's weights, written into one file as columns
 prepare      data made once, with a manifest that tells later whether they are still there
 publish      tell the trackers of a job whose weights are in charge, in a process that their libraries cannot
              harm

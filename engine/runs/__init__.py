@@ -7,6 +7,7 @@ ending        why an attempt at a run ended
 report_files  writes a run's report into its folder: report.md, report.json, curves.png, metrics-so-far.csv
 report_text   the report of a run as Markdown, for a file, an artifact and an e-mail
 run           a job under a name, and its folder
+run_comparison  runs side by side: the settings that differ, and the values that each reached
 run_report    the report of a run, read from its folder alone: right also when the watching processes are gone
 summary       the runs of a store, one line each
 trackers      tells trackers how a run ended

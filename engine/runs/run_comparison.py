@@ -57,10 +57,10 @@ def _settings(store: Store) -> dict[str, Any]:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(item, f"{path}.{key}" if path else str(key))
-    elif path:
+    else:
         yield path, value
 
 

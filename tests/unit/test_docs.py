@@ -97,6 +97,9 @@ RUN_BY = {
     "setup-server": "flows/test_self_hosted.py",
     "join": "support/machines.py",
     "rank": "distributed/test_elastic.py",
+    "compare": "unit/jobs/test_weights_of_runs.py",
+    "test": "unit/jobs/test_weights_of_runs.py",
+    "predict": "unit/jobs/test_weights_of_runs.py",
 }
 #: the other commands, in an order in which each finds what it needs
 ORDER = ("init", "check", "fit", "runs", "report", "audit", "export", "snapshots")

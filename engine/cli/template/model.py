@@ -84,7 +84,8 @@ class Classifier(TrainingModule):
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return the probability that each point lies inside, (batch,)."""
-        return self(batch[0]).sigmoid()
+        scores: Tensor = self(batch[0])
+        return scores.sigmoid()
 
     def _accuracy(self, batch: Batch) -> Tensor:
         points, inside = batch

@@ -1,6 +1,7 @@
 """The job's JSON schema: what a server draws a form from, and checks the parameters of a run by."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
+from midstride.engine.cli.schema import schema
 from midstride.engine.config.job import TrainingJob
 
 SCHEMA = TrainingJob.model_json_schema()
@@ -144,3 +146,23 @@ def fields(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def test_every_field_has_a_title_and_a_description(path: str, field: dict[str, Any]):
     assert field.get("title"), path
     assert field.get("description") or "$ref" in field, path
+
+
+def test_the_schema_of_files_takes_what_python_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "job.schema.json"
+    assert schema(output=output) == 0
+    assert f"$schema={output}" in capsys.readouterr().err
+    validator = Draft202012Validator(json.loads(output.read_text()))
+    plain = {"name": "tiny", "module": "model:Net", "data": "model:Data", "trainer": {"max_steps": 3}}
+    changes: list[tuple[dict[str, Any], bool]] = [
+        ({}, True),
+        ({"snapshots": {"url": "runs"}, "data_args": {"folder": "./data"}, "folder": ".."}, True),
+        ({"snapshots": {"every_steps": 3}}, True),
+        ({"loggers": ["mlflow", {"wandb": {"project": "a"}}, {"path": "mine:Logger"}, {"tensorboard": None}]}, True),
+        ({"loggers": ["nope"]}, False),
+        ({"loggers": [{"mine:Logger": {}}]}, False),
+        ({"seed": -1}, False),
+        ({"trainer": {"max_epoch": 3}}, False),
+    ]
+    for change, right in changes:
+        assert validator.is_valid({**plain, **change}) == python_takes({**plain, **change}) == right, change
