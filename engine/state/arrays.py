@@ -1,4 +1,4 @@
-"""numpy values as JSON and tensors, with the exact dtype: byte order, structure and units included."""
+"""numpy values as JSON and tensors, with exact dtypes: byte order, structure and units."""
 
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def describe_dtype(dtype: np.dtype[Any]) -> Any:
-    """Return the description of `dtype` in numpy's file format; None if it does not describe `dtype` fully."""
+    """Return `dtype` in numpy's file format; None if the format cannot describe it fully."""
     if dtype.hasobject:
         return None
     description = dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
@@ -29,7 +29,10 @@ def dtype_of(description: Any) -> np.dtype[Any]:
 
 
 def tensor_of(array: Array) -> tuple[Tensor, str]:
-    """Return a copy of `array` as a tensor (of bytes if torch has no such dtype), and its memory order: C or F."""
+    """Return a copy of `array` as a tensor, and its memory order, C or F.
+
+    The copy has bytes if torch lacks the dtype.
+    """
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     plain = np.array(array.T if order == "F" else array, order="C", copy=True)
     try:

@@ -1,4 +1,4 @@
-"""Checks of documents that are read: a snapshot is not trusted, and can reach nothing outside of its own files.
+"""Checks of documents. A snapshot is not trusted and reaches nothing outside of its files.
 
 Checksums find damage, but a hostile file has the right ones. So file names must stay in the folder, dtypes come from
 fixed lists (`dtypes.py`), and sizes are checked against the bytes that exist. Needs no torch.
@@ -22,7 +22,7 @@ _FILE_NAME = re.compile(r"\w[\w.~-]*", re.ASCII)
 
 @contextmanager
 def damaged_on_error(where: str) -> Iterator[None]:
-    """Turn errors in the block, which reads a document, into SnapshotDamaged for the file `where`.
+    """Turn errors of reading a document in the block into SnapshotDamaged for the file `where`.
 
     Raises:
         SnapshotDamaged: with the error. Errors of a store, and SnapshotDamaged itself, are not changed.
@@ -38,7 +38,7 @@ def damaged_on_error(where: str) -> Iterator[None]:
 
 
 def check_files(manifest: Mapping[str, Any], where: str) -> None:
-    """Refuse a manifest whose files are not all in its own folder, with a size and a checksum each.
+    """Refuse a manifest unless all its files are in its folder, with sizes and checksums.
 
     Raises:
         SnapshotDamaged: naming the file.
@@ -51,7 +51,10 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
 
 
 def sizes(values: Any) -> tuple[int, ...]:
-    """Return a shape or strides as a tuple; ValueError if they are not a list of non-negative integers."""
+    """Return a shape or strides as a tuple.
+
+    ValueError if they are not a list of non-negative integers.
+    """
     if not isinstance(values, (list, tuple)) or len(values) > _MOST_DIMENSIONS:
         raise ValueError(f"no shape or strides: {values!r:.80}")
     if any(type(value) is not int or not 0 <= value < 2**63 for value in values):
@@ -60,7 +63,7 @@ def sizes(values: Any) -> tuple[int, ...]:
 
 
 def check_view(elements: int, itemsize: int, shape: Sequence[int], strides: Sequence[int], offset: Any = 0) -> None:
-    """Check that a view of a buffer of `elements` elements stays within it, and is not far larger by strides of 0.
+    """Check that a view stays in its buffer of `elements`, and is not enlarged by strides of 0.
 
     Raises:
         ValueError: it does not; the message has the size of the view and of the buffer.

@@ -117,7 +117,7 @@ def encode(tree: object) -> Encoded:
 
 
 def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the tree that `encode` was given: same types, bits, strides and shared memory, tensors on the CPU."""
+    """Return the tree given to `encode`: same types, bits, strides and sharing, on the CPU."""
     return _Decoder(document, tensors).value(document)
 
 
@@ -401,7 +401,7 @@ def joined(path: str, key: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the class of a value, or the name of a function, as messages write it: `function digits.<lambda>`."""
+    """Return a value's class or a function's name for messages: `function digits.<lambda>`."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     own = getattr(value, "__qualname__", None)

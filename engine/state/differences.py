@@ -1,4 +1,4 @@
-"""Where two trees of state differ, bit for bit."""
+"""Differences of two trees of state, bit for bit."""
 
 import ctypes
 import math
@@ -48,7 +48,7 @@ def iter_differences(a: object, b: object) -> Iterator[tuple[str, str, str]]:
 
 
 def same_key_order(a: object, b: object) -> bool:
-    """Return whether all mappings of two trees without differences have their keys in the same order.
+    """Return True if all mappings of two equal trees have their keys in the same order.
 
     >>> same_key_order({"x": 1, "y": 2}, {"y": 2, "x": 1})
     False

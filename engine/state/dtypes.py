@@ -1,4 +1,4 @@
-"""The dtypes that a file may name, from fixed lists, so that a hostile file can name no others."""
+"""The dtypes that a file can name, from fixed lists, for safety against hostile files."""
 
 import re
 from typing import Any
@@ -26,7 +26,10 @@ def torch_dtype(name: Any) -> torch.dtype:
 
 
 def numpy_dtype(description: Any) -> np.dtype[Any]:
-    """Return the dtype with that description in numpy's file format; ValueError if it is not one of plain values."""
+    """Return the dtype of a description in numpy's file format.
+
+    ValueError if it is not one of plain values.
+    """
     _check_description(description)
     dtype = np.lib.format.descr_to_dtype(description)
     if dtype.hasobject:

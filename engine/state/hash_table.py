@@ -1,4 +1,4 @@
-"""The hash table of a set: the slots of its items, the slots of removed items, and where `pop` searches next.
+"""Hash table of a set: slots of its items and of removed ones, and next position of `pop`.
 
 A set iterates in the order of its table. Two sets with the same order diverge as soon as they change, unless their
 tables are equal. CPython has no interface to the table, so it is read from memory. Memory is never written: a table is
@@ -57,7 +57,7 @@ class _Placeholder:
 
 
 class _Echo:
-    """Equal to an item of the set: an update reserves a slot for it in the table, but then inserts nothing."""
+    """Equals an item of the set. An update reserves a slot for it and inserts nothing."""
 
     def __init__(self, item: Any) -> None:
         self._item = item
@@ -98,7 +98,10 @@ class HashTable:
         return cls(size, _indices((keys != 0) & ~is_removed), _indices(is_removed), finger)
 
     def fill(self, target: set[Any], items: list[Any]) -> bool:
-        """Replace the items of `target` by `items` such that its table equals this one; return whether it does."""
+        """Replace the items of `target` by `items` so that its table equals this one.
+
+        Return whether it does.
+        """
         target.clear()
         if not self._is_sound(len(items)):
             return False
@@ -135,7 +138,10 @@ class HashTable:
 
 
 def described_table(value: set[Any] | frozenset[Any], items: list[Any]) -> dict[str, Any]:
-    """Return {"table": ...} for a set; {} if `set(items)` has the same table, or hashes differ between processes."""
+    """Return {"table": ...} for a set; {} if `set(items)` has the same one or hashes differ.
+
+    Hashes can differ between processes.
+    """
     if type(value) is not set or not _IS_READABLE or not _has_lasting_hashes(items):
         return {}
     table, plain = HashTable.of(value), set(items)
@@ -143,12 +149,12 @@ def described_table(value: set[Any] | frozenset[Any], items: list[Any]) -> dict[
 
 
 def is_as_described(value: set[Any] | frozenset[Any], items: list[Any], table: Mapping[str, Any] | None) -> bool:
-    """Return whether `value` has these items in this order, and `described_table` of it has `table`."""
+    """Return True if `value` has these items in this order, and `table` as its table."""
     return list(value) == items and described_table(value, items).get("table") == table
 
 
 def fill_set(target: set[Any], items: list[Any], table: Mapping[str, Any] | None = None) -> bool:
-    """Replace the items of `target` by `items`, in their order if possible; return whether the set is as described.
+    """Replace the items of `target` by `items`, in order if possible. Return True if in order.
 
     Args:
         target: the set to fill.
@@ -172,7 +178,7 @@ def fill_set(target: set[Any], items: list[Any], table: Mapping[str, Any] | None
 
 
 def _insertions(items: list[Any]) -> Any:
-    """Yield orders of insertion, each with items to add and remove afterwards, which enlarge the table."""
+    """Yield orders of insertion, each with temporary items that enlarge the table."""
     yield items, ()
     yield items[::-1], ()
     if len(items) > _MOST:
@@ -191,7 +197,7 @@ def _insertions(items: list[Any]) -> Any:
 
 
 def _unused_finger(size: int) -> int:
-    """Return a finger that stands for 0, which `pop` cannot set: it is 0 modulo `size` and most other sizes."""
+    """Return a finger that acts as 0, which `pop` cannot set: 0 modulo `size` and other sizes."""
     return max(3 << 11, 3 * size)
 
 
@@ -208,7 +214,7 @@ def _set_finger(target: set[Any], finger: int) -> None:
 
 
 def _enlarge(target: set[Any], there: list[_Placeholder], size: int) -> None:
-    """Enlarge the table of `target` to at least `size` slots, a power of 2, without a change of its items.
+    """Enlarge the table of `target` to at least `size` slots, a power of 2, keeping its items.
 
     CPython resizes for the largest possible number of items before an update, so an update with equal items does this.
     """

@@ -68,7 +68,7 @@ class Instance:
 
 
 def instances_in(tree: Any, form: str, path: str = "") -> Iterator[tuple[str, Instance]]:
-    """Yield the instances of `form` in a tree of state, each with its path; not those in keys and sets."""
+    """Yield the instances of `form` in a tree with their paths, except in keys and sets."""
     if isinstance(tree, Instance) and tree.form == form:
         yield path, tree
     if isinstance(tree, (dict, Instance)):
@@ -85,7 +85,7 @@ def step(path: str, key: object) -> str:
 
 
 def key_path(path: str, index: int) -> str:
-    """Return the path of a key of the dict at `path`, by its index, since the text of a key may change."""
+    """Return the path of a key of the dict at `path` by its index, as its text can change."""
     return f"{path} (key {index})"
 
 

@@ -1,4 +1,4 @@
-"""Row shards: the rows of a tensor that one rank has, joined and sharded again for another number of ranks.
+"""Row shards: one rank's rows of a tensor, joined and sharded for another number of ranks.
 
 Rows are assigned to ranks as in `torch.chunk` and `fully_shard`: the same number to each rank, rounded up, until none
 is left. So the last ranks may have fewer rows or none.
@@ -81,7 +81,10 @@ def join_rows(shards: Sequence[RowShard]) -> Tensor:
 
 
 def reshard_rows(trees: Sequence[Any], rank: int, size: int) -> Any:
-    """Return the tree for `rank` of `size` ranks, given those of all ranks of another world; shards are resharded."""
+    """Return the tree for `rank` of `size` ranks from those of another world.
+
+    Its shards are cut anew.
+    """
 
     def resharded(*leaves: Any) -> Any:
         return shard_rows(join_rows(leaves), rank, size) if isinstance(leaves[0], RowShard) else leaves[0]

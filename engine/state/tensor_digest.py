@@ -47,7 +47,7 @@ def tensor_digest(tensor: Tensor, sample_bytes: int | None = None) -> str:
 
 
 def _stretches(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the elements of `tensor` on the host, in parts; each part is overwritten by the next."""
+    """Yield the elements of `tensor` on the host, in parts. Each overwrites the previous one."""
     if not tensor.is_cuda or not tensor.is_contiguous() or tensor.nbytes < _CHUNK_BYTES:
         if tensor.numel():
             yield tensor.cpu().contiguous()

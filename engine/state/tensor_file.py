@@ -1,4 +1,4 @@
-"""Reads safetensors files in one pass, with their digests checked, and each tensor in memory of its own.
+"""Reads safetensors files in one pass, with checked digests and separate memory per tensor.
 
 The peak memory is that of the tensors and a few chunks. Tensors are returned only after the last byte was checked.
 """

@@ -1,4 +1,4 @@
-"""Copies tensors to be written to a file, and rebuilds them with their strides and the memory they share.
+"""Copies tensors for a file, and rebuilds them with their strides and shared memory.
 
 safetensors files hold contiguous, separate tensors. A tensor that is dense and shares its memory with no other is
 written as it is, with its strides in the document. Tensors that overlap (tied weights, views of one buffer, expanded
@@ -45,7 +45,7 @@ DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class FreshTensors(dict[str, Tensor]):
-    """Tensors just read, by name; `rebuild` removes them one by one and uses their memory without a copy."""
+    """New tensors by name. `rebuild` removes each and uses its memory without a copy."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class TensorEntry:
 
 
 class TensorRegion:
-    """Bytes that are written as one tensor of a file: a leaf, or the range of memory that several leaves share.
+    """Bytes of one tensor of a file: a leaf, or a range of memory shared by leaves.
 
     Args:
         name: name in the file.
@@ -94,7 +94,7 @@ class TensorRegion:
             self.shape = list(first.shape) if first.dtype in _NAMES else [self.nbytes]
 
     def views(self, memory: Tensor, leaves: Sequence[TensorEntry]) -> list[Tensor]:
-        """Return the views of `memory` (uint8, as long as this region) into which `sources` are copied."""
+        """Return the views of `memory` (uint8, of this size) that receive copies of `sources`."""
         if not self.is_stretch:
             first = leaves[self.members[0]].tensor
             return [memory.view(first.dtype).view(first.shape)]
@@ -113,7 +113,7 @@ class TensorRegion:
 
 
 class Layout:
-    """How the tensors of a tree become tensors of a file; reused for the next snapshot while it fits."""
+    """Mapping from a tree's tensors to a file's, reused for later snapshots if it fits."""
 
     def __init__(self, leaves: Sequence[TensorEntry]) -> None:
         self._forms = [leaf.form for leaf in leaves]
@@ -134,14 +134,14 @@ class Layout:
                 self._region_of[number] = len(self.regions) - 1
 
     def fits(self, leaves: Sequence[TensorEntry]) -> bool:
-        """Return whether `leaves` have the paths and layouts of those this was made of, and share memory alike."""
+        """Return True if `leaves` have the paths, layouts and shared memory of this layout's."""
         if self._forms != [leaf.form for leaf in leaves]:
             return False
         starts = [leaf.tensor.data_ptr() for leaf in leaves]
         return starts == self._starts or (self._shares_alike(starts) and not self._overlaps_anew(starts))
 
     def _shares_alike(self, starts: Sequence[int]) -> bool:
-        """Return whether the leaves that share memory have the same addresses relative to each other."""
+        """Return True if leaves with shared memory have the same relative addresses."""
         shared = (number for region in self.regions if len(region.members) > 1 for number in region.members)
         return all(starts[number] == self._starts[number] for number in shared)
 
@@ -161,7 +161,7 @@ class Layout:
 
 
 def is_freed(tensor: Tensor) -> bool:
-    """Return whether the memory of `tensor` was freed, as that of gathered weights in sharded training."""
+    """Return True if the memory of `tensor` is freed, as of gathered weights when sharded."""
     has_memory = tensor.layout == torch.strided and (tensor.is_cpu or tensor.is_cuda) and tensor.numel() > 0
     return has_memory and not tensor.untyped_storage().nbytes()
 
@@ -183,7 +183,7 @@ def other_kind(tensor: Tensor) -> str | None:
 
 
 def stage(leaves: Sequence[TensorEntry]) -> dict[str, Tensor]:
-    """Copy all `leaves` to new memory on the CPU; return the copies by name, and complete the entries with these."""
+    """Copy all `leaves` to new CPU memory. Return the copies by name and complete their entries."""
     layout = Layout(leaves)
     layout.complete(leaves)
     staged = {}
@@ -197,7 +197,7 @@ def stage(leaves: Sequence[TensorEntry]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each of `sources` to one of `targets`, on the CPU; when this returns the sources may change."""
+    """Copy each of `sources` to one of `targets` on the CPU. On return, sources can change."""
     if targets:
         foreach_copy(targets, sources)
     for device in {source.device for source in sources if source.is_cuda}:
@@ -270,7 +270,7 @@ class _Span:
 
 
 def _overlapping(spans: Sequence[_Span]) -> list[list[int]]:
-    """Return groups of spans whose memory overlaps, most of them alone, in the order of their first members."""
+    """Return groups of spans with overlapping memory, in the order of their first members."""
     groups = [[number] for number, span in enumerate(spans) if span.start == span.end]
     full = [number for number, span in enumerate(spans) if span.start != span.end]
     end, device = 0, None

@@ -1,4 +1,7 @@
-"""Private names of torch's tensors that this package uses; `tests/unit/test_internals.py` tests each of them."""
+"""Private names of torch's tensors, used here only.
+
+`tests/unit/test_internals.py` tests each of them.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,7 +22,7 @@ def indices_and_values(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_view_of_one(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    """Return whether `tensor` is a view of one of `others`; works on devices without addresses, too."""
+    """Return True if `tensor` is a view of one of `others`, also on devices without addresses."""
     if not tensor._is_view():
         return False
     memory = tensor.untyped_storage()._cdata

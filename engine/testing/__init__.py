@@ -1,4 +1,4 @@
-"""For tests of users: that a module resumes exactly, and that a strategy, a store or a launcher keeps its contract.
+"""Tests for users: exact resume of a module, and contracts of strategies, stores, launchers.
 
 `assert_resumes_exactly(Classifier, Digits)` is a whole test.
 

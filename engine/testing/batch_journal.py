@@ -1,4 +1,4 @@
-"""The journal of an attempt: digests of every batch that reached the training step, sample by sample."""
+"""Journal of an attempt: digests of all batches of the training step, sample by sample."""
 
 import json
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class BatchJournal(Callback):
 
 
 def first_difference(undisturbed: Path, resumed: Path) -> str | None:
-    """Return a message on the first batch in which a resumed attempt differs; None if there is none."""
+    """Return a message on the first different batch of a resumed attempt; None without one."""
     was = {(entry["epoch"], entry["batch"]): entry for entry in _entries(undisturbed)}
     for entry in _entries(resumed):
         where = f"batch {entry['batch']} of epoch {entry['epoch']}"
@@ -70,7 +70,7 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def _digests(batch: Any) -> tuple[list[str], str]:
-    """Return a digest of each sample, over all tensors and lists with one row per sample, and one of all the rest."""
+    """Return a digest per sample, over all parts with a row per sample, and one of the rest."""
     samples = samples_in(batch)
     of_samples = [xxhash.xxh3_64() for _ in range(samples)]
     rest = xxhash.xxh3_64()
@@ -87,7 +87,7 @@ def _digests(batch: Any) -> tuple[list[str], str]:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    """Yield the leaves of a nested batch; a container of plain values only, such as a list of texts, is one leaf."""
+    """Yield the leaves of a nested batch. A container of plain values is one leaf."""
     items = items_of(batch)
     if items is None or not any(isinstance(item, Tensor) or items_of(item) is not None for item in items):
         yield batch

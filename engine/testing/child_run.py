@@ -1,4 +1,4 @@
-"""One attempt of a checked run, in a process of its own, so that no global state reaches the next attempt."""
+"""One attempt of a checked run, in its own process: no global state reaches the next one."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Imported first by the process that ranks are forked from: disables the garbage collector during its imports."""
+"""Imported first in the process that forks ranks. Disables garbage collection meanwhile."""
 
 import gc
 

@@ -22,7 +22,7 @@ _METHODS = {"datetime.now": "datetime.now()", "datetime.utcnow": "datetime.utcno
 
 
 class NondeterminismTracer:
-    """Records nondeterministic calls of user code in this thread; `calls` has one line for each place.
+    """Records nondeterministic calls of user code in this thread, a line of `calls` per place.
 
     It slows an attempt down many times (`sys.setprofile`), so it is used only after a comparison has failed.
     """

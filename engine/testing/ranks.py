@@ -33,7 +33,7 @@ def run_ranks(
     timeout_s: float = 600.0,
     preload: Sequence[str] = PRELOAD,
 ) -> list[int]:
-    """Call `target(*arguments)` in each of `processes` new ranks; return exit codes (0, or -9 after SIGKILL).
+    """Call `target(*arguments)` in `processes` new ranks. Return exit codes, -9 after SIGKILL.
 
     The ranks are forked from a server process that has imported torch and the modules in `preload` once, so a world
     starts in about 0.1 s.

@@ -1,4 +1,4 @@
-"""`assert_resumes_exactly`: a test that a training resumed from any snapshot ends with the same bits."""
+"""`assert_resumes_exactly`: tests that a resumed training ends with the same bits."""
 
 import importlib
 import re
@@ -39,7 +39,7 @@ def final_state(run: str) -> list[Any]:
 def assert_resumes_exactly(
     module: TrainingModule | Callable[[], TrainingModule], data: Any = None, *, steps: int = 6, **options: Any
 ) -> None:
-    """Train `steps` steps without an interruption, then resume from snapshots in between; compare the ends bit for bit.
+    """Train `steps` steps, resume from snapshots in between, and compare the ends bit for bit.
 
     Every attempt runs in a new process forked from this one, so that no global state is passed on. Epochs are limited
     to half of the steps, and validations to two batches, so that some snapshots are taken at the end of an epoch or
@@ -70,7 +70,7 @@ def assert_resumes_exactly(
 
 
 def _cuts(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return some snapshots: the first, one in the middle of a validation, and others evenly spread."""
+    """Return some snapshots: the first, one inside a validation, and others evenly spread."""
     before = snapshots[:-1]
     inside = [one for one in before if one.manifest["facts"]["progress"]["validating"]][:1]
     count = min(len(before), CUTS - len(inside))
@@ -79,7 +79,7 @@ def _cuts(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
-    """Return an attempt in `folder`, with a copy of the run in which `cut` is the newest snapshot."""
+    """Return an attempt in `folder` with a copy of the run that ends at the snapshot `cut`."""
     shutil.copytree(Path(whole.run), folder / "run")
     for path in (folder / "run" / "snapshots").iterdir():
         if path.name > cut.name:
@@ -88,7 +88,7 @@ def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
 
 
 def _compare(whole: ChildRun, resumed: ChildRun) -> list[str]:
-    """Return lines on the differences of a resumed attempt: in its batches, its final state, or else its metrics."""
+    """Return lines on a resumed attempt's differences in batches, final state, or metrics."""
     faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
     for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
         changes = iter_differences(expected, found)

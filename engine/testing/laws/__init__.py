@@ -1,4 +1,4 @@
-"""Tests for authors of launchers, stores and strategies: derive a test class, set what is tested. Needs pytest.
+"""Tests for authors of launchers, stores and strategies, to derive from. They need pytest.
 
 launcher        tests of a launcher: one process per rank, deaths that are noticed, runs that resume
 small_training  a small training with state that is easily lost: dropout, momentum, a schedule, a shuffled loader

@@ -36,7 +36,7 @@ class LauncherLaws:
     ranks: ClassVar[int] = 2
 
     def test_a_run_that_lost_a_rank_is_resumed_to_the_bits_of_an_undisturbed_one(self, tmp_path: Path) -> None:
-        """If a rank is killed, its world ends without leftover processes and is recorded; a relaunch resumes.
+        """The world of a killed rank ends completely and is recorded. A relaunch resumes.
 
         The undisturbed run needs no launcher: the way ranks are started changes no bit of a run.
         """

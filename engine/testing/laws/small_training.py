@@ -1,4 +1,4 @@
-"""A small training with state that is easily lost: dropout, momentum, a schedule, a shuffled loader."""
+"""Small training with fragile state: dropout, momentum, a schedule, a shuffled loader."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ class SmallModule(TrainingModule):
 
 
 class SmallData(DataModule):
-    """Four shuffled batches per epoch and rank, the last one smaller; six samples to validate on."""
+    """Four shuffled batches per epoch and rank, the last one smaller; six validation samples."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks

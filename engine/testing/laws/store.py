@@ -88,7 +88,7 @@ class StoreLaws:
         assert store.list() == ["file"]
 
     def test_of_many_who_create_a_file_one_wins(self, store: Store) -> None:
-        """Of concurrent `create` calls for one path, exactly one succeeds: leases of runs depend on it."""
+        """Exactly one of concurrent `create` calls for one path succeeds. Leases depend on it."""
         if not self.creates_exclusively:
             pytest.skip("this store creates no file exclusively")
         gate = threading.Barrier(RACERS)

@@ -19,7 +19,7 @@ __all__ = ["StrategyLaws", "assert_same_bits"]
 
 
 class StrategyLaws:
-    """Tests of a strategy. Ranks are processes of this machine, forked from one that has torch imported.
+    """Tests of a strategy. Ranks are forks of a process that has imported torch.
 
     class TestMine(StrategyLaws):
         options = {"strategy": "my_package.my_strategy:Mine", "strategy_args": {...}}
@@ -33,7 +33,9 @@ class StrategyLaws:
     module: ClassVar[Callable[[], TrainingModule]] = SmallModule
 
     def test_a_run_that_was_killed_ends_with_the_bits_of_an_undisturbed_one(self, tmp_path: Path) -> None:
-        """A run killed in a backward pass and in a validation has the state, weights and metrics of one that was not.
+        """A run killed in a backward pass and a validation ends like one that was not.
+
+        State, weights and metrics are equal.
 
         Each sample of every epoch was used once, and a value that each rank logged is reduced over the ranks.
         """
@@ -49,7 +51,7 @@ class StrategyLaws:
         assert audit(str(killed)).is_clean, audit(str(killed))
 
     def test_an_error_of_one_rank_ends_all(self, tmp_path: Path) -> None:
-        """If a rank raises an error, every other rank ends with an error as well, and none hangs."""
+        """All ranks end with an error if one raises it. None hangs."""
         plan = FaultPlan(tmp_path).add("raise", rank=self.ranks - 1, step=1, phase="forward")
         codes = self._train_on_ranks(tmp_path / "run", plan)
         plan.assert_all_fired()
