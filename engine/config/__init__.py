@@ -1,4 +1,4 @@
-"""What a job says: its file, its options, its names. Needs no torch.
+"""Contents of a job: its file, options and names. No torch.
 
 arguments        the texts in the arguments of a job, which are JSON: walked here, where no torch is loaded
 clusters         the clusters as rows of data: what gives a world its machines, and what `on_args` may hold

@@ -1,4 +1,4 @@
-"""The arguments in a job, which are JSON, as it travels to ranks and deployments: walked here, without torch."""
+"""Arguments of a job, which are JSON on their way to ranks and deployments. No torch."""
 
 import math
 import os
@@ -29,7 +29,7 @@ def _as_json(value: Any, path: str = "", above: tuple[int, ...] = ()) -> Any:
 
 
 def _fault(value: Any, above: tuple[int, ...]) -> str:
-    """Return what is wrong with one value, an empty text if nothing is; `above` has the ids of the values around it."""
+    """Return the fault of one value, or "". `above` has the ids of the values around it."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value}, which JSON has no number for: say null, or a text that your code reads"
     if id(value) in above:

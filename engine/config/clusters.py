@@ -1,4 +1,4 @@
-"""The clusters as rows of data: what gives a world its machines, and what it takes as `on_args`.
+"""Table of clusters: their classes and the `on_args` that they accept.
 
 Reading the table imports none of them.
 """
@@ -57,7 +57,7 @@ class SlurmArguments(Options):
 
 
 class RayArguments(Options):
-    """Where Ray is, and what a node needs of it."""
+    """Ray's address, and its requirements of a node."""
 
     address: str = Field(
         "auto", description="HOST:PORT of the cluster, or ray://HOST:PORT; auto: the one of this machine."
@@ -68,7 +68,7 @@ class RayArguments(Options):
 
 
 class KubernetesArguments(Options):
-    """What nodes do not have as the launcher's pod has it."""
+    """Settings of nodes that differ from the launcher's pod."""
 
     image: str | None = Field(None, title="Image", description="Of the nodes; by default that of the launcher's pod.")
     namespace: str | None = Field(None, title="Namespace", description="Of the job; by default the launcher's own.")
@@ -102,7 +102,7 @@ CLUSTERS: dict[str, ClusterSpec] = {
 
 
 def on_args_errors(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Return messages about the arguments that the cluster called `name`, or "join", does not take."""
+    """Return messages on arguments that the cluster `name`, or "join", does not accept."""
     if name not in CLUSTERS:
         return [f"on_args without on: say on: {' or on: '.join(CLUSTERS)}"] if arguments else []
     try:

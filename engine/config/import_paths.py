@@ -80,7 +80,9 @@ def call_with(make: Any, arguments: dict[str, Any], spec: str, key: str) -> Any:
 
 
 def _forget_stale(top: str, folder: str) -> None:
-    """Remove the module `top` from `sys.modules` if it was imported from elsewhere and `folder` has one of its own.
+    """Remove `top` from `sys.modules` if it was imported from elsewhere than `folder`.
+
+    Nothing changes if `folder` has no such module.
 
     Two jobs in one process may both have a `model.py`; each must get its own.
     """

@@ -1,4 +1,4 @@
-"""The training job: every choice that decides a run, from one YAML file, all faults found at once.
+"""The training job: all deciding settings of a run, from one YAML file, with all its faults.
 
 Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
@@ -64,7 +64,7 @@ IdentityKey = Literal[
 
 
 class TrainingJob(Options):
-    """What is trained, on what, how and where: a run is a job and a name."""
+    """Settings of a training. A run is a job and a name."""
 
     model_config = ConfigDict(json_schema_extra=job_schema)
 
@@ -87,7 +87,7 @@ class TrainingJob(Options):
         0, title="Seed", description="Seeds Python, numpy and torch in every process, and the order of samples."
     )
     world: WorldOptions = Field(
-        WorldOptions.model_validate({}), title="World", description="Which processes train together."
+        WorldOptions.model_validate({}), title="World", description="The processes that train together."
     )
     trainer: Annotated[TrainerOptions, AfterValidator(_check_end)] = Field(
         title="Training", description="How long and how the module trains."
@@ -200,7 +200,7 @@ class TrainingJob(Options):
 
     @property
     def store_url(self) -> str:
-        """Where all runs of this job live; a run has a folder also when it takes no snapshots."""
+        """URL of all runs of this job. A run has a folder even without snapshots."""
         url = (self.snapshots or SnapshotOptions.model_validate({})).url
         return absolute_url(url, self.folder or ".").rstrip("/")
 
@@ -216,7 +216,7 @@ class TrainingJob(Options):
 
     @property
     def store_terms(self) -> StoreOptions:
-        """What a launcher, or what looks after a world, asks of the store: an answer soon."""
+        """Store options of a launcher or monitor: they need an answer soon."""
         return StoreOptions(lease=self.snapshots.lease) if self.snapshots else StoreOptions()
 
 

@@ -1,4 +1,4 @@
-"""The job's JSON schema, which a Prefect server draws a form from and checks the parameters of a run by.
+"""JSON schema of the job, for forms and checks of parameters on a Prefect server.
 
 pydantic writes it; here it gains what a deployed job needs, absolute paths, and the menu of strategies. What ties
 choices together stands in Python alone: a run that breaks such a rule is refused when it starts.
@@ -19,7 +19,7 @@ _NOT_RELATIVE = {"not": {"type": "string", "pattern": r"^\.\.?/"}}
 
 
 def class_schema(names: list[str]) -> Schema:
-    """Return the schema of a strategy or a launcher: one of `names` from a menu, or a class of one's own."""
+    """Return the schema of a strategy or launcher: one of `names`, or an own class."""
     return {
         "anyOf": [
             {"title": "Built in", "type": "string", "enum": names},
@@ -29,14 +29,14 @@ def class_schema(names: list[str]) -> Schema:
 
 
 def snapshots_schema(schema: Schema) -> None:
-    """Change the schema of `SnapshotOptions`: the URL is given, and means the same wherever a worker starts."""
+    """Change the schema of `SnapshotOptions`: the URL is required and independent of the worker."""
     schema["properties"]["url"].pop("default", None)
     schema["properties"]["url"]["pattern"] = _STORE_URL
     schema["required"] = [*schema.get("required", []), "url"]
 
 
 def job_schema(schema: Schema) -> None:
-    """Change the schema of `TrainingJob`: paths are absolute, and those with a default beside its file are given."""
+    """Change the schema of `TrainingJob`: paths are absolute, also those with defaults."""
     properties = schema["properties"]
     properties["folder"].pop("default", None)
     properties["folder"]["pattern"] = _ABSOLUTE
@@ -47,7 +47,7 @@ def job_schema(schema: Schema) -> None:
 
 
 def plugin_schema(schema: Schema) -> None:
-    """Change the schema of what a job names by import path: no path among its arguments is relative."""
+    """Change the schema of plugins named by import path: none of their arguments is relative."""
     schema["properties"]["args"]["additionalProperties"] = _NOT_RELATIVE
 
 
@@ -72,6 +72,6 @@ def file_schema(schema: Schema) -> Schema:
 
 
 def whole_schema(schema: Schema) -> None:
-    """Change the schema of a share or a number: the whole, its default, is null, which no browser takes for a 1."""
+    """Change the schema of a share or number: the default null means the whole in a browser."""
     schema["anyOf"].append({"type": "null"})
     schema["default"] = None

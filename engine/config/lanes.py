@@ -1,4 +1,4 @@
-"""What lanes do not go together with. Reading it needs no torch."""
+"""Settings that lanes exclude. No torch."""
 
 from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.config.strategy_spec import StrategyRequest
@@ -10,7 +10,7 @@ MOST_LANES = 1024
 
 
 def lane_conflicts(request: StrategyRequest) -> list[str]:
-    """Return a message for everything in `request` that does not go with its lanes; nothing where it has none."""
+    """Return a message for each part of `request` that its lanes exclude."""
     lanes, ranks, strategy = request.lanes, request.ranks, request.strategy
     if lanes is None:
         return []

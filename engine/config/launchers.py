@@ -1,4 +1,4 @@
-"""The launchers as rows of data: a name and where the class is. Reading the table imports none of them."""
+"""Table of launchers: names and classes. Reading it imports none of them."""
 
 __all__ = ["LAUNCHERS"]
 

@@ -1,4 +1,4 @@
-"""What Lightning's users are used to say, and what is said here instead."""
+"""Names of Lightning's users, and their counterparts here."""
 
 from datetime import timedelta
 

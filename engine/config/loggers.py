@@ -17,7 +17,7 @@ __all__ = ["LOGGERS", "LoggerOptions", "LoggerSpec", "Loggers", "checked_loggers
 
 
 class LoggerSpec(NamedTuple):
-    """A logger: where its class is, the module it needs, the extra that installs it, what the job's name fills.
+    """A logger: its class, required module, extra, and the argument filled with the job's name.
 
     `reserved` are the characters that its tracker takes in no name of a run.
     """
@@ -69,7 +69,7 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
         return args
 
     def in_project(self, name: str) -> Self:
-        """Return a logger whose tracker collects runs under `name`, if it says no other: those of a job."""
+        """Return a logger whose tracker collects runs under `name`, unless it names another."""
         spec = LOGGERS.get(self.path)
         if spec is None or not spec.project:
             return self
@@ -77,7 +77,7 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
 
 
 def _in_full_form(value: Any) -> Any:
-    """Return the loggers as a job writes them, a name or a name with arguments each, in their full form."""
+    """Return the loggers of a job, each a name with or without arguments, in their full form."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return value
     return tuple(_full_form(one) for one in value)

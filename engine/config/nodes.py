@@ -1,4 +1,4 @@
-"""On how many machines a world trains, and which numbers of machines can share its batches. Needs no torch."""
+"""Numbers of machines of a world, and those that can share its batches. No torch."""
 
 import math
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Nodes:
 
     @property
     def _shared(self) -> str | None:
-        """What all ranks share, for messages."""
+        """Return the shared quantity of all ranks for messages."""
         if self.lanes is not None:
             return f"{self.lanes} lanes"
         return None if self.batch is None else f"batches of {self.batch} samples"

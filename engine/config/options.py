@@ -109,7 +109,7 @@ class Options(Record):
 
 
 def _checked_place(place: str, info: ValidationInfo) -> str:
-    """Return `place`; refuse a variable that was not filled in, or half a URL: it would become the name of a folder."""
+    """Return `place`. Refuse an unset variable or half a URL: it would become a folder's name."""
     if fault := url_fault(place):
         raise ValueError(fault)
     if found := re.search(r"\$[A-Za-z_]\w*|\$?\{.*?\}+", place):
@@ -131,7 +131,7 @@ def _without_password(url: str) -> str:
 
 
 class SnapshotOptions(Options):
-    """When the whole state of a run is written, and where."""
+    """Times and place of a run's snapshots."""
 
     model_config = ConfigDict(json_schema_extra=snapshots_schema)
 
@@ -169,7 +169,7 @@ class SnapshotOptions(Options):
 
     @property
     def store_options(self) -> StoreOptions:
-        """What a world that trains asks of the store."""
+        """Store options of a world that trains."""
         return StoreOptions(self.lease, self.store_patience_s)
 
     @model_validator(mode="after")
@@ -181,7 +181,7 @@ class SnapshotOptions(Options):
 
 
 class MonitorOptions(Options):
-    """Which logged value decides what is best."""
+    """The logged value that decides which weights are best."""
 
     metric: str = Field(title="Metric", description="Name under which the value is logged, such as val/accuracy.")
     mode: Literal["min", "max"] = Field("min", title="Better is", description="min for a loss, max for a score.")
@@ -191,7 +191,7 @@ class MonitorOptions(Options):
 
 
 class NightlyOptions(Options):
-    """When the challenger of a night replaces the champion."""
+    """Conditions for a night's challenger to replace the champion."""
 
     metric: str | None = Field(
         None,
@@ -205,7 +205,7 @@ class NightlyOptions(Options):
 
 
 class TrainerOptions(Options):
-    """How long and how a module trains."""
+    """Length and manner of a training."""
 
     max_epochs: Annotated[Count | None, BeforeValidator(_none_if_minus_one)] = Field(
         None, title="Epochs", description="Stop after this many passes over the data."

@@ -1,4 +1,4 @@
-"""Whether the methods of a user's class can be called as those of its base class are. Needs no torch."""
+"""Checks that a user's methods can be called like those of the base class. No torch."""
 
 import inspect
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def is_own(kind: type) -> bool:
 
 
 def override_faults(kind: type, prefix: str = "") -> list[str]:
-    """Return a message for each method that `kind` has to write and does not, or writes with other parameters.
+    """Return a message for each method of `kind` that is missing or has other parameters.
 
     Parameters that have a default in the base class may be left out.
 
@@ -34,7 +34,7 @@ def override_faults(kind: type, prefix: str = "") -> list[str]:
 
 
 def _first(kind: type, name: str, *, own: bool) -> Any:
-    """Return what the first class of the user's, or of midstride's, among the bases of `kind` has under `name`."""
+    """Return `name` of the first class of a user or of midstride among the bases of `kind`."""
     return next((vars(base)[name] for base in kind.__mro__ if is_own(base) is own and name in vars(base)), None)
 
 

@@ -1,4 +1,4 @@
-"""What a job names by import path and gives arguments to: its callbacks."""
+"""Plugins that a job names by import path, with arguments: its callbacks."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ ImportPath = Annotated[str, AfterValidator(import_path), Field(json_schema_extra
 
 
 class CallbackOptions(Options, json_schema_extra=plugin_schema):
-    """A callback of one's own, built in every rank; what its `state_dict` gives is part of the run's state."""
+    """A callback of your own, built in all ranks. Its `state_dict` is part of the run's state."""
 
     path: ImportPath = Field(title="Callback", description="package.module:attribute of the Callback.")
     args: Arguments = Field({}, title="Arguments", description="Keyword arguments of the callback.")

@@ -1,4 +1,4 @@
-"""The strategies as rows of data: where the class is, what starts its ranks, what it takes, what it refuses.
+"""Table of strategies: class, launcher of the ranks, options, and conflicts of each.
 
 Reading the table imports neither torch nor any strategy's own library: an orchestrator reads jobs without them.
 """
@@ -129,7 +129,7 @@ _OFFLOAD_NOT_16 = Conflict(
 
 
 def _knows_ranks(request: StrategyRequest) -> bool:
-    """Whether the number of ranks is final; a script that has not seen its devices may start more."""
+    """Whether the number of ranks is final. A script without known devices can start more."""
     return request.accelerator is None or request.launcher is not None or request.ranks > 1
 
 

@@ -1,4 +1,4 @@
-"""The types of the table of strategies: a row, a conflict, and the request that conflicts are checked for."""
+"""Types of the table of strategies: a row, a conflict, and the request that is checked."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Start = Literal["none", "subprocess", "spawn", "fork"]
 
 @dataclass(frozen=True)
 class StrategyRequest:
-    """The choice of a strategy and its surroundings; None is what is not known yet, as in a job read without its GPUs.
+    """A chosen strategy and its surroundings. None means unknown, as in a job without its GPUs.
 
     Args:
         strategy: its name.

@@ -1,4 +1,4 @@
-"""Messages about the errors of pydantic in a group of options: for each key the fault, the value and what to do."""
+"""Messages on pydantic's errors in options: for each key fault, value and way out."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -31,7 +31,7 @@ _OLD_NAMES = {"replace_sampler_ddp": "use_distributed_sampler", "retries": "retr
 
 
 def validation_errors(error: ValidationError, model: type[BaseModel], group: str = "") -> list[str]:
-    """Return a message for each key of `model` that pydantic refused, in the order of `model`'s fields.
+    """Return a message for each key of `model` that pydantic refused, in order of fields.
 
     Args:
         error: what validating `model` raised.
@@ -51,7 +51,7 @@ def validation_errors(error: ValidationError, model: type[BaseModel], group: str
 
 
 def _joined(messages: Sequence[str]) -> str:
-    """Return one sentence of the messages for the branches of a union, which all end in the same "not 'x'"."""
+    """Return one sentence of the messages on a union's branches, which end in "not 'x'"."""
     if len(messages) == 1:
         return messages[0]
     heads = [message.rpartition(", not ")[0] or message for message in messages]
@@ -109,7 +109,7 @@ def _leaf(path: str) -> str:
 
 
 def _optional_by_path(model: type[BaseModel]) -> dict[str, bool]:
-    """For every key path of the job whether it may be left out; groups come before what is in them."""
+    """Return for each key path of the job whether it is optional, groups before their contents."""
     optional: dict[str, bool] = {}
     for name, field in model.model_fields.items():
         optional[name] = not field.is_required()
@@ -124,7 +124,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _path(location: Sequence[int | str], known_paths: Sequence[str]) -> str:
-    """Return the key path of a fault, without the names of branches of a union that pydantic appends."""
+    """Return a fault's key path without the names of union branches that pydantic appends."""
     names = [str(name) for name in location]
     for length in range(len(names) - 1, 0, -1):
         path = ".".join(names[:length])

@@ -1,4 +1,4 @@
-"""Which processes train together, as a job says it.
+"""The processes that train together, as given by a job.
 
 Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
@@ -77,7 +77,7 @@ LauncherName = Annotated[str, AfterValidator(_known_launcher), WithJsonSchema(cl
 
 
 class WorldOptions(Options):
-    """Which processes train together."""
+    """The processes that train together."""
 
     strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema(class_schema(_STRATEGIES))] = Field(
         "single",
@@ -188,7 +188,7 @@ class WorldOptions(Options):
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are at most."""
+        """Maximum number of ranks."""
         return max(self.machines.usable, default=1) * self.processes
 
     @model_validator(mode="after")

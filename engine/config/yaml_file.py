@@ -57,7 +57,9 @@ def _text_of(path: Path) -> str:
 
 
 def _size(value: Any, *around: Any) -> int:
-    """Return the number of values in a document, each alias counted as a copy of its anchor, as far as the limits.
+    """Return the number of values in a document, up to the limit.
+
+    Each alias counts as a copy of its anchor.
 
     A short document whose aliases name aliases has billions of values, once it is copied.
     """
@@ -107,7 +109,7 @@ def apply_overrides(
     option: str = "--set",
     example: str = "trainer.max_epochs=2",
 ) -> list[str]:
-    """Set each "a.b=value" of `overrides` in `document`, values read as YAML; return what is wrong with them."""
+    """Set each "a.b=value" of `overrides` in `document` as YAML. Return the faults."""
     faults = []
     for override in overrides:
         key, equals, text = override.partition("=")

@@ -15,7 +15,7 @@ def cores() -> int:
 
 
 def program_environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return the environment of a program that computes; variables that are set in `base` keep their values.
+    """Return the environment of a computing program. Variables set in `base` keep their values.
 
     Args:
         base: the environment of this process.
@@ -27,7 +27,9 @@ def program_environment(base: Mapping[str, str], threads: int) -> dict[str, str]
 
 
 def hash_seed() -> dict[str, str]:
-    """Return a variable with which all interpreters that this process starts hash text alike, unless it is set.
+    """Return a variable that makes all interpreters of this process hash text in one way.
+
+    It is empty if the variable is set.
 
     They cannot hash as this process does: Python does not reveal its seed. The value follows from the hash of a text.
     """
@@ -36,7 +38,7 @@ def hash_seed() -> dict[str, str]:
 
 @contextmanager
 def hash_seed_set(environment: Mapping[str, str]) -> Iterator[None]:
-    """Make interpreters that `multiprocessing` starts within the block hash text as `environment` says."""
+    """Let interpreters of `multiprocessing` in the block hash text as in `environment`."""
     is_other = _HASH_SEED in environment and _HASH_SEED not in os.environ
     if is_other:
         os.environ[_HASH_SEED] = environment[_HASH_SEED]

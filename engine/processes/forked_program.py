@@ -1,4 +1,4 @@
-"""A program that runs in a fork of this process: with its own session, environment and exit, and nothing to import."""
+"""A program in a fork of this process, with its own session, environment and exit."""
 
 import atexit
 import gc
@@ -18,7 +18,7 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class ForkedProgram:
-    """A child process that runs `main` as `python -m` would, with the methods of `subprocess.Popen` that are needed.
+    """A child process that runs `main` like `python -m`, with methods of `subprocess.Popen`.
 
     Fork in the main thread, and before anything was computed on several threads: a fork has none of these threads.
 
@@ -74,7 +74,7 @@ def _begin(main: Callable[[], object], environment: Mapping[str, str]) -> None:
 
 
 def take_environment(environment: Mapping[str, str]) -> None:
-    """Set the environment of this process, and the threads of torch, which has read the old one when it was loaded."""
+    """Set the environment of this process, and torch's threads, which it read at its import."""
     os.environ.clear()
     os.environ.update(environment)
     threads = environment.get("OMP_NUM_THREADS", "")
@@ -95,7 +95,7 @@ def end_with(main: Callable[[], object]) -> NoReturn:
 
 
 def end_process(code: int) -> NoReturn:
-    """Exit with `code` as an interpreter does after its program, but without unloading libraries.
+    """Exit with `code` like an interpreter, but without unloading libraries.
 
     A daemon thread that is inside torch, waiting for another rank, would abort an interpreter that ends.
     """
@@ -109,7 +109,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def _uncaught(error: BaseException) -> object:
-    """Return the exit code of an interpreter whose program ends by `error`; a hook may set another."""
+    """Return an interpreter's exit code after `error`. A hook can set another."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     try:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -53,7 +53,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Make the kernel send this process the signal `by` when its parent dies; exit now if it is dead already.
+    """Let the kernel send the signal `by` to this process when its parent dies.
+
+    Exit now if it is dead already.
 
     Args:
         parent: the process that started this one. The kernel does not report a parent that died before this call; then
@@ -74,7 +76,7 @@ def die_with(process: int) -> None:
 
 
 def tie_to_parent() -> None:
-    """End with the parent that `PARENT` names, if it is set; it is removed for the children of this process."""
+    """End with the parent named by `PARENT`, if set. Children of this process do not inherit it."""
     if parent := os.environ.pop(PARENT, None):
         die_with_parent(int(parent))
 
@@ -176,7 +178,7 @@ def _ancestors(process: int) -> list[int]:
 
 
 def processes_with_env(variable: str, value: str) -> list[int]:
-    """Return the living processes, other than this one, that were started with `variable`=`value`."""
+    """Return the living processes besides this one that were started with `variable`=`value`."""
     mark = f"{variable}={value}".encode()
     found = []
     for entry in _processes():

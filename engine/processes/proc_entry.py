@@ -1,4 +1,4 @@
-"""Sets the command line and variables that `/proc` shows of a fork; the kernel shows those of its ancestor.
+"""Sets the command line and variables of a fork in `/proc`, instead of its ancestor's.
 
 Linux reads both from the memory of the process, where they are overwritten. Elsewhere nothing is done.
 """
@@ -15,7 +15,7 @@ _PROC = Path("/proc/self")
 
 
 def show_command(command: Sequence[str]) -> None:
-    """Make `/proc`, and so `ps`, show `command` for this process, or as much of it as there is room for."""
+    """Make `/proc` and `ps` show `command` for this process, as far as there is room."""
     if _LINUX:
         start, end = _bounds(48)
         text = b"".join(part.encode() + b"\0" for part in command)[: end - start - 1]
@@ -43,6 +43,6 @@ def show_variable(name: str, value: str) -> None:
 
 
 def _bounds(field: int) -> tuple[int, int]:
-    """Return two neighbouring fields of `/proc/self/stat`, counted from 1: where something begins and ends."""
+    """Return two neighbouring fields of `/proc/self/stat`, counted from 1: a start and an end."""
     fields = (_PROC / "stat").read_text().rpartition(")")[2].split()  # a name may hold spaces; the next is field 3
     return int(fields[field - 3]), int(fields[field - 2])

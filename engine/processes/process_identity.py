@@ -27,17 +27,17 @@ def process_identity() -> dict[str, Any]:
 
 
 def has_ended(identity: Mapping[str, Any]) -> bool:
-    """Return whether the process that `identity` names has ended; False where that cannot be seen from here."""
+    """Return True if the process of `identity` has ended; False if that is invisible from here."""
     return _is_visible(identity) and began(identity["pid"]) != identity["began"]
 
 
 def is_running(identity: Mapping[str, Any]) -> bool:
-    """Return whether the process that `identity` names runs; False where that cannot be seen from here."""
+    """Return True if the process of `identity` runs; False if that is invisible from here."""
     return _is_visible(identity) and began(identity["pid"]) == identity["began"]
 
 
 def _is_visible(identity: Mapping[str, Any]) -> bool:
-    """Return whether the process is or was on this machine, and among the processes that can be seen from here."""
+    """Return True if the process is or was on this machine, among those visible from here."""
     return sys.platform == "linux" and all(identity.get(key) == value for key, value in _here().items())
 
 
@@ -56,7 +56,7 @@ def began(pid: int) -> int | None:
 
 
 def local_world_id() -> str:
-    """Return a text that is the same in all processes of one world on this machine, and differs between worlds."""
+    """Return a text shared by all processes of one world on this machine, and no other world."""
     if port := os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT"):  # each of its ranks has a parent process of its own
         return f"horovodrun-{os.environ.get('HOROVOD_GLOO_RENDEZVOUS_ADDR', '')}-{port}"
     launcher = _launcher()
@@ -64,7 +64,7 @@ def local_world_id() -> str:
 
 
 def _launcher() -> int:
-    """Return what started the ranks of this machine: this process's parent, or above it where shells wrap each rank."""
+    """Return the launcher of this machine's ranks: the parent, or above it a wrapping shell's."""
     process, rank = os.getppid(), _rank_in(os.environ)
     while rank and _rank_in(_environment_of(process)) == rank:
         process = parent_of(process)

@@ -1,4 +1,4 @@
-"""Ranks known by their heartbeats, which a supervisor stops itself where their launcher does it badly."""
+"""Ranks known by their heartbeats, which a supervisor stops if their launcher cannot."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ class RegisteredRanks:
 
     @classmethod
     def from_environment(cls) -> "RegisteredRanks | None":
-        """Return the ranks of the world that this process supervises, if its environment asks for that."""
+        """Return the ranks of the supervised world, if the environment asks for them."""
         if (where := os.environ.get(cls.VARIABLE)) is None:
             return None
         return cls(Path(os.environ[SESSION]), all_here=where == "all")

@@ -16,7 +16,9 @@ _STOPS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 def listen() -> bool:
-    """Listen to signals from now on, and return whether that is so. Only the main thread can start it.
+    """Listen to signals from now on. Return True if so.
+
+    Only the main thread can start it.
 
     Call it as early as possible: signals before the first call are unknown.
     """
@@ -28,7 +30,7 @@ def listen() -> bool:
 
 
 def stop_signal_since(start: float) -> signal.Signals | None:
-    """Return the newest signal that asked this process to stop since `start`; None if there is none.
+    """Return the newest signal since `start` that asked this process to stop; None without one.
 
     Signals without a handler in Python end the process by themselves.
 
@@ -42,7 +44,7 @@ def stop_signal_since(start: float) -> signal.Signals | None:
 
 
 class _SignalListener:
-    """Reads the numbers of signals, and passes them on to the listener before it, such as an event loop."""
+    """Reads the numbers of signals, and passes them to the previous listener, such as a loop."""
 
     def __init__(self) -> None:
         self.newest: tuple[signal.Signals, float] | None = None

@@ -20,7 +20,7 @@ _UNKILLABLE_S = 5.0  # to wait for a process inside a system call, which dies on
 
 
 class SupervisedProcess:
-    """A command that runs under a supervisor, in a session of its own, with its output in a file.
+    """A command under a supervisor, in its own session, with its output in a file.
 
     Whatever ends the `with` block ends the command and all processes that it has started, the group. If this process
     is killed, the supervisor ends them.
@@ -66,7 +66,7 @@ class SupervisedProcess:
             return None
 
     def lines(self) -> list[str]:
-        """Return the lines that came since the last call; one still being written waits until it is whole."""
+        """Return the complete lines since the last call."""
         ended = self._supervisor.poll() is not None
         try:
             with self._log.open("rb") as file:
@@ -135,7 +135,9 @@ class SupervisedProcess:
 def start_supervisor(
     command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float
 ) -> "subprocess.Popen[bytes] | ForkedSupervisor":
-    """Start the supervisor of `command`, in a session of its own; the arguments are those of `SupervisedProcess`.
+    """Start the supervisor of `command` in its own session.
+
+    Arguments are those of `SupervisedProcess`.
 
     Where a fork server runs that suits, it is forked from there, else a fresh Python.
     """

@@ -1,4 +1,6 @@
-"""The supervisor of a world: `python -m midstride.engine.processes.supervisor PARENT GRACE_S COMMAND...`.
+"""Supervisor of a world.
+
+Run as `python -m midstride.engine.processes.supervisor PARENT GRACE_S COMMAND...`.
 
 A small process between the launcher and the world, for the one case in which the launcher cannot
 clean up: when it is killed. The supervisor is told by the kernel, asks the world to stop, gives it its
@@ -79,7 +81,7 @@ class Supervisor:
         os.execvp(self.command[0], self.command)
 
     def _reap(self, child: int) -> int | None:
-        """Collect every dead child, adopted ones too; return the exit code of `child` if it is among them."""
+        """Collect all dead children, adopted ones too. Return the exit code of `child`, if it died."""
         code = None
         while True:
             try:
