@@ -1,10 +1,13 @@
-"""Every public name is documented, and a docstring's arguments are those that there are."""
+"""Docstrings are complete and short, their arguments exist, and messages name the thing and the way out."""
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 Definition = ast.FunctionDef | ast.ClassDef
@@ -89,3 +92,133 @@ def test_arguments_of_docstrings_are_those_that_there_are() -> None:
     described = {name: (arguments(ast.get_docstring(node) or ""), parameters(node)) for name, node, _ in definitions()}
     assert sum(len(names) for names, _ in described.values()) > 500, "arguments are found"
     assert {name: extra for name, (names, there) in described.items() if (extra := {*names} - there)} == {}
+
+
+#: the first line of a docstring, and the first sentence of a message, have at most so many characters
+LONGEST_LINE, LONGEST_SENTENCE = 90, 160
+#: a line that opens with one of these is no verb or noun phrase
+CLAUSE = re.compile(r"(what|where|how|of|with|beside|under|that|which|whose|why|when|who|if) ", re.IGNORECASE)
+#: errors that a person has to act on
+FOR_PEOPLE = {
+    "IdentityChanged", "JobError", "NoLoss", "NotExact", "SnapshotMissing", "StoreFull", "StoreUnsafe",
+    "StrategyUnavailable", "UnsupportedState", "UserError", "WorldError",
+}  # fmt: skip
+#: a value in a message, as many characters as one often has
+VALUE = "{a value...}"
+#: packages to rewrite -> the number of their docstrings and of their messages that break the rules; it only falls
+TO_REWRITE = {
+    "engine": (34, 0),
+    "engine/checkpointing": (86, 3),
+    "engine/cli": (49, 2),
+    "engine/config": (3, 2),
+    "engine/data": (195, 9),
+    "engine/jobs": (21, 0),
+    "engine/launch": (82, 3),
+    "engine/lightning": (43, 1),
+    "engine/loop": (45, 0),
+    "engine/modules": (7, 1),
+    "engine/objects": (123, 0),
+    "engine/processes": (13, 0),
+    "engine/ranks": (32, 3),
+    "engine/runs": (3, 0),
+    "engine/session": (34, 0),
+    "engine/snapshots": (64, 0),
+    "engine/storage": (1, 0),
+    "engine/strategies": (17, 1),
+    "engine/training": (104, 4),
+}
+
+
+def package(file: str) -> str:
+    """Return the package below `engine`, or the part of a file."""
+    parts = Path(file).parts
+    return "/".join(parts[: 2 if len(parts) > 2 else 1])
+
+
+def first_lines() -> Iterator[tuple[str, str]]:
+    """Yield the place and the first line of every docstring."""
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, *Definition.__args__)) and (text := ast.get_docstring(node)):
+                yield f"{file}: {getattr(node, 'name', '')}", text.splitlines()[0]
+
+
+def is_short_phrase(line: str) -> bool:
+    """Whether a line is short and opens with a verb or a noun."""
+    return len(line) <= LONGEST_LINE and not CLAUSE.match(line)
+
+
+def text_of(node: ast.AST) -> str:
+    """Return a text in the sources, with `VALUE` for each value; "" for other nodes."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.FormattedValue():
+            return VALUE
+        case ast.JoinedStr(values=values):
+            return "".join(map(text_of, values))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return text_of(left) + text_of(right)
+    return ""
+
+
+def raised_messages() -> Iterator[tuple[str, str, str]]:
+    """Yield the place, the error and the text of each message that is written where it is raised."""
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                text = "".join(map(text_of, node.exc.args[:1]))
+                if text:
+                    yield f"{file}:{node.lineno}", ast.unparse(node.exc.func), text
+
+
+def is_message(error: str, text: str) -> bool:
+    """Whether a message has a short first sentence; one for people also names the thing and the way out.
+
+    A name is a value, or a word of code. The way out is a part of its own.
+    """
+    named = VALUE in text or re.search(r"\w[._]\w|[a-z][A-Z]|[A-Z]{2}|\w[(=]", text)
+    parted = text.endswith(VALUE) or re.search(r"[:;.] |, or ", text)
+    short = len(re.split(r"\. |\n", text)[0]) <= LONGEST_SENTENCE
+    return bool(short and (error not in FOR_PEOPLE or (named and parted)))
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("Return the folder of a run.", True),
+        ("Folder of a run.", True),
+        ("What a run leaves.", False),
+        ("Of several loaders, the first.", False),
+        ("Return " + "x" * 84, False),
+    ],
+)
+def test_a_first_line_is_a_short_phrase(line: str, right: bool) -> None:
+    assert is_short_phrase(line) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        (f"{VALUE} has no loader: define Net.train_dataloader()", True),
+        (f"{VALUE} has no loader", False),
+        ("it failed: try again", False),
+        (f"{VALUE}: " + "x" * 150, False),
+        (f"{VALUE} has no loader. " + "x" * 150, True),
+    ],
+)
+def test_a_message_names_the_thing_and_the_way_out(text: str, right: bool) -> None:
+    assert is_message("UserError", text) is right
+
+
+def test_docstrings_and_messages_are_short_and_complete() -> None:
+    lines, messages = [*first_lines()], [*raised_messages()]
+    assert len(lines) > 3000
+    assert len(messages) > 400
+    docstrings = [place for place, line in lines if not is_short_phrase(line)]
+    texts = [place for place, error, text in messages if not is_message(error, text)]
+    found = Counter(map(package, docstrings)), Counter(map(package, texts))
+    for name in sorted({*found[0], *found[1]}):
+        allowed = TO_REWRITE.get(name, (0, 0))
+        assert found[0][name] <= allowed[0], [place for place in docstrings if package(place) == name]
+        assert found[1][name] <= allowed[1], [place for place in texts if package(place) == name]
