@@ -6,7 +6,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-__all__ = ["is_python_file", "is_user_class", "is_user_file", "is_user_module"]
+__all__ = ["is_python_file", "is_user_class", "is_user_file", "is_user_module", "is_written_by_user"]
 
 _PYTHON = tuple({*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")), str(Path(os.__file__).parent)})
 _INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
@@ -34,6 +34,15 @@ def _is_installed(path: str) -> bool:
 def is_user_class(kind: type) -> bool:
     """Return whether a class was written by the user."""
     return is_user_module(kind.__module__)
+
+
+def is_written_by_user(owner: object, name: str) -> bool:
+    """Return whether a class of the user's defines the method `name` of `owner`, not a library that it derives from.
+
+    Classes that adapt Lightning's objects, which hold the original class as `_written`, do not count.
+    """
+    kinds = (kind for kind in type(owner).__mro__ if name in vars(kind) and "_written" not in vars(kind))
+    return is_user_class(next(kinds, type(owner)))
 
 
 def is_user_module(name: str) -> bool:

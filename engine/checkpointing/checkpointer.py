@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from midstride.engine.checkpointing.world_size import (
     resize_loaders,
 )
 from midstride.engine.config.options import SnapshotOptions
-from midstride.engine.errors import EngineError, StopRequested, StoreSilent
+from midstride.engine.errors import EngineError, StopRequested, StoreSilent, UnsupportedState
 from midstride.engine.loggers.logger_processes import LoggerProcesses
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.session.requests import Request, RequestKind
@@ -64,6 +64,9 @@ class Checkpointer:
         self.parts = state.parts
         self._unsaved_state: UnsavedStateMonitor | None = None
         self._data_changes, self._is_due = DataChanges(context, state.loaders.read_in_epoch), False
+        self._conditions: list[Callable[[], bool]] = []
+        self._end_hooks: Callable[[], None] | None = None
+        self._taken_at: dict[str, Any] = {}  # progress at the newest snapshot
         self._replica_check = ReplicaCheck(context.strategy, context.collective.gather)
         self._is_verified = False  # whether `check_restores` has run after the first step, or need not
         self._initial_sharding = InitialSharding.of(state.loaders, context.world.size)
@@ -119,6 +122,7 @@ class Checkpointer:
         restore_parts(self.parts, self._resharded(snapshot, tree))
         self._state.loaders.restored()
         self._row_times = RowTimes(facts.get("row_times", ()))
+        self._taken_at = self._context.progress.state_dict()
         self._weights = dict(facts.get("weights", {}))
         self._weights_facts = dict(facts.get("weights_facts", {}))
         self._warn(self._state.settings.compare(facts, self._facts))
@@ -150,8 +154,26 @@ class Checkpointer:
             with self._warnings.merge_ranks():
                 check_restores(self.parts, "after the first step")
         self._is_due |= self._schedule.is_due(progress.val_batch if progress.validating else progress.step)
-        if self._is_due and self._data_changes.allow_snapshot():
+        if self._is_due and self._is_complete() and self._data_changes.allow_snapshot():
             self.take()
+
+    def take_only_if(self, condition: Callable[[], bool]) -> None:
+        """Take no snapshot where `condition` returns False; every rank calls it at the same boundary."""
+        self._conditions.append(condition)
+
+    def snapshot_before(self, boundaries: int, seconds: float) -> None:
+        """Take a snapshot if one falls due in the next `boundaries`, which take `seconds` and allow none."""
+        progress = self._context.progress
+        if self._taken_at == progress.state_dict() or not self._schedule.falls_due_within(boundaries, seconds):
+            return
+        if self._data_changes.allow_snapshot():
+            if (progress.step, progress.after) == (self._taken_at.get("step"), self._taken_at.get("after")):
+                progress.boundary_passed()  # so that it has a name of its own
+            self.take()
+
+    def _is_complete(self) -> bool:
+        """Return whether the state here is that of the run; every rank calls this at the same boundary."""
+        return all(condition() for condition in self._conditions)
 
     def handle(self, request: Request) -> None:
         """Take the requested snapshot, if there is time; every rank calls this at the same boundary.
@@ -163,7 +185,9 @@ class Checkpointer:
         everyone = self._context.collective.gather((request.left_s, self._write_s))
         left_s, write_s = min(left for left, _ in everyone), max(took for _, took in everyone)
         if left_s > write_s:
-            if self._data_changes.allow_snapshot():
+            if not self._is_complete():
+                self._is_due = True  # where it is again
+            elif self._data_changes.allow_snapshot():
                 self.take()
             else:
                 self._warn(["no snapshot is taken here: the data have changed since the epoch began"])
@@ -173,14 +197,18 @@ class Checkpointer:
         if request.kind is RequestKind.STOP:
             raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resume_message()}")
 
-    def take(self) -> None:
-        """Take a snapshot now; a thread commits it while training goes on. Every rank calls this at the same point."""
-        context, progress, strategy = self._context, self._context.progress, self._context.strategy
+    def take(self, rows: Callable[[], str] | None = None) -> None:
+        """Take a snapshot now; a thread commits it while training goes on. Every rank calls this at the same point.
+
+        Args:
+            rows: returns the rows of the metric log once the state is copied; by default they are those until now.
+        """
+        context, progress = self._context, self._context.progress
         context.finite_losses.verify()
         self._is_due = False
         began = time.perf_counter()
         self._row_times.note(progress.step, time.time())
-        position, epoch = Position(progress.step, progress.after), progress.epoch
+        position, epoch, self._taken_at = Position(progress.step, progress.after), progress.epoch, progress.state_dict()
 
         def probe(phase: str) -> None:
             context.inject_fault(phase, position.step)
@@ -194,9 +222,26 @@ class Checkpointer:
                 "snapshot", name=snapshot.name, step=position.step, epoch=epoch, bytes=snapshot.bytes, **durations
             )
 
-        rows = context.metric_logger.drain_rows()
+        def rows_after_copy() -> str:
+            found = rows() if rows is not None else ""
+            facts.update(self._state.facts.hyperparameters(), weights=dict(self._weights))  # a hook may have added some
+            return found
+
+        written = context.metric_logger.drain_rows() if rows is None else rows_after_copy
         self._state.samples.merge_ranks(context.collective.gather)
-        facts = {
+        facts = self._snapshot_facts()
+        with self._warnings.merge_ranks():
+            if self._unsaved_state is not None:
+                self._unsaved_state.check()
+            state = state_of(self.parts)
+        self._replica_check.check(state)
+        self.run.snapshot(position, state, written, facts, probe, committed)
+        self._schedule.reset(time.perf_counter() - began)
+
+    def _snapshot_facts(self) -> dict[str, Any]:
+        progress, strategy = self._context.progress, self._context.strategy
+        are_last = progress.finished and self._end_hooks is None
+        return {
             **self._facts,
             **self._state.settings.facts(),
             **self._state.facts.hyperparameters(),
@@ -208,31 +253,40 @@ class Checkpointer:
             "weights": dict(self._weights),
             "weights_facts": {
                 **self._weights_facts,
-                **({"last": self._state.facts.of_weights()} if progress.finished else {}),
+                **({"last": self._state.facts.of_weights()} if are_last else {}),
             },
         }
-        with self._warnings.merge_ranks():
-            if self._unsaved_state is not None:
-                self._unsaved_state.check()
-            state = state_of(self.parts)
-        self._replica_check.check(state)
-        self.run.snapshot(position, state, rows, facts, probe, committed)
-        self._schedule.reset(time.perf_counter() - began)
 
-    def finish(self) -> None:
+    def finish(self, end_hooks: Callable[[], None] | None = None) -> None:
         """Commit the end of the run, with the last weights and the whole metric log.
+
+        The last snapshot is of the state before `end_hooks`, which may change the structure of the module. The last
+        weights are those after them.
+
+        Args:
+            end_hooks: calls the hooks at the end of training, if there are any; what they log joins the last row.
 
         Raises:
             StoreSilent: the store did not answer; a retry resumes from the last snapshot in it.
         """
-        context = self._context
+        context, rows, self._end_hooks = self._context, self._context.metric_logger.rows, end_hooks
+
+        def last_rows() -> str:
+            if end_hooks is not None:
+                rows.reopen()
+                end_hooks()
+                rows.close()
+            return context.metric_logger.drain_rows()
+
         try:
-            if not context.metric_logger.rows.is_closed:
+            if not rows.is_closed:
                 context.progress.boundary_passed()  # there may be a snapshot of the last one already
-                context.metric_logger.rows.close()
-                self.take()
+                rows.close()
+                self.take(last_rows)
+            elif end_hooks is not None:  # an earlier attempt has taken the last snapshot
+                end_hooks()
             self.run.flush()
-            self.save_weights("last")
+            self._save_last_weights()
             self.run.flush_weights()
             self.run.assemble_metric_log()
             if self._loggers is not None:
@@ -257,12 +311,23 @@ class Checkpointer:
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Copy the weights; a thread writes them to `folder` while training goes on."""
-        context, progress = self._context, self._context.progress
-        weights = context.metric_logger.metrics.without_states(self._state.weights())
-        facts = self._state.facts.of_weights()
+        self._save(folder, self._context.metric_logger.metrics.without_states(self._state.weights()))
+
+    def _save(self, folder: str, weights: dict[str, Any]) -> None:
+        progress, facts = self._context.progress, self._state.facts.of_weights()
         name = self.run.save_weights(folder, Position(progress.step, progress.after), weights, facts)
         if name:
             self._weights[folder], self._weights_facts[folder] = name, facts
+
+    def _save_last_weights(self) -> None:
+        """Save the weights of the end; if no file can hold them, as quantized ones, those of the last snapshot."""
+        try:
+            self.save_weights("last")
+        except UnsupportedState as error:
+            if self._end_hooks is None:
+                raise
+            log.warning("last has the weights before on_train_end, since no file can hold those after it: %s", error)
+            self._save("last", self.run.newest_weights())
 
     def _resize_loaders(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
         """Divide the global batches over the ranks of this world."""

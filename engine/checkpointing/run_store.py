@@ -18,6 +18,7 @@ from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.weights import missing_weights
+from midstride.engine.snapshots.weights_rebuild import weights_in
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.storage.urls import absolute_url, url_fault
@@ -185,7 +186,7 @@ class RunStore:
         self,
         position: Position,
         state: object,
-        rows: str,
+        rows: str | Callable[[], str],
         facts: dict[str, Any],
         probe: Callable[[str], object],
         committed: Callable[[PendingSnapshot, Snapshot], object],
@@ -221,6 +222,16 @@ class RunStore:
             return ""
         with self._waiting():
             return self._writer.save_weights(folder, position, state_dict, facts)
+
+    def newest_weights(self) -> dict[str, Any]:
+        """Return the whole weights in the newest snapshot.
+
+        Raises:
+            SnapshotError: there is no snapshot, or no rank has all of them.
+        """
+        if (snapshot := self._catalog.newest()) is None:
+            raise SnapshotMissing(f"no snapshot in {self.store.url}")
+        return weights_in(self.store, snapshot)
 
     def flush_weights(self) -> None:
         """Wait until the weights are written; an error is raised on every rank."""

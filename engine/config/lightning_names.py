@@ -1,14 +1,21 @@
 """Names of Lightning's users, and their counterparts here."""
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 __all__ = [
+    "ARGUMENT_NAMES",
     "LIGHTNING_ARGUMENTS",
     "LIGHTNING_HOOKS",
     "LIGHTNING_OPTIONS",
     "LIGHTNING_STRATEGIES",
     "LIGHTNING_VALUES",
+    "NEUTRAL_ARGUMENTS",
+    "NEUTRAL_OPTIONS",
+    "REFUSED_BY_LIGHTNING",
     "STRATEGY_ALIASES",
+    "without_neutral",
 ]
 
 #: a name that neither the Trainer nor a job knows -> the way out
@@ -48,7 +55,8 @@ LIGHTNING_OPTIONS: dict[str, str] = {
 LIGHTNING_VALUES: dict[str, tuple[tuple[type, ...], str]] = {
     "accumulate_grad_batches": (
         (dict,),
-        "should be one number for the whole run; where it changes, step by hand: automatic_optimization = False",
+        "should be one number for the whole run; for windows that change, set automatic_optimization = False and call "
+        "optimizer.step() in training_step where a window ends",
     ),
     "deterministic": ((str,), "should be true, or false where an operation has no deterministic form"),
     "val_check_interval": (
@@ -58,16 +66,68 @@ LIGHTNING_VALUES: dict[str, tuple[tuple[type, ...], str]] = {
     ),
 }
 
+#: an argument of Lightning's Trainer -> values that ask for nothing, or for what is done here anyway; None: any
+NEUTRAL_OPTIONS: dict[str, tuple[object, ...] | None] = {
+    "barebones": (False,),
+    "benchmark": (None, False),
+    "default_root_dir": (None,),
+    "detect_anomaly": (False,),
+    "enable_autolog_hparams": None,
+    "enable_checkpointing": (None, True),
+    "enable_model_summary": None,
+    "fast_dev_run": (False,),
+    "inference_mode": (True, False),
+    "limit_predict_batches": (None, 1.0),
+    "log_every_n_steps": None,
+    "logger": (None, True, False),
+    "max_time": (None,),
+    "model_registry": (None,),
+    "num_sanity_val_steps": None,
+    "overfit_batches": (0,),
+    "plugins": (None,),
+    "profiler": (None,),
+    "reload_dataloaders_every_n_epochs": (0,),
+    "sync_batchnorm": (False,),
+}
+
+#: a name of Lightning's for an argument of fit, validate, test and predict -> its name here
+ARGUMENT_NAMES: dict[str, str] = {
+    "dataloaders": "data",
+    "datamodule": "data",
+    "model": "module",
+    "train_dataloader": "data",
+    "train_dataloaders": "data",
+    "val_dataloader": "val_dataloaders",
+}
+
+#: an argument of theirs without a counterpart -> values that ask for nothing
+NEUTRAL_ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "ckpt_path": (None,),
+    "return_predictions": (None, True),
+    "verbose": (True, False),
+    "weights_only": (None, True, False),
+}
+
 #: a name that fit, validate, test and predict do not know -> the way out
 LIGHTNING_ARGUMENTS: dict[str, str] = {
     "ckpt_path": "the same run again resumes: say run",
-    "dataloaders": "it is data",
-    "datamodule": "it is data",
-    "model": "it is module",
-    "train_dataloader": "it is data",
-    "train_dataloaders": "it is data",
-    "val_dataloader": "it is val_dataloaders",
+    "return_predictions": "predict returns the predictions",
 }
+
+
+def without_neutral(given: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...] | None]) -> dict[str, Any]:
+    """Return the entries of `given` without those whose value is one of `neutral`'s.
+
+    >>> without_neutral({"logger": False, "max_time": "8h"}, NEUTRAL_OPTIONS)
+    {'max_time': '8h'}
+    """
+
+    def is_neutral(name: str, value: object) -> bool:
+        values = neutral.get(name, ())
+        return values is None or any(value is one or (type(value) in (int, float) and value == one) for one in values)
+
+    return {name: value for name, value in given.items() if not is_neutral(name, value)}
+
 
 #: a strategy of Lightning's -> its name here
 STRATEGY_ALIASES: dict[str, str] = {"fsdp": "fully_sharded"}
@@ -84,8 +144,10 @@ LIGHTNING_STRATEGIES: dict[str, str] = {
     "xla_fsdp": "say xla",
 }
 
+#: methods that Lightning itself refuses, also in classes of libraries
+REFUSED_BY_LIGHTNING = frozenset({"test_epoch_end", "training_epoch_end", "validation_epoch_end"})
+
 _BY_HAND = "say automatic_optimization = False, and do it in training_step"
-_MODES = "say eval() or train() of its parts in on_train_epoch_start"
 #: a method that Lightning calls and midstride does not -> the way out
 LIGHTNING_HOOKS: dict[str, str] = {
     "configure_sharded_model": "build what trains in __init__, or in setup",
@@ -95,14 +157,9 @@ LIGHTNING_HOOKS: dict[str, str] = {
     "on_epoch_start": "write on_train_epoch_start and on_validation_epoch_start",
     "on_exception": "catch what fit raises",
     "on_load_checkpoint": "write state_dict and load_state_dict",
-    "on_predict_model_eval": _MODES,
     "on_sanity_check_end": "nothing is validated before the first step",
     "on_sanity_check_start": "nothing is validated before the first step",
     "on_save_checkpoint": "write state_dict and load_state_dict",
-    "on_test_model_eval": _MODES,
-    "on_test_model_train": _MODES,
-    "on_validation_model_eval": _MODES,
-    "on_validation_model_train": _MODES,
     "on_validation_model_zero_grad": "gradients are those of the window under way",
     "tbptt_split_batch": _BY_HAND,
     "test_epoch_end": "write on_test_epoch_end; keep what test_step returned in an attribute",

@@ -14,7 +14,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.lightning.callbacks import LightningCallback
 from midstride.engine.lightning.checkpoint import checkpoint_of
 from midstride.engine.lightning.module import LightningData, LightningMethods
-from midstride.engine.modules.module import LOADERS, STEP_HOOKS, TRANSFER_HOOKS, attach
+from midstride.engine.modules.module import LOADERS, MODE_HOOKS, STEP_HOOKS, TRANSFER_HOOKS, attach
 from midstride.engine.trees import convert
 
 __all__ = ["adapt", "is_lightning", "wrap_hook"]
@@ -28,7 +28,7 @@ _REPLACEMENTS: dict[str, type] = {
 }
 #: base class -> optional methods: None on the adapted class if the user has not written them
 _OPTIONAL = {
-    "LightningModule": (*STEP_HOOKS, *TRANSFER_HOOKS, *LOADERS),
+    "LightningModule": (*STEP_HOOKS, *TRANSFER_HOOKS, *LOADERS, *MODE_HOOKS),
     "LightningDataModule": TRANSFER_HOOKS,
     "Callback": (),
 }

@@ -37,7 +37,8 @@ _REFUSED = {
     "BatchSizeFinder": "choose the batch size before the run: it is part of what a run is",
     "DeviceStatsMonitor": "run torch.profiler, or log what torch.cuda.memory_stats() says in a hook",
     "EMAWeightAveraging": f"{_AVERAGE} on_train_batch_end",
-    "GradientAccumulationScheduler": "say accumulate_grad_batches, one number for the run",
+    "GradientAccumulationScheduler": "for windows that change, set automatic_optimization = False and call "
+    "optimizer.step() in training_step where a window ends",
     "LearningRateFinder": "choose the learning rate before the run",
     "OnExceptionCheckpoint": "snapshots are on by default, and a failed run goes on from the newest",
     "StochasticWeightAveraging": f"{_AVERAGE} on_train_epoch_end",

@@ -2,25 +2,80 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from midstride.engine.errors import SnapshotMissing
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.snapshots.reader import weights_at
+from midstride.engine.storage.draft import draft_of
 
-__all__ = ["checkpoint_of", "exported_checkpoint"]
+if TYPE_CHECKING:
+    from midstride.engine.modules.interface import TrainerInterface
+
+__all__ = ["checkpoint_of", "export_weights", "exported_checkpoint", "exported_path", "remove_exported"]
 
 
 def checkpoint_of(module: TrainingModule, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that the hooks get: "epoch", "global_step", and `weights` as "state_dict"."""
-    return {"epoch": module.current_epoch, "global_step": module.global_step, "state_dict": dict(weights)}
-
-
-def exported_checkpoint(module: TrainingModule, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint for `load_from_checkpoint`: weights and hyperparameters, without optimizers and loops."""
-    found = {**checkpoint_of(module, weights), "hyper_parameters": dict(module.hparams)}
+    """Return the entries that the hooks get: counts, `weights` as "state_dict", and hyperparameters."""
+    found = {"epoch": module.current_epoch, "global_step": module.global_step, "state_dict": dict(weights)}
+    found["hyper_parameters"] = dict(module.hparams)
     if name := vars(module).get("_hparams_name"):
         found["hparams_name"] = name
     packages = [kind.__module__.partition(".")[0] for kind in type(module).__mro__]
     for package in {"lightning", "pytorch_lightning"}.intersection(packages):
         found["pytorch-lightning_version"] = sys.modules[package].__version__
+    return found
+
+
+def exported_checkpoint(module: TrainingModule, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint for `load_from_checkpoint`: weights and hyperparameters, without optimizers and loops."""
+    found = checkpoint_of(module, weights)
     module.on_save_checkpoint(found)
     return found
+
+
+def _file(run: str, folder: str) -> Path:
+    return Path(run) / "lightning" / f"{folder}.ckpt"
+
+
+def exported_path(run: str, folder: str) -> str:
+    """Return the path of the file in Lightning's format with the weights in `folder` of a run; the folder without one.
+
+    Only runs in local folders have such files, at the end of a fit with a ModelCheckpoint of Lightning's.
+    """
+    file = _file(run, folder)
+    return str(file) if "://" not in run and file.is_file() else f"{run}/{folder}"
+
+
+def remove_exported(trainer: "TrainerInterface") -> None:
+    """Remove the files of an earlier fit of the run, whose weights may be other ones by the end of this fit."""
+    if (run := _local_run(trainer)) is not None:
+        for folder in ("best", "last"):
+            _file(run, folder).unlink(missing_ok=True)
+
+
+def export_weights(trainer: "TrainerInterface", module: TrainingModule) -> None:
+    """Write the weights of a finished run to files, for users of Lightning's ModelCheckpoint, who open its paths."""
+    if (run := _local_run(trainer)) is None:
+        return
+    given = [one for one, _ in trainer.callback_pairs if type(one).__name__ == "ModelCheckpoint"]
+    folders = {"best" if one.monitor is not None else "last" for one in given}
+    for folder in sorted(folders | {"last" for one in given if one.save_last}):
+        with suppress(SnapshotMissing):  # snapshots are off, or nothing was monitored
+            weights, file = weights_at(f"{run}/{folder}"), _file(run, folder)
+            found = exported_checkpoint(module, weights.state_dict)
+            found |= {"epoch": weights.facts["epoch"], "global_step": weights.facts["step"]}
+            file.parent.mkdir(exist_ok=True)
+            with draft_of(file) as draft:
+                torch.save(found, draft)
+
+
+def _local_run(trainer: "TrainerInterface") -> str | None:
+    """Return the folder of the run on rank 0 of a Trainer with a ModelCheckpoint of Lightning's; else None."""
+    run = trainer.run_url
+    has_any = any(type(one).__name__ == "ModelCheckpoint" for one, _ in trainer.callback_pairs)
+    return run if has_any and run is not None and "://" not in run and trainer.is_global_zero else None

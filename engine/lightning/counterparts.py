@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from midstride.engine.lightning.checkpoint import exported_path
 from midstride.engine.modules.callbacks import Callback, LearningRateMonitor
 from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
 
@@ -95,11 +96,12 @@ def _early_stopping_attributes(stopping: EarlyStopping) -> dict[str, Any]:
 
 
 def _model_checkpoint_attributes(run: str, best: Callback | None) -> dict[str, Any]:
-    """Return paths and score of weights; the paths are folders, which `ckpt_path` of `test` and the like takes."""
-    found: dict[str, Any] = {"dirpath": run, "last_model_path": f"{run}/last", "best_model_path": f"{run}/last"}
+    """Return paths and score of weights: of files in Lightning's format after a fit, else of folders."""
+    last = exported_path(run, "last")
+    found: dict[str, Any] = {"dirpath": run, "last_model_path": last, "best_model_path": last}
     if isinstance(best, BestCheckpoint):
         has_any = best.best_step >= 0
-        path, score = (f"{run}/best", torch.tensor(best.best)) if has_any else ("", None)
+        path, score = (exported_path(run, "best"), torch.tensor(best.best)) if has_any else ("", None)
         kept = {path: score} if has_any else {}
         found |= {"best_model_path": path, "best_model_score": score, "current_score": score, "best_k_models": kept}
     return found

@@ -47,6 +47,10 @@ class LightningMethods(TrainingModule):
         """The Trainer of this module, with the attributes of Lightning's Trainer."""
         return LightningTrainer(super().trainer)
 
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        _hand_over(self, trainer)
+
     @property
     def device(self) -> torch.device:
         """The device of this module."""
@@ -151,3 +155,14 @@ class LightningData(DataModule):
     def trainer(self) -> Any:
         """The Trainer that reads these data, with the attributes of Lightning's Trainer; None before it does."""
         return LightningTrainer(self._trainer[0]) if self._trainer else None
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        _hand_over(self, trainer)
+
+
+def _hand_over(owner: Any, trainer: Any) -> None:
+    """Give an adapted object to Lightning's own Trainer: it gets its class back, until a fit here adapts it again."""
+    owner._trainer = None
+    owner.__class__ = owner._written
+    owner.trainer = trainer

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from midstride.engine.config.options import LONG_PRECISIONS, TrainerOptions
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.lightning.counterparts import lightning_callbacks
 from midstride.engine.modules.interface import TrainerInterface
 
@@ -32,6 +32,7 @@ _REFUSED = {
     **dict.fromkeys(("precision_plugin", "scaler"), "precision says what the Trainer was given"),
     **dict.fromkeys(("fit_loop", "validate_loop", "test_loop", "predict_loop"), "progress has every count"),
 }
+_WINDOWS = "step by hand, with automatic_optimization = False, where a window ends"
 
 
 def _is_ours(name: str) -> bool:
@@ -68,9 +69,8 @@ class LightningTrainer:
         elif name != "optimizers" and (
             name in TrainerOptions.model_fields or name in _CONSTANTS or _is_ours(name) or hasattr(type(self), name)
         ):
-            raise AttributeError(
-                f"trainer.{name} cannot be set here, as every attempt has to find it alike: give it to Trainer(...)"
-            )
+            way = _WINDOWS if name == "accumulate_grad_batches" else "give it to Trainer(...)"
+            raise AttributeError(f"trainer.{name} cannot be set here, as every attempt has to find it alike: {way}")
         else:
             setattr(self._trainer, name, value)
 
@@ -109,8 +109,7 @@ class LightningTrainer:
     @property
     def precision(self) -> str:
         """The precision by Lightning's name, such as "bf16-mixed"."""
-        short = self._trainer.options.precision
-        return next(name for name, of in LONG_PRECISIONS.items() if of == short)
+        return self._trainer.precision
 
     @property
     def min_epochs(self) -> int:

@@ -147,7 +147,10 @@ class MetricLogger:
             self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:
-        """Record a metric for the end of the epoch. Return True to keep its batch value, too."""
+        """Record a metric for the end of the epoch. Return True to log its batch value, too.
+
+        With the defaults of a training step, the row of a step has that value under a name of its own.
+        """
         name, on_step, *_ = asked
         if (path := self.metrics.path(metric)) is None:
             raise UserError(
@@ -161,9 +164,14 @@ class MetricLogger:
         paths[wanted.epoch or (f"{name}_epoch" if on_step else wanted.step)] = path
         if wanted.also:
             paths[wanted.also] = path
-        if wanted.plain and not on_step and self._size == 1 and has_number(metric):
-            self.values[wanted.step] = of_batch(name, metric)  # until the epoch ends
-        return bool(on_step)
+        if on_step is not None or not (wanted.step and has_number(metric)):
+            return bool(on_step)
+        if wanted.plain:
+            value = of_batch(name, metric)
+            self.rows.set_next(_step_name(wanted.step), value)
+            if self._size == 1:
+                self.values[wanted.step] = value  # until the epoch ends
+        return not wanted.plain
 
     def _log_target(self, asked: LogRequest) -> LogTarget | None:
         """Return the target of a request, cached until `begin`; None if the value is dropped."""
@@ -305,7 +313,9 @@ class MetricLogger:
         """Add `reduced` to `values`, with the newest step's if ranks do not exchange each step."""
         if self._size > 1:
             self._of_steps, newest = newest_over_ranks(shares)
-            self.values |= newest
+            metrics = map(_step_name, union([rank.paths for rank in shares]))
+            in_rows_alone = {*metrics} - union([rank.common_names for rank in shares]).keys()
+            self.values |= {name: value for name, value in newest.items() if name not in in_rows_alone}
         self.values |= reduced
         self.evaluation_values |= logged_once(reduced, shares)
 
@@ -392,11 +402,9 @@ def log_target(asked: LogRequest, stage: LoggingStage, loader: int | None, *, st
         stepping: whether a training step runs, not a hook of an epoch or of the whole training.
 
     Raises:
-        UserError: the name is taken, the reduction is unknown, or the value would be kept nowhere.
+        UserError: the reduction is unknown, or the value would be kept nowhere.
     """
     name, on_step, on_epoch, _, sync, reduce_fx, add_dataloader_idx = asked
-    if name in ("epoch", "step"):
-        raise UserError(f"self.log({name!r}): the metric log has a column of that name already; use another.")
     if reduce_fx not in REDUCTIONS:
         raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
     on_step = stepping if on_step is None else on_step
@@ -405,13 +413,18 @@ def log_target(asked: LogRequest, stage: LoggingStage, loader: int | None, *, st
         raise UserError(f"self.log({name!r}, on_step=False): it would be kept nowhere here; say on_epoch=True too.")
     suffix = "" if loader is None or not add_dataloader_idx else f"/dataloader_idx_{loader}"
     return LogTarget(
-        step="" if not on_step else f"{name}_step{suffix}" if on_epoch else name + suffix,
+        step="" if not on_step else _step_name(name) + suffix if on_epoch else name + suffix,
         epoch=name + suffix if on_epoch else "",
         also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
         sync=sync,
         reduce_fx=reduce_fx,
         plain=on_step and stage == "train" and not (sync or on_epoch),
     )
+
+
+def _step_name(name: str) -> str:
+    """Return the name of the values of steps, if `name` has the value of the epoch."""
+    return f"{name}_step"
 
 
 def reduced_over_ranks(shares: Sequence[EpochShare], metrics: TorchmetricsState, *, reset: bool) -> dict[str, float]:

@@ -21,6 +21,11 @@ Share = tuple[Any, float, str]
 Cell = tuple[int, str]
 
 
+#: names of values that are names of columns already -> the columns of these values
+_COLUMNS = {"epoch": "logged_epoch", "step": "logged_step"}
+_NAMES = {column: name for name, column in _COLUMNS.items()}
+
+
 def merge_shares(shares: Sequence[Share]) -> Accumulator:
     """Return the reduction of the shares of several ranks."""
     merged = Accumulator(shares[0][2], sync=True)
@@ -41,11 +46,13 @@ class MetricLog:
 
     def set_next(self, name: str, value: Any) -> None:
         """Set the value of `name` in the row of the next step, in place of an earlier value."""
+        name = _COLUMNS.get(name, name)
         self._pending[name] = value
         self._pending_shares.pop(name, None)  # of an earlier batch, or of ranks of an earlier attempt
 
     def set_next_share(self, name: str, share: Share) -> None:
         """Set this rank's share of a value in that row. The next exchange between ranks reduces it."""
+        name = _COLUMNS.get(name, name)
         self._pending[name] = None
         self._pending_shares[name] = share
 
@@ -71,15 +78,18 @@ class MetricLog:
     @property
     def newest(self) -> Mapping[str, Any]:
         """Row of the newest step: numbers or tensors; None for values not yet reduced over ranks."""
-        return self._open
+        if _NAMES.keys().isdisjoint(self._open):
+            return self._open
+        return {_NAMES.get(name, name): value for name, value in self._open.items()}
 
     def newest_shares(self) -> dict[str, Accumulator]:
         """Return this rank's share of each value in that row, read from its device."""
         shares: dict[str, Accumulator] = {}
-        for name, value in self._open.items():
-            if (share := self._shares.get((self._open["step"], name))) is not None:
+        for column, value in self._open.items():
+            name = _NAMES.get(column, column)
+            if (share := self._shares.get((self._open["step"], column))) is not None:
                 shares[name] = merge_shares([share]).on_host()
-            elif value is not None and name not in ("epoch", "step"):
+            elif value is not None and column not in _COLUMNS:
                 shares[name] = Accumulator("sum", sync=False, total=float(value))
         return shares
 
@@ -89,7 +99,7 @@ class MetricLog:
         Before the first step, or after `close` at the end of a fit, set it in the row of the next step.
         """
         if self._open:
-            self._open[name] = value
+            self._open[_COLUMNS.get(name, name)] = value
         else:
             self.set_next(name, value)
 
@@ -98,6 +108,11 @@ class MetricLog:
         if self._open:
             self._closed.append(self._open)
             self._open = {}
+
+    def reopen(self) -> None:
+        """Open the row that was closed last, for values that come after the end of training."""
+        if self._closed:
+            self._open = self._closed.pop()
 
     @property
     def is_closed(self) -> bool:

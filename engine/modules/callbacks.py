@@ -2,6 +2,8 @@
 
 import copy
 import weakref
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import TrainingModule
 
-__all__ = ["Callback", "FixedCallbacks", "LearningRateMonitor", "first_state", "keep_first_state"]
+__all__ = ["Callback", "FirstState", "FixedCallbacks", "LearningRateMonitor", "first_state", "keep_first_state"]
 
 
 class Callback:
@@ -45,7 +47,7 @@ class Callback:
         """After `on_fit_start`; the state of a snapshot is restored after it."""
 
     def on_train_end(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
-        """After the last epoch."""
+        """After the last epoch, in every attempt that reaches it; its changes are in `last`, not in snapshots."""
 
     def on_train_epoch_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
         """Before the first batch of an epoch; not again if a run resumes within it."""
@@ -174,17 +176,43 @@ class Callback:
         """Restore the entries that `on_save_checkpoint` added."""
 
 
+@dataclass(frozen=True)
+class FirstState:
+    """The state of a callback before its first fit.
+
+    Args:
+        state: of its `state_dict`; None if that needs something that `on_fit_start` makes.
+        attributes: a copy of its attributes in that case.
+    """
+
+    state: dict[str, Any] | None
+    attributes: dict[str, Any]
+
+    def restore(self, callback: Callback) -> None:
+        """Give `callback` this state again."""
+        if self.state is not None:
+            callback.load_state_dict(copy.deepcopy(self.state))
+        else:
+            vars(callback).update(copy.deepcopy(self.attributes))
+
+
 #: id of a callback that was in a fit -> a reference to it, and its state before its first fit
-_FIRST_STATES: dict[int, tuple["weakref.ref[Callback]", dict[str, Any]]] = {}
+_FIRST_STATES: dict[int, tuple["weakref.ref[Callback]", FirstState]] = {}
 
 
-def first_state(callback: Callback) -> dict[str, Any]:
+def first_state(callback: Callback) -> FirstState:
     """Return the state of `callback` before its first fit; without a record, its state now."""
-    known = _FIRST_STATES.get(id(callback))
-    return known[1] if known else copy.deepcopy(callback.state_dict())
+    if (known := _FIRST_STATES.get(id(callback))) is not None:
+        return known[1]
+    try:
+        return FirstState(copy.deepcopy(callback.state_dict()), {})
+    except Exception:  # it needs what on_fit_start makes; if not, the first snapshot raises
+        with suppress(Exception):
+            return FirstState(None, copy.deepcopy(vars(callback)))
+        return FirstState(None, {})
 
 
-def keep_first_state(callback: Callback, state: dict[str, Any]) -> None:
+def keep_first_state(callback: Callback, state: FirstState) -> None:
     """Record `state` as the state of `callback` before its first fit."""
     key = id(callback)
     if key not in _FIRST_STATES:

@@ -1,15 +1,16 @@
 """Hooks of a module and its callbacks, looked up once. Other hooks cost nothing."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from midstride.engine.config.lightning_names import LIGHTNING_HOOKS
+from midstride.engine.code_origin import is_user_class, is_written_by_user
+from midstride.engine.config.lightning_names import LIGHTNING_HOOKS, REFUSED_BY_LIGHTNING
 from midstride.engine.config.overrides import override_faults
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.modules.module import MODE_HOOKS, DataModule, TrainingModule
 from midstride.engine.modules.module_hooks import ModuleHooks
 from midstride.engine.user_code import call_user_code
 
@@ -46,6 +47,20 @@ class Hooks:
         """Return a function for each hook called `name`, in order. A loop looks them up once."""
         return [partial(call_user_code, where, hook, *first) for where, hook, first in self._by_name.get(name, ())]
 
+    def drop_of_libraries(self, names: Sequence[str], is_dropped: Callable[[Callable[..., Any]], bool]) -> None:
+        """Remove the hooks `names` of each owner whose first one a library has written, if `is_dropped` says so.
+
+        Args:
+            names: the hooks; the first one decides.
+            is_dropped: is given a function that calls the first hook with its last argument.
+        """
+        for where, hook, first in [*self._by_name.get(names[0], ())]:
+            owner = getattr(hook, "__self__", None)
+            if not is_written_by_user(owner, names[0]) and is_dropped(partial(call_user_code, where, hook, *first)):
+                for name in names:
+                    rows = self._by_name.get(name, [])
+                    self._by_name[name] = [row for row in rows if getattr(row[1], "__self__", None) is not owner]
+
     def call(self, name: str, *arguments: Any, of: Literal["all", "module", "callbacks"] = "all") -> None:
         """Call every hook called `name`, or only the module's, or only those of callbacks."""
         for where, hook, first in self._by_name.get(name, ()):
@@ -70,10 +85,10 @@ def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: obj
     owners += [(callback, Callback, _hook_names(Callback)) for callback in callbacks]
     owners += [(data, DataModule, [])] if isinstance(data, DataModule) else []
     for owner, base, known in owners:
-        written = {name for kind in type(owner).__mro__ if _may_have_hooks(kind) for name in vars(kind)}
+        written = {name for kind in type(owner).__mro__ for name in _names_of_hooks(kind)}
         if owner is not module and "state_dict" in written and "load_state_dict" not in written:
             faults.append(f"{type(owner).__name__} has state_dict, and no load_state_dict that takes it back: {_BOTH}")
-        for name in sorted(written - set(dir(base))):
+        for name in sorted(written - {*dir(base), *MODE_HOOKS}):
             meant = get_close_matches(name, known, n=1, cutoff=0.85)
             way = LIGHTNING_HOOKS.get(name) or (f"write {meant[0]}" if meant else "")
             if way:
@@ -82,10 +97,14 @@ def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: obj
     return faults
 
 
-def _may_have_hooks(kind: type) -> bool:
-    """Return True for user code, installed packages included. It can have mistyped hooks."""
-    libraries = ("torch", "torchmetrics", "midstride", "builtins", "lightning", "pytorch_lightning")
-    return kind.__module__.partition(".")[0] not in libraries
+def _names_of_hooks(kind: type) -> Iterable[str]:
+    """Return the names in a class that may be meant as hooks: all of a user's, those that Lightning refuses of others'.
+
+    A class of a library runs as it is with Lightning, so its other methods are helpers of its own.
+    """
+    if kind.__module__.partition(".")[0] in ("torch", "torchmetrics", "midstride", "lightning", "pytorch_lightning"):
+        return ()
+    return vars(kind) if is_user_class(kind) else REFUSED_BY_LIGHTNING & vars(kind).keys()
 
 
 def bind_step_end(module: TrainingModule, step: str) -> Callable[[Any, Any], Any] | None:

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.progress import Progress
-from midstride.engine.optim.precision import Precision
 from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.session.ending import Ending
 from midstride.engine.session.heartbeat import Heartbeat
@@ -69,8 +68,8 @@ class TrainerInterface(Protocol):
 
     @property
     @abstractmethod
-    def precision(self) -> Precision:
-        """The precision in which the module computes."""
+    def precision(self) -> str:
+        """The precision in which the module computes, by Lightning's name, such as "bf16-mixed"."""
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from midstride.engine.errors import UserError
+from midstride.engine.modules.compiled import compile_layers_in_place
 from midstride.engine.modules.hyperparameters import (
     Hyperparameters,
     HyperparametersMixin,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOADERS",
+    "MODE_HOOKS",
     "STEP_HOOKS",
     "TRANSFER_HOOKS",
     "DataModule",
@@ -40,6 +42,11 @@ log = logging.getLogger(__name__)
 STEP_HOOKS = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad")
 #: methods by which a DataModule, or else a module, changes a batch on its way to the device
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_MODES = ("eval", "train")
+#: methods that set the training modes of an evaluation, and those after it, in place of `eval()` and the modes before
+MODE_HOOKS = tuple(
+    f"on_{stage}_model_{mode}" for stage in ("validation", "test", "predict") for mode in ("eval", "train")
+)
 #: methods that return loaders
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 
@@ -66,7 +73,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to copy or pickle: all but the Trainer."""
-        return {**vars(self), "_trainer": []}
+        return {name: value for name, value in vars(self).items() if name != "_compiled_call_impl"} | {"_trainer": []}
 
     # Written by users ---------------------------------------------------------------------------
 
@@ -220,6 +227,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         given = {**accepted_arguments(cls, weights.facts.get("hparams", {})), **arguments}
         ensure_accepted(cls, given, path)
         module = cls(**given)
+        compile_layers_in_place(module)
         module.load_state_dict(weights.state_dict)
         return module
 

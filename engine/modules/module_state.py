@@ -1,7 +1,7 @@
 """A module's non-persistent buffers, train or eval modes, and frozen parameters."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -81,16 +81,26 @@ class TrainingModes(AlikeOnRanks):
         self._within: list[str] = []
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Put the module into eval mode until the block ends. A snapshot holds the previous modes."""
+    def evaluating(
+        self, begin: Callable[[], object] | None = None, end: Callable[[], object] | None = None
+    ) -> Iterator[None]:
+        """Put the module into eval mode until the block ends. A snapshot holds the previous modes.
+
+        Args:
+            begin: sets the modes of the evaluation, in place of `eval()`.
+            end: sets the modes afterwards, in place of the previous ones.
+        """
         self._before_evaluation = self._training()
-        self._module.eval()
+        (begin or self._module.eval)()
         self._set(dict.fromkeys(self._within, True))
         self._within = []
         try:
             yield
         finally:
-            self._set(self._before_evaluation)
+            if end is None:
+                self._set(self._before_evaluation)
+            else:
+                end()
             self._before_evaluation = None
 
     def _training(self) -> dict[str, bool]:

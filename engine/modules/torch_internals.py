@@ -3,9 +3,24 @@
 `tests/unit/test_internals.py` tests each of them.
 """
 
+import sys
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor, nn
 
-__all__ = ["buffers_of", "children_of", "is_hooked", "parameters_of", "transient_buffers"]
+__all__ = [
+    "buffers_of",
+    "children_of",
+    "compile_calls",
+    "is_hooked",
+    "parameters_of",
+    "transient_buffers",
+    "wrapped_by_compile",
+]
+
+#: where torch keeps the class that `torch.compile` returns for a module; imported with the first of them
+_COMPILE = "torch._dynamo.eval_frame"
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -27,6 +42,20 @@ def is_hooked(module: nn.Module) -> bool:
     """Return whether calling `module` itself, not its children, calls more than its forward."""
     forward = module._forward_pre_hooks or module._forward_hooks
     return bool(forward or module._backward_pre_hooks or module._backward_hooks)
+
+
+def wrapped_by_compile(module: object) -> tuple[nn.Module, Callable[..., Any]] | None:
+    """Return the module that `torch.compile` was given, and what compiles a function; None for any other object."""
+    library = sys.modules.get(_COMPILE)
+    if library is None or not isinstance(module, library.OptimizedModule):
+        return None
+    wrapper: Any = module
+    return wrapper._orig_mod, wrapper.dynamo_ctx
+
+
+def compile_calls(module: nn.Module, compiler: Callable[..., Any]) -> None:
+    """Compile calls of `module`, as its own method `compile` does, by a compiler of `wrapped_by_compile`."""
+    module._compiled_call_impl = compiler(module._call_impl)
 
 
 def transient_buffers(module: nn.Module) -> set[str]:

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from midstride.engine.code_origin import is_written_by_user
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.optim.schedulers import SchedulerConfig
@@ -125,7 +126,15 @@ def _uncast(saved: Any, loaded: Any) -> Any:
     if isinstance(saved, Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if type(saved) is dict and isinstance(loaded, dict):
-        return {key: _uncast(value, loaded.get(key)) for key, value in saved.items()}
+        if not saved.keys() <= loaded.keys():  # a form for files alone, as of 8-bit optimizers, which wrap some entries
+            wrapped = [
+                inner
+                for key, value in saved.items()
+                if key not in loaded and type(value) is dict
+                for inner in value.items()
+            ]
+            saved = {**{key: value for key, value in saved.items() if key in loaded}, **dict(wrapped)}
+        return {key: _uncast(saved[key], value) if key in saved else value for key, value in loaded.items()}
     if type(saved) in (list, tuple) and len(saved) == len(loaded):
         return type(saved)(map(_uncast, saved, loaded))
     return copy.deepcopy(saved)
@@ -139,8 +148,10 @@ def read_optimizers(returned: Any, module: nn.Module) -> tuple[list[Optimizer], 
     """
     where = f"{type(module).__name__}.configure_optimizers"
     by_hand = not getattr(module, "automatic_optimization", True)
-    found = ([], []) if returned is None and by_hand else _read(returned, where)
-    if found is None or not (found[0] or by_hand):
+    # A library's module may train without an optimizer, as memory banks do; of a user's, a return is missing.
+    is_meant = by_hand or not is_written_by_user(module, "configure_optimizers")
+    found = ([], []) if returned is None and is_meant else _read(returned, where)
+    if found is None or not (found[0] or is_meant):
         raise UserError(
             f"{where} returned {_describe(returned)}; return an optimizer, a list of them, ([optimizers], "
             '[schedulers]), or {"optimizer": ..., "lr_scheduler": ...}. For weights without an optimizer, set '

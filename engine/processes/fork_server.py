@@ -5,6 +5,7 @@ user's is imported here, so what an attempt runs is what the files say when it b
 """
 
 import json
+import logging
 import math
 import os
 import select
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -22,14 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.processes.forked_program import ForkedProgram, end_with
-from midstride.engine.processes.lifetime import SESSION, die_with_parent
+from midstride.engine.processes.lifetime import SESSION, die_with_parent, is_suspended
 from midstride.engine.processes.preload import preload
 from midstride.engine.processes.proc_entry import show_command, show_variable
 from midstride.engine.processes.supervisor import Supervisor
 
 __all__ = ["ForkServer", "ForkedSupervisor", "ForkingSupervisor", "forking", "running_server"]
 
+log = logging.getLogger(__name__)
+
 _SESSION_BYTES = 256
+_STOPPED_S = 2.0  # between looks whether a server that does not answer is stopped
 _REQUEST_BYTES = 1 << 17
 _POLL_S = 0.5  # between checks whether a process has ended, while waiting without a limit
 #: prefixes of variables that Python, torch or their libraries read as they start: a fork keeps the values of its server
@@ -93,16 +98,19 @@ class ForkServer:
         self._codes: dict[int, int] = {}
         self._socket, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(its_end.fileno()), *modules]
+        start = partial(
+            subprocess.Popen,
+            command,
+            env={**environment, SESSION: " " * _SESSION_BYTES},
+            pass_fds=[its_end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         with its_end:
-            self._process = subprocess.Popen(
-                command,
-                env={**environment, SESSION: " " * _SESSION_BYTES},
-                pass_fds=[its_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._parent = _ParentThread(start)
+            self._process = self._parent.process
 
     def suits(self, environment: Mapping[str, str]) -> bool:
         """Whether the server runs, and its forks are like processes started in `environment`."""
@@ -157,14 +165,51 @@ class ForkServer:
         """End the server; the kernel then asks the processes that it has forked to stop."""
         self._process.kill()
         self._process.wait()
+        self._parent.end()
         self._socket.close()
 
+    def resume(self) -> None:
+        """Resume the server if it is stopped, by SIGSTOP or a debugger: alone, it would hold up all that it started."""
+        if is_suspended(self._process.pid):
+            log.warning("the process that starts ranks (%d) was stopped, and is resumed", self._process.pid)
+            self._process.send_signal(signal.SIGCONT)
+
     def _receive(self, flags: int = 0) -> dict[str, int]:
+        while not flags and not select.select([self._socket], [], [], _STOPPED_S)[0]:
+            self.resume()
         data = self._socket.recv(_REQUEST_BYTES, flags)
         if not data:
             raise ConnectionResetError("the fork server has gone")
         answer: dict[str, int] = json.loads(data)
         return answer
+
+
+class _ParentThread:
+    """A thread that starts a process, and ends after it: the kernel takes its end for that of the parent.
+
+    Args:
+        start: starts the process.
+    """
+
+    def __init__(self, start: Callable[[], "subprocess.Popen[bytes]"]) -> None:
+        self._started: Future[subprocess.Popen[bytes]] = Future()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(start,), name="midstride fork server", daemon=True)
+        self._thread.start()
+        self.process = self._started.result()
+
+    def end(self) -> None:
+        """End the thread; the process has ended."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self, start: Callable[[], "subprocess.Popen[bytes]"]) -> None:
+        try:
+            self._started.set_result(start())
+        except BaseException as error:
+            self._started.set_exception(error)
+            return
+        self._over.wait()
 
 
 class ForkedSupervisor:
@@ -187,8 +232,11 @@ class ForkedSupervisor:
         """Return the exit code, or None while it runs."""
         if self.returncode is None:
             code = self._server.code_of(self.pid)
-            if code is None and self._has_ended() and self._server.has_gone():
-                code = 128 + signal.SIGTERM  # by which the kernel ends it when its server dies
+            if code is None and self._has_ended():
+                if self._server.has_gone():
+                    code = 128 + signal.SIGTERM  # by which the kernel ends it when its server dies
+                else:
+                    self._server.resume()
             if code is not None:
                 self.returncode = code
                 if self._handle >= 0:
@@ -281,6 +329,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
 def main() -> None:
     """Be the server until the launcher, or its socket, has gone."""
     parent, descriptor, *modules = sys.argv[1:]
+    die_with_parent(int(parent))  # also while it is stopped
     launcher = os.pidfd_open(int(parent))
     show_variable(SESSION, os.environ[SESSION])  # where that cannot be done this ends, and nothing is forked
     preload(*modules)

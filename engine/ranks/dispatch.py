@@ -6,11 +6,17 @@ from functools import wraps
 from itertools import chain
 from typing import Any, Protocol, TypeVar, cast
 
-from midstride.engine.config.lightning_names import LIGHTNING_ARGUMENTS
+from midstride.engine.config.lightning_names import (
+    ARGUMENT_NAMES,
+    LIGHTNING_ARGUMENTS,
+    NEUTRAL_ARGUMENTS,
+    without_neutral,
+)
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.strategies import FORK_AFTER_CUDA
 from midstride.engine.errors import JobError, UserCodeError
 from midstride.engine.lightning.adapt import adapt
+from midstride.engine.modules.compiled import compile_in_place
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.ranks.gpus import fork_cannot_use_cuda
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
@@ -38,6 +44,10 @@ class StartsRanks(Protocol):
         """The arguments of the Trainer's constructor, to build the same Trainer in each rank."""
         ...
 
+    def fitted_module(self, verb: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the module and the arguments of a call of the method `verb` without a module."""
+        ...
+
     def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Detach `module` from this Trainer; return the arguments of the method `verb` for a Trainer in a rank."""
         ...
@@ -57,18 +67,12 @@ def on_all_ranks(verb: Verb) -> Verb:
 
     @wraps(verb)
     def on_ranks(*given: Any, **named: Any) -> Any:
-        try:
-            arguments = signature.bind(*given, **named).arguments
-        except TypeError as error:
-            takes = [name for name in signature.parameters if name != "self"]
-            ways = [
-                f"; {name}: {LIGHTNING_ARGUMENTS[name]}"
-                for name in named
-                if name in LIGHTNING_ARGUMENTS and name not in takes
-            ]
-            raise TypeError(f"Trainer.{verb.__name__}({', '.join(takes)}) {error}{''.join(ways)}") from None
+        arguments = _bound(verb.__name__, signature, given, named)
         trainer: StartsRanks
-        trainer, module, data = arguments.pop("self"), arguments.pop("module"), arguments.pop("data", None)
+        trainer, module, data = arguments.pop("self"), arguments.pop("module", None), arguments.pop("data", None)
+        if module is None:
+            module, arguments = trainer.fitted_module(verb.__name__, arguments)
+        module = compile_in_place(module)
         adapt(module)
         adapt(data)
         start = trainer.placement.start
@@ -83,6 +87,30 @@ def on_all_ranks(verb: Verb) -> Verb:
             raise error.as_instance_of_cause() from error.__cause__
 
     return cast("Verb", on_ranks)
+
+
+def _bound(verb: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name; Lightning's names for them are understood, and its defaults left out.
+
+    Raises:
+        TypeError: they do not fit; the message has the way out.
+    """
+    takes = [name for name in signature.parameters if name != "self"]
+    unknown = {name: value for name, value in named.items() if name not in takes}
+    ours = {name: value for name, value in named.items() if name in takes}
+    for name, value in without_neutral(unknown, NEUTRAL_ARGUMENTS).items():
+        alias = ARGUMENT_NAMES.get(name, name)
+        if alias not in takes:
+            alias = name
+        if ours.get(alias) is not None and value is not None:
+            raise TypeError(f"Trainer.{verb}({alias}=..., {name}=...): give one of them, both say the same")
+        if value is not None or alias not in takes:
+            ours[alias] = value
+    try:
+        return signature.bind(*given, **ours).arguments
+    except TypeError as error:
+        ways = [f"; {name}: {LIGHTNING_ARGUMENTS[name]}" for name in ours if name in LIGHTNING_ARGUMENTS]
+        raise TypeError(f"Trainer.{verb}({', '.join(takes)}) {error}{''.join(ways)}") from None
 
 
 def _in_subprocesses(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:

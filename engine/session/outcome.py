@@ -103,7 +103,7 @@ def _message(error: BaseException) -> str:
 
 
 def decide(outcomes: Sequence[Outcome], exit_code: int | None, processes: int) -> Outcome:
-    """Return how the world of `processes` ranks ended, from what its ranks wrote.
+    r"""Return how the world of `processes` ranks ended, from what its ranks wrote.
 
     An error of the user's outweighs everything, since a retry would meet it again, and so does a newer
     world. A rank without an outcome was killed, and what the others say follows from that: a lost
@@ -116,8 +116,10 @@ def decide(outcomes: Sequence[Outcome], exit_code: int | None, processes: int) -
 
     >>> decide([Outcome("done", rank=0), Outcome("done", rank=1)], 134, 2).kind
     'done'
-    >>> print(decide([Outcome("died", "connection closed", "RuntimeError", rank=0, step=5)], 1, 2).error)
-    rank 1 ended without a word: it was killed (out of memory, a lost machine, kill -9), or never started.
+    >>> error = decide([Outcome("died", "connection closed", "RuntimeError", rank=0, step=5)], 1, 2).error
+    >>> print(error.replace(", or crashed", ",\n  or crashed"))
+    rank 1 ended without a word: it was killed (out of memory, a lost machine, kill -9),
+      or crashed (segmentation fault), or never started.
     rank 0 then said: connection closed
     """
     said = sorted(outcomes, key=lambda outcome: outcome.time)
@@ -136,7 +138,7 @@ def _killed(missing: Sequence[int], others: Sequence[Outcome], exit_code: int | 
     ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
     error = f"{ranks} ended without a word: "
     error += "it was" if len(missing) == 1 else "they were"
-    error += " killed (out of memory, a lost machine, kill -9), or never started."
+    error += " killed (out of memory, a lost machine, kill -9), or crashed (segmentation fault), or never started."
     if others:
         error += f"\nrank {others[0].rank} then said: {(others[0].error.splitlines() or [others[0].kind])[-1]}"
     elif exit_code is not None and exit_code > 1:

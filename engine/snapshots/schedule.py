@@ -60,6 +60,13 @@ class SnapshotSchedule:
             self._agree()
         return self._known and self._count >= self._due
 
+    def falls_due_within(self, boundaries: int, seconds: float) -> bool:
+        """Return whether a snapshot falls due in the next `boundaries`, which take so long; every rank calls this."""
+        if self._options.every_steps is not None:
+            return boundaries >= self._options.every_steps
+        elapsed_s = self._clock() - self._began
+        return any(self._gather(elapsed_s + seconds >= self._wanted_s(elapsed_s)))
+
     def reset(self, stall_s: float) -> None:
         """Start counting again after a snapshot that held training up for `stall_s` seconds."""
         self._began, self._count, self._stall_s, self._beside = self._clock(), 0, stall_s, None

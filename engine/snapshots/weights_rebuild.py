@@ -25,7 +25,7 @@ from midstride.engine.storage.checksums import FileDigest, digest_of, encode_doc
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
-__all__ = ["NotRebuilt", "rebuild"]
+__all__ = ["NotRebuilt", "rebuild", "weights_in"]
 
 
 class NotRebuilt(SnapshotError):
@@ -43,7 +43,7 @@ def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callabl
     facts = saved.manifest["facts"] if saved else snapshot.manifest["facts"]["weights_facts"].get(folder)
     if facts is None:
         raise NotRebuilt(f"snapshot {snapshot.name} names no weights in {folder}")
-    state = StateCopier(World(), lambda path: False).copy(_state_dict(store, snapshot), Buffer())
+    state = StateCopier(World(), lambda path: False).copy(weights_in(store, snapshot), Buffer())
     files = file_contents(file_stem(False, 0, 1), state)
     digests = {file: digest_of([data]) for file, data in files}
     tensors = files[0][0]
@@ -86,8 +86,12 @@ def _saved(store: Store, folder: str, name: str) -> Snapshot | None:
         return None
 
 
-def _state_dict(store: Store, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the whole weights that the ranks gave to `snapshot`, without what metrics have seen."""
+def weights_in(store: Store, snapshot: Snapshot) -> dict[str, Any]:
+    """Return the whole weights that the ranks gave to `snapshot`, without what metrics have seen.
+
+    Raises:
+        NotRebuilt: no rank has all of them.
+    """
     strategy = snapshot.manifest["facts"].get("identity", {}).get("strategy", "")
     row = STRATEGIES.get(strategy.partition("(")[0])
     tree = read(store, snapshot, 0)

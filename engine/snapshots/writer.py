@@ -106,7 +106,7 @@ class Writer:
         self,
         position: Position,
         state: object,
-        rows: str,
+        rows: str | Callable[[], str],
         facts: dict[str, Any],
         probe: Callable[[str], object] = lambda phase: None,
         committed: Committed = lambda pending, snapshot: None,
@@ -118,7 +118,8 @@ class Writer:
         Args:
             position: where the run stands.
             state: this rank's tree; it may change once this returns.
-            rows: of the metric log since the snapshot before; rank 0's count.
+            rows: of the metric log since the snapshot before, or a function that returns them, which is called once the
+                state is copied; rank 0's count.
             facts: JSON values for the manifest; rank 0's count.
             probe: called with "snapshot_write" and "before_commit", for injected faults; not in this thread.
             committed: called with what is returned here and the snapshot, as soon as it is committed; not in this
@@ -138,9 +139,15 @@ class Writer:
             copied: StateCopy | Exception = self._copier.copy(state, buffer)
         except Exception as error:
             copied = error  # the other ranks learn of it where they would have learned that the files are there
+        stall_s = time.perf_counter() - began
+        try:
+            written = rows if isinstance(rows, str) else rows()
+        except BaseException:
+            self._buffers.release(buffer)
+            raise
         self._weights.snapshot_taken(position)
-        self._last = pending = PendingSnapshot(position, Future(), time.perf_counter() - began, wait_s)
-        request = SnapshotRequest(position, copied, facts, rows, probe)
+        self._last = pending = PendingSnapshot(position, Future(), stall_s, wait_s)
+        request = SnapshotRequest(position, copied, facts, written, probe)
         self._queue.put(partial(self._write, _WriteJob(pending, request, buffer, committed)))
         if isinstance(copied, Exception):
             self.flush()

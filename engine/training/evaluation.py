@@ -16,7 +16,7 @@ from midstride.engine.checkpointing.checkpointer import Checkpointer
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
-from midstride.engine.modules.hooks import bind_step_end
+from midstride.engine.modules.hooks import bind_step_end, own_hook
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
@@ -26,6 +26,7 @@ from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.fit_objects import evaluated_objects
 from midstride.engine.training.lane_scope import LaneScope
+from midstride.engine.training.validation_changes import ValidationChanges
 from midstride.engine.trees import to_host
 
 __all__ = [
@@ -63,33 +64,51 @@ class EvaluationLoop:
     ) -> None:
         self.context, self.loaders = context, loaders
         self.stage: EvaluationStage = stage
-        self.boundary = StepBoundary(context, checkpointer)
+        self._checkpointer, self.boundary = checkpointer, StepBoundary(context, checkpointer)
+        self._changes = None if checkpointer is None else ValidationChanges(context)
+        if checkpointer is not None and self._changes is not None:
+            checkpointer.take_only_if(self._changes.allow_snapshot)
         name = STEPS[stage]
         _ensure_loader_numbers(context.module, stage, len(loaders))
         self.prefix = name.removesuffix("_step")  # in the names of hooks, such as on_validation_start
         self.forward = context.strategy.step_call(context.scope, context.module, name)
         self.step_end = bind_step_end(context.module, name)
+        self._mode_hooks = [own_hook(context.module, f"on_{self.prefix}_model_{mode}") for mode in ("eval", "train")]
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
 
     def run(self) -> dict[str, float]:
         """Evaluate, or resume an interrupted evaluation; return the reduced values by name, none if the limit is 0."""
-        context, progress, hooks = self.context, self.context.progress, self.context.hooks
+        context, progress = self.context, self.context.progress
         limits = {"validate": context.options.limit_val_batches, "test": context.options.limit_test_batches}
         if limits.get(self.stage) == 0:
             return {}
+        newest = None if self._changes is None or progress.validating else self._changes.newest
+        if newest is not None and self._checkpointer is not None:
+            self._checkpointer.snapshot_before(*newest)
         context.metric_logger.begin(self.stage)
-        with torch.no_grad(), context.modes.evaluating():
+        with torch.no_grad(), context.modes.evaluating(*self._mode_hooks):
             if not progress.validating:
-                progress.begin_validation()
-                hooks.call(f"on_{self.prefix}_start")
-                hooks.call(f"on_{self.prefix}_epoch_start")
+                self._begin()
             while progress.val_loader < len(self.loaders):
                 context.metric_logger.begin(self.stage, progress.val_loader if len(self.loaders) > 1 else None)
                 self.loader(progress.val_loader)
                 progress.next_validation_loader()
             values = self._end()
+            if self._changes is not None:
+                self._changes.end()
         context.metric_logger.begin("train")
         return values
+
+    def _begin(self) -> None:
+        """Call the first hooks; in a fit, find whether they change the module."""
+        hooks, changes = self.context.hooks, self._changes
+        if changes is not None:
+            changes.begin()
+        self.context.progress.begin_validation()
+        hooks.call(f"on_{self.prefix}_start")
+        hooks.call(f"on_{self.prefix}_epoch_start")
+        if changes is not None:
+            changes.compare_after_start_hooks()
 
     def _end(self) -> dict[str, float]:
         """Reduce the logged values and call the last hooks; return the reduced values."""

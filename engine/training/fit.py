@@ -130,8 +130,7 @@ class Fit:
                         loop.run()
                     progress.end_fit(loop.ending())
                     context.reporter.announce(f"{progress.why}, after step {progress.step:,}")
-                if self.checkpointer is not None:
-                    self.checkpointer.finish()
+                self._finish(loop)
             context.hooks.call("on_fit_end")
             ending = loop.ending()
             context.reporter.emit(
@@ -141,6 +140,14 @@ class Fit:
                 ended_by=ending.reason.value,
                 why=ending.sentence,
             )
+
+    def _finish(self, loop: FitLoop) -> None:
+        """Call the hooks at the end of training, and commit the end; hooks that exist may change the module."""
+        has_hooks = self.context.hooks.has("on_train_end")
+        if self.checkpointer is None or not has_hooks:
+            loop.end()
+        if self.checkpointer is not None:
+            self.checkpointer.finish(loop.end if has_hooks else None)
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
@@ -265,7 +272,8 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
         raise JobError("\n".join(refused))
     if ready.world.is_first:
         idle = idle_evaluation(module, ready.callbacks, len(loaders.validation), options)
-        for line in [*untrained_parameters(optimizers, module), *layers_in_eval_mode(module), *idle]:
+        unused = untrained_parameters(optimizers, module) if optimizers else []
+        for line in [*unused, *layers_in_eval_mode(module), *idle]:
             log.warning("%s", line)
     strategy.setup_optimizers(optimizers, [config.scheduler for config in schedulers])
     step = TrainingStep(module, ready.scope, strategy.step_call(ready.scope, module, "training_step"))

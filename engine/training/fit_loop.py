@@ -118,8 +118,13 @@ class FitLoop:
             self.train_epoch()
         self.context.finite_losses.verify()
         self.context.heartbeat.enter(Phase.EVALUATING)  # no step sends heartbeats from here on
-        self.context.metric_logger.begin("train", closed="trained")
-        self.context.hooks.call("on_train_end")
+
+    def end(self) -> None:
+        """Call the hook at the end of training, in each attempt that reaches it; what it changes is in no snapshot."""
+        context = self.context
+        context.metric_logger.begin("train", closed="trained")
+        with context.collective.timeout(self._options.collective_timeout_s), context.heartbeat.during(Phase.EVALUATING):
+            context.hooks.call("on_train_end")
 
     def train_epoch(self) -> None:
         """Train to the end of this epoch, or to the end of the fit if that comes first."""

@@ -1,5 +1,6 @@
 """The state of a fit: its parts, which decide how it goes on, and the facts that each snapshot repeats."""
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
@@ -10,6 +11,7 @@ from midstride.engine.checkpointing.run_state import RunFacts, RunState
 from midstride.engine.checkpointing.settings import Settings
 from midstride.engine.checkpointing.unsaved_state import IN_A_MODULE
 from midstride.engine.config.options import IdentityOption
+from midstride.engine.errors import UnsupportedState, UserCodeError
 from midstride.engine.modules.callback_states import Callbacks
 from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.module import DataModule
@@ -21,6 +23,7 @@ from midstride.engine.objects.object_state import Objects
 from midstride.engine.optim.optimizers import OptimizerList
 from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.strategies.mixins import ModelParallel, full_state_dict
 from midstride.engine.training.context import EvaluationContext, FitContext
@@ -151,6 +154,7 @@ class UserState(AlikeOnRanks):
 
     def __init__(self, hooks: Hooks, device: torch.device) -> None:
         self._hooks, self._device = hooks, device
+        hooks.drop_of_libraries(("on_save_checkpoint", "on_load_checkpoint"), _adds_unwritable)
 
     def state_dict(self) -> dict[str, Any]:
         """Call `on_save_checkpoint`, and return the entries."""
@@ -164,3 +168,14 @@ class UserState(AlikeOnRanks):
         given = place_device_tensors(state_dict, self._device)
         self._hooks.call("on_load_checkpoint", given, of="module")
         self._hooks.call("on_load_checkpoint", given, of="callbacks")
+
+
+def _adds_unwritable(hook: Callable[[dict[str, Any]], Any]) -> bool:
+    """Return whether `on_save_checkpoint` of a library adds objects that no snapshot can hold; attributes have them."""
+    state: dict[str, Any] = {}
+    try:
+        hook(state)
+        encode_lazily(mark_device_tensors(state))
+    except (UnsupportedState, UserCodeError):  # or it needs more of a checkpoint of Lightning's than there is here
+        return True
+    return False

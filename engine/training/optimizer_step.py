@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from midstride.engine.errors import NoLoss, UserError
+from midstride.engine.errors import EngineError, NoLoss, UserCodeError, UserError
 from midstride.engine.modules.hooks import bind_step_end, own_hook
-from midstride.engine.modules.module import STEP_HOOKS
+from midstride.engine.modules.module import STEP_HOOKS, TrainingModule
 from midstride.engine.modules.torch_internals import is_hooked
 from midstride.engine.strategies.mixins import (
     BackwardSync,
@@ -38,7 +38,7 @@ from midstride.engine.training.context import FitContext
 from midstride.engine.training.fit_warnings import check_gradients
 from midstride.engine.training.lane_scope import LaneScope
 from midstride.engine.training.losses import Losses, NonFiniteGuard
-from midstride.engine.user_code import call_user_code
+from midstride.engine.user_code import call_user_code, is_retryable
 
 __all__ = ["OptimizerStep"]
 
@@ -80,7 +80,7 @@ class OptimizerStep:
         """
         context, forward_backward = self.context, self._forward_backward
         forward_backward.begin_batch(ends_window=self.closes_window(index + 1))
-        if not self.module.automatic_optimization:
+        if not (self.module.automatic_optimization and context.optimizers):
             return forward_backward.forward(batch, index)
         outputs, are_several = None, len(context.optimizers) > 1
         for number, optimizer in enumerate(context.optimizers):
@@ -314,7 +314,10 @@ class ForwardBackward:
             return None
         for call in calls.before_backward:
             call(loss)
-        self._backward(loss)
+        try:
+            self._backward(loss)
+        except RuntimeError as error:
+            raise _error_of_backward(error, self._module) from error
         for hook in calls.after_backward:
             hook()
         return outputs
@@ -371,6 +374,20 @@ class ForwardBackward:
             if self._nonfinite_guard is None and not self._is_reevaluation:
                 self._context.finite_losses.check(loss)
         return loss
+
+
+def _error_of_backward(error: RuntimeError, module: TrainingModule) -> Exception:
+    """Return what to raise from an error of the backward pass: its frames are all of torch and of this package."""
+    where = f"the backward pass of the loss that {type(module).__name__}.training_step returned"
+    if isinstance(error, EngineError) or is_retryable(error):
+        return error
+    way = ""
+    if "backward through the graph a second time" in str(error):
+        way = (
+            "training_step called loss.backward() itself, or kept a graph of an earlier step: return the loss alone, "
+            "or set automatic_optimization = False and call self.manual_backward(loss). "
+        )
+    return UserCodeError(f"{where} failed. {way}{type(error).__name__}: {error}")
 
 
 def _step_end(context: FitContext) -> Callable[[Any, Any], Any] | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -24,15 +24,22 @@ from midstride.engine.checkpointing.finite_losses import FiniteLosses
 from midstride.engine.checkpointing.reporter import Reporter
 from midstride.engine.checkpointing.run_store import Resume, run_url_of
 from midstride.engine.checkpointing.world_size import apply_initial_sharding
+from midstride.engine.config.lightning_names import NEUTRAL_OPTIONS, without_neutral
 from midstride.engine.config.loggers import LoggerOptions, checked_loggers
-from midstride.engine.config.options import SnapshotOptions, TrainerOptions, checked_options, short_precision
+from midstride.engine.config.options import (
+    LONG_PRECISIONS,
+    SnapshotOptions,
+    TrainerOptions,
+    checked_options,
+    short_precision,
+)
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.lightning.callbacks import with_counterparts
-from midstride.engine.lightning.checkpoint import exported_checkpoint
+from midstride.engine.lightning.checkpoint import export_weights, exported_checkpoint, remove_exported
 from midstride.engine.lightning.counterparts import update_lightning_callbacks
 from midstride.engine.lightning.module import LightningData
 from midstride.engine.lightning.trainer import LightningTrainer
@@ -42,6 +49,7 @@ from midstride.engine.metrics.lane_metrics import LaneMetrics
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.modules.callbacks import Callback, FixedCallbacks, first_state, keep_first_state
+from midstride.engine.modules.compiled import compile_in_place, compile_layers_in_place
 from midstride.engine.modules.hooks import Hooks, hook_faults, own_hook
 from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module, set_device
@@ -59,7 +67,9 @@ from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.requests import SignalRequests
 from midstride.engine.session.script_exit import exit_codes_of_errors
 from midstride.engine.snapshots.reader import weights_at
+from midstride.engine.snapshots.weights import newest_weights
 from midstride.engine.storage.draft import draft_of
+from midstride.engine.storage.store import Store
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.strategies.mixins import (
@@ -183,7 +193,9 @@ class Trainer(TrainerInterface):
         given = locals()
         defaults = Trainer.__init__.__kwdefaults__ or {}
         options = {name: given[name] for name in TrainerOptions.model_fields if given[name] is not defaults[name]}
-        options |= others
+        if others.get("enable_checkpointing") is False and snapshots is _DEFAULT:
+            snapshots = others.pop("enable_checkpointing") or None
+        options |= without_neutral(others, NEUTRAL_OPTIONS)
         tie_to_parent()
         #: arguments of this Trainer, from which ranks build a copy on their own devices
         self.arguments: dict[str, Any] = {name: given[name] for name in _FOR_RANKS}
@@ -279,7 +291,9 @@ class Trainer(TrainerInterface):
                 with closing(self._loaders(module, train=data, evaluate=val_dataloaders)) as loaders:
                     self.last_fit = self._fit_of(ready, loaders, earlier)
                     self.context, self.run_url = self.last_fit.context, run
+                    remove_exported(self)
                     self.last_fit.run(run, resume, self.placement.summary, take_over=take_over)
+                    export_weights(self, module)
             finally:
                 self.is_fitting = False
                 stop_watching(self.strategy)
@@ -287,36 +301,42 @@ class Trainer(TrainerInterface):
                 update_lightning_callbacks(self)
 
     @on_all_ranks
-    def validate(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
+    def validate(
+        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | None = None
+    ) -> dict[str, float]:
         """Validate `module`; return its logged values, reduced over batches and ranks. Arguments as for `test`."""
-        with self._evaluation(module, data, "validate", ckpt_path) as resumables:
+        with self._evaluation(cast("TrainingModule", module), data, "validate", ckpt_path) as resumables:
             return EvaluationLoop(self.context, "validate", resumables).run()
 
     @on_all_ranks
-    def test(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> dict[str, float]:
+    def test(
+        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | None = None
+    ) -> dict[str, float]:
         """Test `module`; return its logged values by name, reduced over batches and ranks.
 
         Args:
-            module: the module to test.
+            module: the module to test; None for that of the last call, with the best weights of its run if there are.
             data: a DataModule, or one or several DataLoaders to test on; None if the module defines them.
             ckpt_path: "best" or "last" of the run fitted last, or the path of such a folder or of a file that
                 `save_checkpoint` wrote; None for the current weights.
         """
         fit = self.last_fit
-        with self._evaluation(module, data, "test", ckpt_path) as resumables:
+        with self._evaluation(cast("TrainingModule", module), data, "test", ckpt_path) as resumables:
             values = EvaluationLoop(self.context, "test", resumables).run()
         if fit is not None and (ckpt_path in ("best", "last") or module is fit.context.module):
             fit.tell_trackers(values)
         return values
 
     @on_all_ranks
-    def predict(self, module: TrainingModule, data: Any = None, *, ckpt_path: str | None = None) -> list[Any]:
+    def predict(
+        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | None = None
+    ) -> list[Any]:
         """Return the outputs of `predict_step` for the batches of this rank; with several loaders, one list per loader.
 
         Arguments as for `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook` it returns the outputs of all ranks,
         rank by rank.
         """
-        with self._evaluation(module, data, "predict", ckpt_path) as resumables:
+        with self._evaluation(cast("TrainingModule", module), data, "predict", ckpt_path) as resumables:
             loop = PredictionLoop(self.context, resumables)
             loop.run()
             return of_loaders(loop.predictions)
@@ -326,6 +346,7 @@ class Trainer(TrainerInterface):
 
         The check runs in this process, on a copy of this Trainer. You can call `fit` afterwards.
         """
+        module = compile_in_place(module)
         adapt(module)
         adapt(data)
         lanes = lanes_of(self.strategy)
@@ -378,9 +399,9 @@ class Trainer(TrainerInterface):
         return self.context.metric_logger
 
     @property
-    def precision(self) -> Precision:
-        """The precision that the module computes in."""
-        return self.context.precision
+    def precision(self) -> str:
+        """The precision that the module computes in, by Lightning's name, such as "bf16-mixed"."""
+        return next(name for name, short in LONG_PRECISIONS.items() if short == self.options.precision)
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -495,7 +516,7 @@ class Trainer(TrainerInterface):
         self.context.inject_fault("backward")
         buckets = gradient_buckets(strategy)
         with nullcontext() if buckets is None else buckets.backward(module.parameters()):
-            self.precision.backward(loss, own_hook(module, "backward") or Tensor.backward, **options)
+            self.context.precision.backward(loss, own_hook(module, "backward") or Tensor.backward, **options)
         strategy.reduce_gradients(module.parameters())
         hooks.call("on_after_backward")
 
@@ -540,7 +561,7 @@ class Trainer(TrainerInterface):
         """Return messages on hooks and settings of `module` and `data` that this Trainer does not support."""
         by_hand = not module.automatic_optimization
         unknown = hook_faults(module, self.callbacks, data)
-        return [*unknown, *self.strategy.module_errors(module), *self.precision.module_errors(by_hand=by_hand)]
+        return [*unknown, *self.strategy.module_errors(module), *self.context.precision.module_errors(by_hand=by_hand)]
 
     @contextmanager
     def _prepare(
@@ -568,7 +589,9 @@ class Trainer(TrainerInterface):
         if isinstance(data, LightningData):
             attach(data, self)
         self.metric_logger.begin("train", closed="setup")
+        compile_layers_in_place(module)
         with running_call(self, module, stage), set_up(self._owners(module), stage, self.strategy, self.heartbeat):
+            compile_layers_in_place(module)
             self.context = self._context_of(module, Progress() if stage == "fit" else self.progress)
             if ckpt_path is not None:
                 load_full_state_dict(self.strategy, module, weights_at(self.weights_url(ckpt_path)).state_dict)
@@ -645,7 +668,7 @@ class Trainer(TrainerInterface):
         """Restore the states that callbacks had before their first fit."""
         for callback, state in zip(_counterparts(self._given), self._first_states, strict=True):
             keep_first_state(callback, state)
-            callback.load_state_dict(copy.deepcopy(state))
+            state.restore(callback)
 
     def take_callbacks(self, module: TrainingModule) -> None:
         """Add the callbacks that `module` configures; each replaces a given callback of its class."""
@@ -664,6 +687,19 @@ class Trainer(TrainerInterface):
         return f"{self.run_url.rstrip('/')}/{ckpt_path}"
 
     # For the process that starts the ranks of this Trainer: see `StartsRanks` -----------------------------
+
+    def fitted_module(self, verb: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the module of the last call, and `arguments` with the best weights of its run if there are any.
+
+        Raises:
+            UserError: there was no call, or `verb` is "fit".
+        """
+        if verb == "fit" or type(self.module) is TrainingModule:
+            raise UserError(f"{verb} was given no module, and there is none of an earlier call: {verb}(module, ...)")
+        is_free = arguments.get("ckpt_path") is None and self.run_url is not None
+        if is_free and newest_weights(Store.open(self.run_url or ""), "best") is not None:
+            return self.module, {**arguments, "ckpt_path": "best"}
+        return self.module, arguments
 
     def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Detach `module`, so that it can be sent to ranks; return the arguments of `verb` for the ranks."""
@@ -692,7 +728,7 @@ class Trainer(TrainerInterface):
 
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
         """Restore what `export_result` returned into this Trainer and `module`; `fitted` if the call was `fit`."""
-        self.precision.convert(module)
+        self.context.precision.convert(module)
         take_weights(module, result["weights"], result["structure"])
         attach(module, self)
         self.context = replace(self.context, module=module)

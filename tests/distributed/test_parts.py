@@ -155,7 +155,7 @@ def test_an_overflow_leaves_out_the_step_and_halves_the_scale() -> None:
     trainer.fit(module)
     first, second = module._ends
     assert before != first == second
-    assert trainer.precision.state_dict()["scale"] == 2.0**15
+    assert trainer.context.precision.state_dict()["scale"] == 2.0**15
 
 
 class Learns(Sums):

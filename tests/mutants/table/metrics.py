@@ -4,6 +4,12 @@ from mutants.mutant import Mutant
 
 # fmt: off
 METRICS = [
+    Mutant("rows lack the values that metrics have for batches", "MetricLogger._log_metric",
+        "self.rows.set_next(_step_name(wanted.step), value)", "",
+        "test_rows_have_the_values_of_batches_and_of_the_epoch"),
+    Mutant("a value called step replaces the number of the step", "MetricLog.set_next",
+        "name = _COLUMNS.get(name, name)", "",
+        "test_values_called_epoch_and_step_have_columns_of_their_own"),
     Mutant("a value on the device continues on the host", "_on_one_device",
         "device = value.device if is_on_host(total) else total.device", "device = total.device",
         "test_a_total_from_a_snapshot_goes_on_where_values_are"),

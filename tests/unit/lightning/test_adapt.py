@@ -72,7 +72,7 @@ def test_nothing_else_is_touched() -> None:
 
 
 class Ported(style.AutoEncoder):
-    def on_validation_model_eval(self) -> None: ...
+    def on_validation_model_zero_grad(self) -> None: ...
 
 
 class Watching(L.Callback):
@@ -83,7 +83,7 @@ def test_an_uncalled_hook_is_named_if_the_user_wrote_it() -> None:
     with pytest.raises(JobError) as caught:
         Trainer(max_epochs=1, callbacks=[Watching()]).fit(Ported(), style.loader(8))
     names = [line.split(" would")[0] for line in str(caught.value).splitlines()]
-    assert names == ["Ported.on_validation_model_eval", "Watching.on_sanity_check_start"]
+    assert names == ["Ported.on_validation_model_zero_grad", "Watching.on_sanity_check_start"]
 
 
 def test_a_strategy_of_lightning_is_refused_by_name() -> None:

@@ -165,9 +165,9 @@ def test_callbacks_say_what_those_that_stand_for_them_have_seen(tmp_path: Path) 
     trainer, run = Trainer(max_epochs=5, callbacks=[best, stopping, plain]), str(tmp_path / "run")
     trainer.fit(module := style.Classifier(), style.loader(8), style.loader(8), run=run)
     assert (best.best_model_path, best.last_model_path, plain.best_model_path) == (
-        f"{run}/best",
-        f"{run}/last",
-        f"{run}/last",
+        f"{run}/lightning/best.ckpt",
+        f"{run}/lightning/last.ckpt",
+        f"{run}/lightning/last.ckpt",
     )
     tested = trainer.validate(module, style.loader(8), ckpt_path=best.best_model_path)
     assert best.best_model_score == torch.tensor(tested["val_loss"])

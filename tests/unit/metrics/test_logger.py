@@ -302,3 +302,44 @@ def test_true_and_false_are_logged_as_numbers(tmp_path: Path) -> None:
     assert [row["odd"] for row in rows] == [0.0, 1.0, 0.0]
     assert [row["large"] for row in rows] == [0.0, 1.0, 1.0]
     assert "True" not in text
+
+
+class Measures(TrainingModule):
+    """Metrics logged by the defaults of a step: called, updated alone, of a collection, and in `log_dict`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.called, self.updated = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+        self.several = torchmetrics.MetricCollection(
+            {"low": torchmetrics.MinMetric(), "high": torchmetrics.MaxMetric()}
+        )
+        self.both = torchmetrics.SumMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.called(batch[0])
+        self.updated.update(batch[0])
+        self.several(batch[0])
+        self.both(batch[0])
+        self.log("called", self.called)
+        self.log("updated", self.updated)
+        self.log_dict(self.several)  # type: ignore[arg-type]
+        self.log("both", self.both, on_epoch=True)
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_rows_have_the_values_of_batches_and_of_the_epoch(tmp_path: Path) -> None:
+    trainer = Trainer(max_epochs=1, enable_progress_bar=False)
+    trainer.fit(Measures(), numbers(), run=tmp_path)
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    found = {name: [row[name] for row in rows] for name in rows[0]}
+    assert found["called_step"] == ["0.5", "2.5", "4.0"]
+    assert (found["low_step"], found["high_step"]) == (["0.0", "2.0", "4.0"], ["1.0", "3.0", "4.0"])
+    assert found["both_step"] == ["1.0", "5.0", "4.0"]
+    of_epoch = {"called": "2.0", "updated": "2.0", "low": "0.0", "high": "4.0", "both": "10.0"}
+    assert {name: found[name] for name in of_epoch} == {name: ["", "", value] for name, value in of_epoch.items()}
+    assert "updated_step" not in found
+    assert {name: trainer.callback_metrics[name] for name in of_epoch} == {k: float(v) for k, v in of_epoch.items()}

@@ -199,6 +199,7 @@ def test_a_request_that_is_too_long_or_a_server_that_cannot_import_means_a_fresh
 LAUNCHER = """
 import os, sys, time
 from pathlib import Path
+from midstride.engine.processes import fork_server
 from midstride.engine.processes.fork_server import forking
 from midstride.engine.processes.supervised_process import SupervisedProcess
 log = Path(sys.argv[1])
@@ -211,10 +212,24 @@ with forking(environment, "program"):
 """
 
 
-def test_it_ends_with_its_launcher_and_its_worlds_are_asked_to_stop(
-    environment: dict[str, str], tmp_path: Path
+def test_a_server_that_is_stopped_alone_is_resumed(
+    server: ForkServer, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    monkeypatch.setattr(fork_server, "_STOPPED_S", 0.05)
+    number = server._process.pid
+    os.kill(number, signal.SIGSTOP)
+    with supervised(environment, tmp_path, "wait") as group:
+        until_said(tmp_path / "log.txt", "waits\n")
+        os.kill(number, signal.SIGSTOP)
+    assert group.poll() == 75
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_ends_with_its_launcher_and_its_worlds_are_asked_to_stop(
+    stopped: bool, environment: dict[str, str], tmp_path: Path
+) -> None:
+    stop = f"os.kill(fork_server._servers[0]._process.pid, {int(signal.SIGSTOP)})" if stopped else "pass"
+    (tmp_path / "launcher.py").write_text(LAUNCHER.replace("    os._exit(9)", f"    {stop}\n    os._exit(9)"))
     marked = {**environment, SESSION: str(tmp_path / "session")}
     command = [sys.executable, str(tmp_path / "launcher.py"), str(tmp_path / "log.txt")]
     assert subprocess.run(command, env=marked, check=False).returncode == 9

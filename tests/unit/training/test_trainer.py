@@ -222,8 +222,6 @@ def test_what_is_no_loader_is_refused() -> None:
         Trainer(max_epochs=1).fit(Line(), points.train_dataloader(), points.points)
     with pytest.raises(TypeError, match="too many positional arguments"):
         Trainer(max_epochs=1).fit(Line(), Points(), None, "runs/first")  # type: ignore[misc]
-    with pytest.raises(TypeError, match=r"Trainer.fit\(.*'datamodule'; datamodule: it is data"):
-        Trainer(max_epochs=1).fit(Line(), datamodule=Points())  # type: ignore[call-arg]
 
 
 def test_fit_twice_starts_afresh_without_a_run() -> None:
