@@ -34,7 +34,19 @@ _REDUCTIONS: dict[Any, str] = {
 }
 
 
-class LightningMethods(TrainingModule):
+class HandedOver:
+    """An adapted object that can be given to Lightning's own Trainer."""
+
+    _written: type[Any]
+
+    def hand_over(self, trainer: Any) -> None:
+        """Take the original class again, until a fit here adapts it, and let its property take `trainer`."""
+        vars(self)["_trainer"] = None
+        self.__class__ = self._written
+        object.__setattr__(self, "trainer", trainer)
+
+
+class LightningMethods(HandedOver, TrainingModule):
     """Replaces the methods of LightningModule that the user has not overridden."""
 
     #: attributes that are not part of snapshots: the engine sets them, or every attempt sets them anew
@@ -49,7 +61,7 @@ class LightningMethods(TrainingModule):
 
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
-        _hand_over(self, trainer)
+        self.hand_over(trainer)
 
     @property
     def device(self) -> torch.device:
@@ -146,7 +158,7 @@ class LightningOptimizer:
             self._module.untoggle_optimizer(self)
 
 
-class LightningData(DataModule):
+class LightningData(HandedOver, DataModule):
     """Replaces the methods of LightningDataModule that the user has not overridden."""
 
     _trainer: "list[TrainerInterface]"
@@ -158,11 +170,4 @@ class LightningData(DataModule):
 
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
-        _hand_over(self, trainer)
-
-
-def _hand_over(owner: Any, trainer: Any) -> None:
-    """Give an adapted object to Lightning's own Trainer: it gets its class back, until a fit here adapts it again."""
-    owner._trainer = None
-    owner.__class__ = owner._written
-    owner.trainer = trainer
+        self.hand_over(trainer)

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 #: what the engine sets itself on a module, and torch on a recurrent layer: weak references to its weights
-_OURS = frozenset({"_trainer", "device", "_is_replica", "_flat_weight_refs", "_compiled_call_impl"}) | INTERNAL
+_OURS = frozenset({"_trainer", "device", "_is_replica", "_compiled_call_impl", "_flat_weight_refs"}) | INTERNAL
 #: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each attempt sets it up
 _COMPOSABLE = "__composable_api_state_key"
 #: classes of tensors whose attributes are walked; other classes manage their attributes themselves

@@ -98,16 +98,18 @@ class ForkServer:
         self._codes: dict[int, int] = {}
         self._socket, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __name__, str(os.getpid()), str(its_end.fileno()), *modules]
-        start = partial(
-            subprocess.Popen,
-            command,
-            env={**environment, SESSION: " " * _SESSION_BYTES},
-            pass_fds=[its_end.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+
+        def start() -> "subprocess.Popen[bytes]":
+            return subprocess.Popen(
+                command,
+                env={**environment, SESSION: " " * _SESSION_BYTES},
+                pass_fds=[its_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
         with its_end:
             self._parent = _ParentThread(start)
             self._process = self._parent.process

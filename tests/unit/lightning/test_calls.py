@@ -53,7 +53,7 @@ def test_a_call_with_lightnings_names_does_what_it_does_there(name: str) -> None
         (lambda t, m, d: t.fit(m, d, ckpt_path="last"), TypeError, "ckpt_path: the same run again resumes: say run"),
         (lambda t, m, d: t.predict(m, d, return_predictions=False), TypeError, "predict returns the predictions"),
         (lambda t, m, d: t.test(dataloaders=d), UserError, "test was given no module, and there is none"),
-        (lambda t, m, d: t.fit(train_dataloaders=d), UserError, "fit was given no module"),
+        (lambda t, m, d: t.fit(train_dataloaders=d), TypeError, "missing a required argument: 'module'"),
     ],
 )
 def test_a_call_that_cannot_be_understood_says_why(call: Call, error: type[Exception], words: str) -> None:

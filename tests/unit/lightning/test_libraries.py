@@ -91,20 +91,20 @@ class Bank(Base):
         return torch.tensor(0.0, requires_grad=True)
 
 
-def _fit(module: Any, run: Path, epochs: int = 2, **options: Any) -> Trainer:
+def _fit(kind: type[Any], run: Path, epochs: int = 2, **options: Any) -> Any:
     options = {"max_epochs": epochs, "seed": 7, "snapshots": {"every_steps": 1}, **options}
     trainer = Trainer(enable_progress_bar=False, **options)
-    trainer.fit(module, DataLoader(DATA, 4), DataLoader(DATA, 4), run=run)
-    return trainer
+    trainer.fit(module := kind(), DataLoader(DATA, 4), DataLoader(DATA, 4), run=run)
+    return module
 
 
 @pytest.mark.parametrize("kind", [Helpers, SetsModes, Keeps, Bank])
 def test_a_module_of_a_library_trains_and_resumes(
     kind: type[Base], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _fit(whole := kind(), tmp_path / "whole")
-    _fit(kind(), tmp_path / "run", epochs=1)
-    _fit(resumed := kind(), tmp_path / "run")
+    whole = _fit(kind, tmp_path / "whole")
+    _fit(kind, tmp_path / "run", epochs=1)
+    resumed = _fit(kind, tmp_path / "run")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert resumed.scale == whole.scale > 1.0
     for name, value in whole.state_dict().items():
@@ -125,7 +125,7 @@ def test_the_same_of_a_user_is_refused(tmp_path: Path) -> None:
 def test_what_lightning_refuses_is_refused_of_libraries_too(tmp_path: Path) -> None:
     kind = type("Old", (Base,), {"__module__": "a_library.models", "training_epoch_end": lambda self, outputs: None})
     with pytest.raises(JobError, match=r"Old\.training_epoch_end would never be called"):
-        _fit(kind(), tmp_path)
+        _fit(kind, tmp_path)
 
 
 class Late(Callback):
@@ -150,10 +150,10 @@ class Late(Callback):
 
 def test_a_callback_whose_state_begins_with_the_fit(tmp_path: Path) -> None:
     late = Late()
-    trainer = _fit(Base(), tmp_path / "first", epochs=1, callbacks=[late])
-    trainer.fit(Base(), DataLoader(DATA, 4), run=tmp_path / "second")  # from its first state
+    _fit(Base, tmp_path / "first", epochs=1, callbacks=[late])
+    _fit(Base, tmp_path / "second", epochs=1, callbacks=[late])  # from its first state
     assert late.steps == {"taken": 4}
-    _fit(Base(), tmp_path / "first", callbacks=[resumed := Late()])
+    _fit(Base, tmp_path / "first", callbacks=[resumed := Late()])
     assert resumed.steps == {"taken": 8}
 
 
@@ -203,7 +203,7 @@ class Doubly(TrainingModule):
 
 def test_a_backward_pass_in_the_step_is_explained(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError) as caught:
-        _fit(Doubly(), tmp_path)
+        _fit(Doubly, tmp_path)
     text = str(caught.value)
     assert text.startswith(
         "the backward pass of the loss that Doubly.training_step returned failed. training_step called"

@@ -334,7 +334,7 @@ class Measures(TrainingModule):
 def test_rows_have_the_values_of_batches_and_of_the_epoch(tmp_path: Path) -> None:
     trainer = Trainer(max_epochs=1, enable_progress_bar=False)
     trainer.fit(Measures(), numbers(), run=tmp_path)
-    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     found = {name: [row[name] for row in rows] for name in rows[0]}
     assert found["called_step"] == ["0.5", "2.5", "4.0"]
     assert (found["low_step"], found["high_step"]) == (["0.0", "2.0", "4.0"], ["1.0", "3.0", "4.0"])

@@ -94,17 +94,17 @@ class Quantized(Net):
         torch.ao.quantization.convert(self.net.eval(), inplace=True)
 
 
-def _fit(module: Net, run: Path, epochs: int = 2) -> Net:
+def _fit(kind: type[Net], run: Path, epochs: int = 2) -> Net:
     trainer = Trainer(max_epochs=epochs, seed=7, snapshots={"every_steps": 2}, enable_progress_bar=False)
-    trainer.fit(module, DataLoader(DATA, 8), run=run)
+    trainer.fit(module := kind(), DataLoader(DATA, 8), run=run)
     return module
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Pruned, Parametrized, Merged, Averaged])
 def test_what_the_end_changes_is_in_the_last_weights_alone(kind: type[Net], tmp_path: Path) -> None:
-    ended = _fit(kind(), tmp_path / "run")
-    again = _fit(kind(), tmp_path / "run")
+    ended = _fit(kind, tmp_path / "run")
+    again = _fit(kind, tmp_path / "run")
     for module in (ended, again):
         assert not differences(weights_at(tmp_path / "run" / "last").state_dict, dict(module.state_dict()))
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 9
@@ -118,15 +118,15 @@ def test_weights_that_no_file_can_hold_are_those_before_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        _fit(Quantized(), tmp_path / "run")
+        _fit(Quantized, tmp_path / "run")
         assert "last has the weights before on_train_end" in caplog.text
         found = weights_at(tmp_path / "run" / "last").state_dict
         assert found.keys() == Quantized().state_dict().keys()
 
 
 def test_a_longer_run_continues_from_before_the_end(tmp_path: Path) -> None:
-    _fit(Averaged(), tmp_path / "run")
-    longer, whole = _fit(Averaged(), tmp_path / "run", epochs=3), _fit(Averaged(), tmp_path / "whole", epochs=3)
+    _fit(Averaged, tmp_path / "run")
+    longer, whole = _fit(Averaged, tmp_path / "run", epochs=3), _fit(Averaged, tmp_path / "whole", epochs=3)
     assert not differences(dict(longer.state_dict()), dict(whole.state_dict()))
     assert (tmp_path / "run" / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
 
@@ -141,8 +141,8 @@ class Named(Net):
 
 
 def test_values_called_epoch_and_step_have_columns_of_their_own(tmp_path: Path) -> None:
-    module = _fit(Named(), tmp_path / "run", epochs=1)
-    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
+    module = _fit(Named, tmp_path / "run", epochs=1)
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
     assert [(row["epoch"], row["step"], row["logged_epoch"]) for row in rows] == [
         ("0", str(1 + at), f"{40.0 + at}") for at in range(4)
     ]
