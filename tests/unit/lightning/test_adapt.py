@@ -290,9 +290,8 @@ def test_trainer_attributes_are_kept_or_refused(tmp_path: Path) -> None:
         trainer.fit(Setting("phase"), style.loader(8), run=tmp_path / "run")
         assert trainer.phase == 2 * epochs  # type: ignore[attr-defined]
     for name in ("accumulate_grad_batches", "max_epochs", "log_every_n_steps", "current_epoch"):
-        with pytest.raises(
-            UserCodeError, match=rf"trainer\.{name} cannot be set here.* (give it to Trainer|step by hand)"
-        ):
+        match = rf"trainer\.{name} cannot be set here.* (give it to Trainer|step by hand)"
+        with pytest.raises(UserCodeError, match=match):
             Trainer(max_epochs=1).fit(Setting(name), style.loader(8))
 
 
