@@ -2,6 +2,7 @@
 
 callback_states  the states of callbacks, and of a DataModule, as a part of the state of a run
 callbacks        `Callback`, `LearningRateMonitor`, and the fixed tuple of a Trainer's callbacks
+compiled         modules that `torch.compile` has wrapped, compiled in place
 hooks            the hooks that a module and its callbacks override, looked up once
 hyperparameters  `save_hyperparameters`: the constructor arguments of a module or its data
 interface        `TrainerInterface`: the part of the Trainer for modules, hooks and callbacks

@@ -14,6 +14,7 @@ lane_scope      runs one lane of a batch: seeds it, collects what it logs, check
 losses          finds the loss in the outputs of `training_step`; `on_nan: skip` leaves out one that is not finite
 optimizer_step  trains on one batch: forward and backward, then clipping and the optimizer step
 trainer         the Trainer: fit, validate, test, predict, and what modules and callbacks use of it
+validation_changes  finds hooks that change the module for a validation, in which no snapshot is taken then
 
 Tests: tests/unit/training, tests/laws/test_resume.py, tests/laws/test_lanes.py, tests/laws/test_on_nan.py
 """

@@ -117,9 +117,9 @@ def test_the_same_of_a_user_is_refused(tmp_path: Path) -> None:
         kind.__name__: type(kind.__name__, (kind,), {**vars(kind), "__module__": __name__}) for kind in (Helpers, Bank)
     }
     with pytest.raises(JobError, match=r"Helpers\.on_epoch_end would never be called"):
-        _fit(own["Helpers"](), tmp_path)
+        _fit(own["Helpers"], tmp_path)
     with pytest.raises(UserError, match="configure_optimizers returned None"):
-        _fit(own["Bank"](), tmp_path)
+        _fit(own["Bank"], tmp_path)
 
 
 def test_what_lightning_refuses_is_refused_of_libraries_too(tmp_path: Path) -> None:
