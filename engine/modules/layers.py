@@ -207,7 +207,7 @@ class NewLayers:
             made = restore.put(node, MISSING, f"structure/{path}")
             if not isinstance(made, nn.Module):
                 raise UserError(
-                    f"the module {path} came up in training, and this attempt cannot find its class {node.kind}: "
+                    f"the module {path} came up in training, and its class {node.kind} cannot be found: "
                     "create it in __init__, or define the class at the top of a file."
                 )
             if lost := [

@@ -116,7 +116,7 @@ TO_REWRITE = {
     "engine/launch": (82, 3),
     "engine/lightning": (43, 1),
     "engine/loop": (45, 0),
-    "engine/modules": (7, 1),
+    "engine/modules": (7, 0),
     "engine/objects": (123, 0),
     "engine/processes": (13, 0),
     "engine/ranks": (32, 3),
