@@ -52,7 +52,7 @@ def plugin_schema(schema: Schema) -> None:
 
 
 def file_schema(schema: Schema) -> Schema:
-    """Return the job's `schema` for files, in which paths can be relative and loggers have a short form.
+    """Return the job's `schema` for files, where paths can be relative and loggers short.
 
     Reverses `job_schema`, `snapshots_schema` and `plugin_schema`, in place.
     """

@@ -1,4 +1,4 @@
-"""Modules that `torch.compile` has wrapped: they are compiled in place, so that names and state are the module's own.
+"""Modules wrapped by `torch.compile`, compiled in place: names and state stay the module's.
 
 A run can resume with compilation switched on or off, and weights have the same names in both cases.
 """
@@ -13,7 +13,7 @@ __all__ = ["compile_in_place", "compile_layers_in_place"]
 
 
 def compile_in_place(module: Any) -> Any:
-    """Return the module in the wrapper that `torch.compile` returned, whose calls are compiled; others unchanged."""
+    """Return the module in a wrapper of `torch.compile`, with compiled calls; others unchanged."""
     found = wrapped_by_compile(module)
     if found is None:
         return module

@@ -48,7 +48,7 @@ class Hooks:
         return [partial(call_user_code, where, hook, *first) for where, hook, first in self._by_name.get(name, ())]
 
     def drop_of_libraries(self, names: Sequence[str], is_dropped: Callable[[Callable[..., Any]], bool]) -> None:
-        """Remove the hooks `names` of each owner whose first one a library has written, if `is_dropped` says so.
+        """Remove the hooks `names` of owners whose first one is a library's, if `is_dropped` agrees.
 
         Args:
             names: the hooks; the first one decides.
@@ -98,7 +98,9 @@ def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: obj
 
 
 def _names_of_hooks(kind: type) -> Iterable[str]:
-    """Return the names in a class that may be meant as hooks: all of a user's, those that Lightning refuses of others'.
+    """Return names in a class that can be meant as hooks.
+
+    All of a user's; of other classes those that Lightning refuses.
 
     A class of a library runs as it is with Lightning, so its other methods are helpers of its own.
     """

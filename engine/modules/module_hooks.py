@@ -21,7 +21,10 @@ class ModuleHooks:
         """After `on_fit_start`; the state of a snapshot is restored after it."""
 
     def on_train_end(self) -> None:
-        """After the last epoch, in every attempt that reaches it; its changes are in `last`, not in snapshots."""
+        """Called after the last epoch, in each attempt that reaches it.
+
+        Its changes are in `last`, not in snapshots.
+        """
 
     def on_train_epoch_start(self) -> None:
         """Before the first batch of an epoch; not again if a run resumes within it."""

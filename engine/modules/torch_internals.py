@@ -45,7 +45,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def wrapped_by_compile(module: object) -> tuple[nn.Module, Callable[..., Any]] | None:
-    """Return the module that `torch.compile` was given, and what compiles a function; None for any other object."""
+    """Return the module given to `torch.compile`, and its compiler; None for other objects."""
     library = sys.modules.get(_COMPILE)
     if library is None or not isinstance(module, library.OptimizedModule):
         return None
@@ -54,7 +54,7 @@ def wrapped_by_compile(module: object) -> tuple[nn.Module, Callable[..., Any]] |
 
 
 def compile_calls(module: nn.Module, compiler: Callable[..., Any]) -> None:
-    """Compile calls of `module`, as its own method `compile` does, by a compiler of `wrapped_by_compile`."""
+    """Compile calls of `module` as its `compile` does, by a compiler of `wrapped_by_compile`."""
     module._compiled_call_impl = compiler(module._call_impl)
 
 

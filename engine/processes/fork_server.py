@@ -1,4 +1,6 @@
-"""A process that has imported torch, and forks the worlds of a run: `... .fork_server PARENT SOCKET MODULE...`.
+"""A process that has imported torch and forks the worlds of a run.
+
+Run as `... .fork_server PARENT SOCKET MODULE...`.
 
 Supervisors, and what they run of ours, are forked from it, attempt by attempt: torch is imported once. No code of a
 user's is imported here, so what an attempt runs is what the files say when it begins.
@@ -77,12 +79,12 @@ def forking(environment: Mapping[str, str], *modules: str) -> Iterator[None]:
 
 
 def running_server(environment: Mapping[str, str]) -> "ForkServer | None":
-    """Return a running server whose forks are like processes started in `environment`; None if there is none."""
+    """Return a running server with forks like processes started in `environment`, or None."""
     return next((server for server in reversed(_servers) if server.suits(environment)), None)
 
 
 class ForkServer:
-    """The client of a fork server: starts the server and asks it for supervisors; closing ends all that was forked.
+    """Client of a fork server: starts it and asks for supervisors. Closing ends all forks.
 
     Args:
         environment: of the server.
@@ -171,7 +173,7 @@ class ForkServer:
         self._socket.close()
 
     def resume(self) -> None:
-        """Resume the server if it is stopped, by SIGSTOP or a debugger: alone, it would hold up all that it started."""
+        """Resume a server stopped by SIGSTOP or a debugger, which would hold up all its forks."""
         if is_suspended(self._process.pid):
             log.warning("the process that starts ranks (%d) was stopped, and is resumed", self._process.pid)
             self._process.send_signal(signal.SIGCONT)
@@ -187,7 +189,7 @@ class ForkServer:
 
 
 class _ParentThread:
-    """A thread that starts a process, and ends after it: the kernel takes its end for that of the parent.
+    """A thread that starts a process and outlives it. The kernel takes its end for the parent's.
 
     Args:
         start: starts the process.
@@ -215,7 +217,7 @@ class _ParentThread:
 
 
 class ForkedSupervisor:
-    """A supervisor that a fork server has started, with the methods of `subprocess.Popen` that its owner needs.
+    """A supervisor started by a fork server, with required methods of `subprocess.Popen`.
 
     Args:
         server: its parent.
@@ -280,7 +282,7 @@ class ForkedSupervisor:
 
 
 class ForkingSupervisor(Supervisor):
-    """Runs a command `python -m MODULE` as a call in a fork, if the fork server has imported the module."""
+    """Runs `python -m MODULE` as a call in a fork, if the fork server has imported the module."""
 
     def execute(self) -> None:
         """Become the command."""

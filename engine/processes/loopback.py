@@ -1,4 +1,4 @@
-"""The loopback address, on which a world on one machine listens: no other machine reaches it.
+"""The loopback address, on which a world on one machine listens, out of others' reach.
 
 Neither torch's store nor gloo authenticate their peers: every process that reaches them takes part.
 """
@@ -20,14 +20,14 @@ _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def interfaces(environment: Mapping[str, str], by: str | None = None) -> dict[str, str]:
-    """Return variables that make ranks use the loopback, or the interface `by`, without those that are set already."""
+    """Return unset variables that make ranks use the loopback, or the interface `by`."""
     names = [name for _, name in socket.if_nameindex()]
     chosen = by or next((name for name in names if name in ("lo", "lo0")), None)
     return {name: chosen for name in _VARIABLES if name not in environment} if chosen else {}
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the name of the interface by which this machine reaches `host`; None where that cannot be told."""
+    """Return the interface by which this machine reaches `host`; None if unknown."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         ours = socket.inet_aton(probe.getsockname()[0])
@@ -42,7 +42,7 @@ def interface_towards(host: str) -> str | None:
 
 
 def own_address() -> str:
-    """Return the address by which other machines reach this one: that of its route to the world, else its name."""
+    """Return this machine's address for others: that of its route to the world, else its name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing; no machine has this address
@@ -64,7 +64,7 @@ def free_port() -> int:
 
 
 def rank_environments(size: int, port: int, base: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
-    """Return the environment of each rank of a world on this machine, as torchrun would write it.
+    """Return the environment of each rank of a world on this machine, as torchrun writes it.
 
     Args:
         size: of the world.

@@ -22,7 +22,7 @@ def _can_draw() -> bool:
 
 
 def draw_runs(rows: Mapping[str, Sequence[Mapping[str, str]]]) -> bytes | None:
-    """Return a PNG with a panel for each logged value and a curve for each run; None as for `draw`.
+    """Return a PNG with a panel per logged value and a curve per run; None as for `draw`.
 
     Args:
         rows: name of a run -> rows of its metric log.

@@ -1,4 +1,4 @@
-"""Two runs or more side by side: the settings that differ, and the values that each reached. Needs no torch."""
+"""Two or more runs side by side: different settings and reached values. No torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def _side_by_side(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _settings(store: Store) -> dict[str, Any]:
-    """Return the settings of a run by key path: those of its job, or the hyperparameters of a script's module."""
+    """Return a run's settings by key path: its job's, or its script's hyperparameters."""
     job = job_of(store)
     if job is not None:
         found = dict(_flat(job.model_dump(mode="json"), ""))
