@@ -62,11 +62,16 @@ def _orphaned_sessions(run: Run) -> Iterator[tuple[int, float, Session]]:
         try:
             document = Session(folder).document()
             number, started = document["attempt"], document["started"]
-            is_ours = Run.from_document(document).url == run.url
+            url = Run.from_document(document).url
+            is_ours = url == run.url or _is_deleted(url)
         except Exception:
             continue  # not a session, or one of another version
         if is_ours:
             yield number, started, Session(folder)
+
+
+def _is_deleted(url: str) -> bool:
+    return "://" not in url and not Path(url).exists()
 
 
 def _still_running(session: Session, started: float) -> bool:

@@ -119,10 +119,12 @@ def test_an_attempt_is_new_for_seconds_only_whatever_the_clock(job: TrainingJob,
     assert len(recover_orphaned_attempts(Run(job, "night"))) == settled
 
 
-@pytest.mark.parametrize("attempt", [1, 2], ids=["begun anew", "a later attempt"])
-def test_what_a_deleted_run_left_is_removed_and_not_told(job: TrainingJob, attempt: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "attempt"), [("night", 1), ("night", 2), ("day", 1)], ids=["begun anew", "a later attempt", "another run"]
+)
+def test_what_a_deleted_run_left_is_removed_and_not_told(job: TrainingJob, name: str, attempt: int) -> None:
     log, session = killed(job, started=50.0)
-    deleted = Session.create(Run(job, "night").document(attempt, 2.0))
+    deleted = Session.create(Run(job, name).document(attempt, 2.0))
     deleted.write_outcome(Outcome("died", "of the deleted run"))
     session.write_outcome(Outcome("stopped", "asked to stop"))
     (found,) = recover_orphaned_attempts(Run(job, "night"))
