@@ -30,7 +30,7 @@ def recover_orphaned_attempts(run: Run) -> list[Attempt]:
 
     Where one was killed, its supervisor stopped the world, which wrote how far it got; where the store did not take
     down how the attempt ended, the launcher kept that in the session. `launch` calls it before a new
-    attempt. What is left of a deleted run of the same name is removed.
+    attempt. What is left of deleted runs is removed.
     """
     attempt_log = run.attempts
     lost = {_key(attempt): attempt for attempt in attempt_log.attempts() if attempt.outcome == "lost"}
@@ -63,7 +63,7 @@ def _orphaned_sessions(run: Run) -> Iterator[tuple[int, float, Session]]:
             document = Session(folder).document()
             number, started = document["attempt"], document["started"]
             url = Run.from_document(document).url
-            is_ours = url == run.url or _is_deleted(url)
+            is_ours = url == run.url or (started > 0 and _is_deleted(url))
         except Exception:
             continue  # not a session, or one of another version
         if is_ours:
