@@ -8,6 +8,7 @@ context        the objects that any training uses between two batches
 determinism    deterministic algorithms of torch, switched on while a run is recorded
 finite_losses  checks that losses are finite, before anything that depends on them is written
 gradients      the gradients within an accumulation window
+hook_changes   names hooks that change a training while a snapshot is taken
 identity       changes between two attempts of a run: refused, warned about, or ignored
 rank_warnings  warnings of all ranks, merged and logged by rank 0
 replica_check  checks that tensors that a snapshot holds once are the same on all ranks
@@ -17,7 +18,7 @@ roots          roots of a run's object graph: data, samplers, loaders, optimizer
 run_state      the state of a run as the checkpointer sees it: named parts, loaders, facts
 run_store      the folder of a run as one attempt uses it: snapshots, weights, metric log, lease
 sample_log     the log of samples: which batches of which epochs were trained on, over all attempts of a run
-settings       settings of optimizers and schedulers that a snapshot overrides, and warnings about them
+settings       settings that a snapshot overrides: warnings, and taking the new ones
 text_order     warns of sets of strings: without PYTHONHASHSEED their order differs in each interpreter
 unsaved_state  warns of user state that changes in training and that no snapshot holds
 world_size     resuming with another number of ranks: batches are divided anew, states merged

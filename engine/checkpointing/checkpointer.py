@@ -3,8 +3,10 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -28,6 +30,7 @@ from midstride.engine.checkpointing.world_size import (
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, StopRequested, StoreSilent, UnsupportedState
 from midstride.engine.loggers.logger_processes import LoggerProcesses
+from midstride.engine.objects.object_state import Objects
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.session.requests import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
@@ -42,6 +45,10 @@ from midstride.engine.strategies.mixins import Measures
 __all__ = ["Checkpointer"]
 
 log = logging.getLogger(__name__)
+
+#: number of first batches of an attempt as which are read changes are noted
+_READS = 1
+_END: Any = object()
 
 
 class Checkpointer:
@@ -68,6 +75,7 @@ class Checkpointer:
         self._end_hooks: Callable[[], None] | None = None
         self._taken_at: dict[str, Any] = {}  # progress at the newest snapshot
         self._replica_check = ReplicaCheck(context.strategy, context.collective.gather)
+        self._has_watched_hooks, self._reads_to_watch = False, _READS
         self._is_verified = False  # whether `check_restores` has run after the first step, or need not
         self._initial_sharding = InitialSharding.of(state.loaders, context.world.size)
         self._facts = facts_of(state.facts, context.device)
@@ -232,8 +240,9 @@ class Checkpointer:
         facts = self._snapshot_facts()
         with self._warnings.merge_ranks():
             if self._unsaved_state is not None:
-                self._unsaved_state.check()
-            state = state_of(self.parts)
+                self._unsaved_state.check(epoch)
+            with self._watching_hooks():
+                state = state_of(self.parts)
         self._replica_check.check(state)
         self.run.snapshot(position, state, written, facts, probe, committed)
         self._schedule.reset(time.perf_counter() - began)
@@ -256,6 +265,35 @@ class Checkpointer:
                 **({"last": self._state.facts.of_weights()} if are_last else {}),
             },
         }
+
+    def _watching_hooks(self) -> AbstractContextManager[None]:
+        """Watch the hooks of the first snapshot of this attempt."""
+        changes, is_first = self._state.hook_changes, not self._has_watched_hooks
+        self._has_watched_hooks = True
+        return changes.watching() if changes is not None and is_first else nullcontext()
+
+    def watched_reads(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return `batches`; note what reading the first of them changes by itself."""
+        return chain(self._first_reads(batches), batches)
+
+    def _first_reads(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while self._reads_to_watch:
+            self._reads_to_watch -= 1
+            with self._reading():
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            yield batch
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        objects = self.parts["objects"]
+        with ExitStack() as stack:
+            if self._unsaved_state is not None:
+                stack.enter_context(self._unsaved_state.reading())
+            if isinstance(objects, Objects):
+                stack.enter_context(objects.reading())
+            yield
 
     def finish(self, end_hooks: Callable[[], None] | None = None) -> None:
         """Commit the end of the run, with the last weights and the whole metric log.

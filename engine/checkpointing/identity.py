@@ -11,18 +11,26 @@ free      workers, launcher, retries, snapshots, patience,  nothing
           a larger max_epochs or max_steps
 """
 
+import argparse
+import dataclasses
+import functools
 import inspect
 import json
 import platform
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
+from torch import Tensor
 
 from midstride.engine.errors import IdentityChanged
 from midstride.engine.objects.kinds.functions import digest_of_code
@@ -41,6 +49,8 @@ __all__ = [
     "source_digests",
 ]
 
+#: bytes of an array whose values are compared
+_SMALL_BYTES = 1 << 12
 #: keys of the environment that decide how sums are computed
 _SUM_KEYS = ("threads", "cpu", "machine", "gpu", "cuda", "torch")
 #: arguments of a data module that are not part of the identity; the global batch size is compared instead
@@ -56,18 +66,49 @@ def is_json(value: object) -> bool:
 
 
 def identity_of(value: object) -> Any:
-    """Return `value` after a round trip through JSON; unsupported values become the name of their type.
+    """Return `value` after a round trip through JSON.
 
-    Keys of unsupported types are left out, with their values.
+    Other values become their fields, or the name of their type. Keys of unsupported types are left out, with
+    their values.
     """
-
-    def kind(other: object) -> str:
-        return type(other).__qualname__
-
     try:
-        return json.loads(json.dumps(value, default=kind, sort_keys=True))
+        return json.loads(json.dumps(value, default=_described, sort_keys=True))
     except TypeError:  # keys of several types have no order
-        return json.loads(json.dumps(value, default=kind, skipkeys=True))
+        return json.loads(json.dumps(value, default=_described, skipkeys=True))
+
+
+def _described(value: Any) -> Any:
+    """Return the fields or the text of a value that JSON does not know; else its class."""
+    with suppress(Exception):  # such as a value of a DictConfig that is missing
+        return _fields_of(value)
+    return type(value).__qualname__
+
+
+def _fields_of(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        return dict(vars(value))
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    return _text_of(value) or _items_of(value) or type(value).__qualname__
+
+
+def _text_of(value: Any) -> str | None:
+    kind = type(value).__qualname__
+    if isinstance(value, PurePath | Enum | Fraction | Decimal | range):
+        return f"{kind} {value}"
+    if isinstance(value, Tensor | np.ndarray | np.generic) and value.nbytes <= _SMALL_BYTES:
+        return f"{kind} {value.tolist()}"
+    return None
+
+
+def _items_of(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    return list(value) if isinstance(value, Sequence) else None
 
 
 def environment_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:

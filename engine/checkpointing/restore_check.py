@@ -19,7 +19,7 @@ from midstride.engine.state.stateful import Stateful
 from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.state.tensors import is_freed
 
-__all__ = ["check_restores"]
+__all__ = ["check_restores", "copied_with_digests"]
 
 #: bytes from which on tensors are compared by a digest, which takes a fifth of the time of a copy and a comparison
 _LARGE_BYTES = 1 << 20
@@ -101,6 +101,11 @@ def _by_digest(tensor: Tensor) -> Tensor | str:
     if not is_plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.nbytes < _LARGE_BYTES:
         return tensor
     return f"{tensor.dtype} {list(tensor.shape)} {tensor_digest(tensor)}"
+
+
+def copied_with_digests(tree: Any) -> Any:
+    """Return a copy of `tree` on the host, with the digests of large tensors in their place."""
+    return _copied(tree)
 
 
 def _copied(tree: Any, tensor: Callable[[Tensor], Tensor | str] = _on_host) -> Any:

@@ -14,7 +14,7 @@ from midstride.engine.data.sampler_state import graph_attributes
 from midstride.engine.data.worker_data import loader_attributes
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule
-from midstride.engine.objects.attributes import attributes_of
+from midstride.engine.objects.attributes import attributes_of, own_dict
 from midstride.engine.objects.kinds.generators import is_generator
 from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.object_state import Objects
@@ -63,7 +63,7 @@ def _readable_values(dataset: Any) -> object:
     """Return a library's data set as far as it can be digested: itself, or its attributes with plain values."""
     if is_counted_in(dataset):
         return dataset
-    return {name: value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) in PLAIN}
+    return {name: value for name, value in own_dict(dataset).items() if type(value) in PLAIN}
 
 
 def _is_plain(value: object) -> bool:

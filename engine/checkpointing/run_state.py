@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from midstride.engine.checkpointing.hook_changes import HookChanges
 from midstride.engine.checkpointing.identity import environment_of, identity_of
 from midstride.engine.checkpointing.sample_log import SampleLog
 from midstride.engine.checkpointing.settings import Settings
@@ -50,6 +51,7 @@ class RunState:
         weights: returns the state_dict of the whole module, for rank 0 to write; every rank calls it.
         watched: yields names and values that user code may change and no part holds.
         way_to_keep: advice on how to keep such a value.
+        hook_changes: names hooks that change the training while a snapshot is taken; None if there are no hooks.
     """
 
     parts: Mapping[str, Stateful]
@@ -60,6 +62,7 @@ class RunState:
     weights: Callable[[], dict[str, Any]]
     watched: Callable[[], Iterator[tuple[str, object]]]
     way_to_keep: str
+    hook_changes: HookChanges | None = None
 
 
 def facts_of(facts: RunFacts, device: torch.device) -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""Settings of optimizers and schedulers that a snapshot overrides, and warnings about them.
+"""Settings that a snapshot overrides, and warnings about them.
 
 A snapshot restores optimizers and schedulers with their settings, such as learning rates. So the settings that
-this attempt makes are compared with those at the start of the run, with a warning if they have no effect.
+this attempt makes are compared with those at the start of the run, with a warning if they have no effect, unless they
+are accepted: then they are set. `objects/changes.py` does the same for attributes.
 """
 
+import ast
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from midstride.engine.checkpointing.identity import identity_changes, identity_of, is_json
@@ -28,28 +31,30 @@ class Settings:
     """The settings of this attempt before a snapshot is restored, and those in force afterwards.
 
     Args:
-        module: the module, before anything is restored.
-        optimizers: optimizers, as this attempt makes them.
+        optimizers: optimizers, as this attempt makes them, before anything is restored.
         schedulers: schedulers, likewise.
         maker: what makes them, for messages: a subject and its verb.
         place: where a setting can be set again, for messages.
+        is_accepted: whether settings that differ are taken from this attempt.
+        attributes: returns, after the restore, path -> texts of the value in force and of the value asked for, of each
+            attribute that has no effect.
     """
 
     def __init__(
         self,
-        module: nn.Module,
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[SchedulerConfig],
         *,
         maker: str = "configure_optimizers returned",
         place: str = "in a hook such as on_train_epoch_start",
+        is_accepted: bool = False,
+        attributes: Callable[[], Mapping[str, tuple[str, str]]] = dict,
     ) -> None:
-        self._module, self._optimizers, self._schedulers = module, optimizers, schedulers
-        self._maker, self._place = maker, place
+        self._optimizers, self._schedulers = optimizers, schedulers
+        self._maker, self._place, self._is_accepted, self._attributes = maker, place, is_accepted, attributes
         self._kinds = [type(o).__name__ for o in optimizers]
         self._kinds += [type(config.scheduler).__name__ for config in schedulers]
         self._asked = _configured(optimizers, schedulers)
-        self._attributes = _attributes(module)
         self._began_with: dict[str, Any] = dict(self._asked)
         self._overridden: dict[str, dict[str, Any]] = {}
 
@@ -74,31 +79,36 @@ class Settings:
             running: facts of this attempt.
         """
         before = saved.get("settings", {})
+        changed = [name for name, value in self._asked.items() if before.get(name, value) != value]
+        if self._is_accepted:
+            self._set({name: (before[name], self._asked[name]) for name in changed})
         in_force = _configured(self._optimizers, self._schedulers)
         lines = [
             f"{key} differs, as accepted: {values}"
             for key, values in identity_changes(saved["identity"], running["identity"]).items()
         ]
-        for name, value in self._asked.items():
-            if before.get(name, value) != value:
-                lines.append(self._warning(name, value, in_force.get(name)))
-        attributes = _attributes(self._module)
-        new = _changed_arguments(saved["identity"], running["identity"])
-        new += [setting["asked"] for setting in saved.get("overridden", {}).values()]
-        for name, value in self._attributes.items():
-            if attributes.get(name, value) != value and value in new:
-                lines.append(self._warning(f"the module's {name}", value, attributes[name]))
-        self._began_with = {**self._asked, **before}
+        lines += [self._warning(name, self._asked[name], in_force.get(name)) for name in changed]
+        self._began_with = self._asked if self._is_accepted else {**self._asked, **before}
         if self._overridden:
             lines.append(
-                f"to train on with what is asked for now: set it {self._place}, or start another run, with the weights "
-                "of this one"
+                f"to train on with what is asked for now: set it {self._place}, accept it by --accept-change settings "
+                "(accept_change='settings' in a script), or start another run, with the weights of this one"
             )
+        attributes = self._attributes().items()  # which are named where they are restored
+        self._overridden |= {path: {"asked": _read(asked), "in_force": _read(now)} for path, (now, asked) in attributes}
         return lines
 
+    def _set(self, changed: Mapping[str, tuple[Any, Any]]) -> None:
+        """Set the settings in `changed`, each from its value at the start of the run to the new one."""
+        for name, options, key in list(_options(self._optimizers, self._schedulers)):
+            if name in changed:
+                options[key] = _moved(options[key], *changed[name])
+                if key == "lr" and "initial_lr" in options:
+                    options["initial_lr"] = _moved(options["initial_lr"], *changed[name])
+
     def _warning(self, name: str, asked: Any, in_force: Any) -> str:
-        if in_force == asked:
-            return f"{name} is {asked!r} now, and takes effect"
+        if in_force == asked or self._is_accepted:
+            return f"{name} is {in_force!r} now, and takes effect"
         self._overridden[name] = {"asked": asked, "in_force": in_force}
         return f"{name} is asked to be {asked!r} now, and stays {in_force!r}: the snapshot brings it along"
 
@@ -114,17 +124,40 @@ class Settings:
 
 def _configured(optimizers: Sequence[Optimizer], schedulers: Sequence[SchedulerConfig]) -> dict[str, Any]:
     """Return the settings of optimizers and schedulers as JSON values, by names such as "SGD, group 1: lr"."""
-    settings: dict[str, Any] = {}
+    return {name: _plain(options[key]) for name, options, key in _options(optimizers, schedulers)}
+
+
+def _options(
+    optimizers: Sequence[Optimizer], schedulers: Sequence[SchedulerConfig]
+) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the name of each setting, the dict that has it, and its key there."""
     for number, optimizer in enumerate(optimizers):
         for index, group in enumerate(optimizer.param_groups[:_MAX_GROUPS]):
             where = f"{type(optimizer).__name__}" + (f" {number}" if len(optimizers) > 1 else "")
             where += f", group {index}" if len(optimizer.param_groups) > 1 else ""
-            settings |= {f"{where}: {key}": _plain(group[key]) for key in group if key not in _NOT_SETTINGS}
+            yield from ((f"{where}: {key}", group, key) for key in group if key not in _NOT_SETTINGS)
     for number, config in enumerate(schedulers):
         where = f"{type(config.scheduler).__name__}" + (f" {number}" if len(schedulers) > 1 else "")
         state = vars(config.scheduler)
-        settings |= {f"{where}: {key}": _plain(state[key]) for key in state if _is_setting(key, state[key])}
-    return settings
+        yield from ((f"{where}: {key}", state, key) for key in state if _is_setting(key, state[key]))
+
+
+def _read(text: str) -> Any:
+    """Return the number or text of which `text` is the `repr`, else `text` itself."""
+    with suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(text)
+        return value if is_json(value) else text
+    return text
+
+
+def _moved(now: Any, was: Any, asked: Any) -> Any:
+    """Return the new value of a setting that began as `was` and is `now`, moved in proportion."""
+    if isinstance(now, Tensor):
+        return now.copy_(_moved(now.item(), was, asked))
+    if _plain(now) == was:
+        return tuple(asked) if isinstance(now, tuple) else asked
+    is_moved = all(type(value) in (int, float) for value in (now, was, asked)) and was
+    return now * asked / was if is_moved else now
 
 
 def _is_setting(key: str, value: Any) -> bool:
@@ -141,21 +174,3 @@ def _plain(value: Any) -> Any:
         return value
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else identity_of(value)
     return value if is_json(value) else str(value)  # such as inf, the initial `best` of ReduceLROnPlateau
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of the module and its submodules whose values are numbers or strings, by path."""
-    return {
-        f"{path}.{name}" if path else name: value
-        for path, submodule in module.named_modules()
-        for name, value in vars(submodule).items()
-        if type(value) in _PLAIN and name != "training" and not name.startswith("_")
-    }
-
-
-def _changed_arguments(saved: Mapping[str, Any], running: Mapping[str, Any]) -> list[Any]:
-    """Return the values of arguments of the module in `running` that differ in `saved`."""
-    before, now = saved.get("module_args"), running.get("module_args")
-    if not isinstance(before, dict) or not isinstance(now, dict):
-        return []
-    return [value for key, value in now.items() if before.get(key) != value and type(value) in _PLAIN]

@@ -1,12 +1,14 @@
 """Warns of user state that changes in training and that no snapshot holds.
 
 Class attributes, globals of the user's modules and large data are digested at the start of training, at the first
-snapshots, and then ever more rarely. Each change is reported once, since a resumed run would lose it.
+snapshots and the first one of each epoch, and then ever more rarely. Each path is reported once, when it has changed,
+since a resumed run would lose it. What reading data changes by itself, such as a cache, is no state.
 """
 
 import dis
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.data.loader import ResumableLoader
@@ -21,8 +23,10 @@ log = logging.getLogger(__name__)
 IN_A_MODULE = "keep it in an attribute of the module, or by on_save_checkpoint and on_load_checkpoint"
 #: number of first snapshots that are checked; later ones are if their number is a power of two
 CHECKS = 5
-#: largest number of names in one warning
-MAX_NAMES = 10
+#: largest number of names in one warning, and of lines of each
+MAX_NAMES, MAX_LINES = 10, 3
+#: end of the line that tells how many items a container holds
+_HOLDS = " holds"
 
 
 class UnsavedStateMonitor:
@@ -36,27 +40,53 @@ class UnsavedStateMonitor:
     def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]], way_to_keep: str = IN_A_MODULE) -> None:
         self._watched, self._way_to_keep, self._snapshots = watched, way_to_keep, 0
         self._reported: set[str] = set()
+        self._epoch: int | None = None
+        #: lines that reading data changes, and containers that it fills
+        self._read: set[str] = set()
+        self._filled: tuple[str, ...] = ()
         self._before = self._lines()
 
-    def check(self) -> None:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Take note of what changes in the block, in which data are read and nothing is trained."""
+        before = self._lines()
+        yield
+        for name, now in self._lines().items():
+            self._read.update(_differing(before.get(name, {}), now))
+        self._filled = tuple(line.removesuffix(_HOLDS) for line in self._read if line.endswith(_HOLDS))
+
+    def check(self, epoch: int | None = None) -> None:
         """Compare the values with those at the start of training; called at every snapshot."""
         self._snapshots += 1
-        if not is_checked_at(self._snapshots):
+        is_new, self._epoch = epoch != self._epoch, epoch
+        if not is_new and not is_checked_at(self._snapshots):
             return
         now = self._lines()
         self._before |= {name: lines for name, lines in now.items() if self._is_of_new_code(name)}
-        changed = {
-            name: line
+        found = {
+            name: self._new_changes(self._before.get(name, {}), now.get(name, {}))
             for name in [*self._before, *(name for name in now if name not in self._before)]
-            if name not in self._reported and (line := _change(self._before.get(name, {}), now.get(name, {})))
         }
+        changed = [name for name, lines in found.items() if lines][:MAX_NAMES]  # the next check reports the others
+        self._reported.update(line for name in changed for line in found[name])
         if changed:
-            self._reported.update([*changed][:MAX_NAMES])  # the next check reports the others
             log.warning(
                 "changed in training, and is part of no snapshot: %s. If it decides what is trained, %s",
-                format_names([*changed.values()], MAX_NAMES),
+                format_names([self._told(name, found[name], now.get(name, {})) for name in changed], MAX_NAMES),
                 self._way_to_keep,
             )
+
+    def _told(self, name: str, lines: Sequence[str], now: Mapping[str, str]) -> str:
+        """Return text on the first changed lines of a value, and on the number of others."""
+        before = self._before.get(name, {})
+        texts = [f"{line} ({before.get(line, 'missing')}, now {now.get(line, 'missing')})" for line in lines]
+        shown = [texts[0], *(text.removeprefix(name) for text in texts[1:MAX_LINES])]
+        return ", ".join(shown) + (f" with {len(lines) - MAX_LINES} more in it" if len(lines) > MAX_LINES else "")
+
+    def _new_changes(self, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+        """Return the lines that differ, without reported ones and those that reading changes."""
+        lines = [line for line in _differing(before, now) if line not in self._reported | self._read]
+        return [line for line in lines if not (self._filled and line.startswith(self._filled))]
 
     def _is_of_new_code(self, name: str) -> bool:
         """Return whether `name` belongs to a module, class or function that was imported since the start."""
@@ -86,13 +116,8 @@ def _lines_of(name: str, value: object) -> dict[str, str]:
     return {line: text for line, text in digest_lines(name, value).items() if line not in set_anew}
 
 
-def _change(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """Return text on the first changed line and the number of others; None if nothing has changed."""
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if not names:
-        return None
-    more = f" with {len(names) - 1} more in it" if len(names) > 1 else ""
-    return f"{names[0]} ({before.get(names[0], 'missing')}, now {now.get(names[0], 'missing')}){more}"
+def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [line for line in {**before, **now} if before.get(line) != now.get(line)]
 
 
 #: whether the loader has a length -> advice

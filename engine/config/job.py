@@ -59,6 +59,7 @@ IdentityKey = Literal[
     IdentityOption,
     "precision",
     "strategy",
+    "settings",  # values in attributes, and of optimizers and schedulers
     "bits",  # threads, CPU, GPU and versions, which a run in lanes must have as well
 ]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from midstride.engine.code_origin import is_user_class
+from midstride.engine.code_origin import is_user_class, is_user_module
 from midstride.engine.data.data_owners import DataOwners, Nodes, data_owners
 from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.generator_search import find_generators, restorable
+from midstride.engine.objects.kinds.functions import Cached
 from midstride.engine.objects.kinds.generators import Generator, get_state, set_state
 from midstride.engine.objects.left_out import is_shared
 from midstride.engine.objects.roots import class_and_global_state, is_counted_in
@@ -18,6 +19,9 @@ from midstride.engine.state.differences import differences, first_difference, sa
 from midstride.engine.state.object_nodes import Instance
 
 __all__ = ["ReadSideEffects"]
+
+#: modules of classes that users keep values in
+_CONTAINERS = ("types", "argparse", "collections", "queue", "threading", "torch.utils.data.dataset")
 
 
 class ReadSideEffects(DataOwners):
@@ -75,10 +79,13 @@ class ReadSideEffects(DataOwners):
         return None if same_key_order(before, now) else "the order of a dict"
 
     def changing_value(self) -> str | None:
-        """Return, once, text on a value that has changed since the last check; new ones are ignored as caches."""
+        """Return, once, text on a value that has changed since the last check.
+
+        New values and results of cached functions are caches. Objects of libraries keep what they draw for a sample.
+        """
         if self._has_warned:
             return None
-        last, self._last = self._last, _without_generators(copy.deepcopy(self.nodes()))
+        last, self._last = self._last, _of_users(copy.deepcopy(self.nodes()))
         lines = [line for line in differences(last, self._last) if "missing" not in line] if last is not None else []
         lines += differences(self._code_before, self._code_lines())
         self._has_warned = bool(lines)
@@ -86,7 +93,7 @@ class ReadSideEffects(DataOwners):
 
     def _code_lines(self) -> dict[str, str]:
         found = class_and_global_state((), self._code)
-        named = ((name, value) for name, value in found if is_counted_in(value))
+        named = ((name, value) for name, value in found if is_counted_in(value) and not isinstance(value, Cached))
         return {where: line for name, value in named for where, line in digest_lines(name, value).items()}
 
     def reset(self) -> None:
@@ -99,10 +106,12 @@ class ReadSideEffects(DataOwners):
         return [value for _, value in walk.seen.values()]
 
 
-def _without_generators(node: Any) -> Any:
-    """Return `node` without the states of generators, since these are seeded before each sample."""
+def _of_users(node: Any) -> Any:
+    """Return `node` without objects of libraries and states of generators."""
     if isinstance(node, Instance):
-        return Instance(node.form, node.kind, {} if node.form == "generator" else _without_generators(node.state))
+        module = node.kind.partition(":")[0]
+        is_library = node.form == "object" and not (is_user_module(module) or module in _CONTAINERS)
+        return Instance(node.form, node.kind, {} if is_library or node.form == "generator" else _of_users(node.state))
     if isinstance(node, dict):
-        return {key: _without_generators(value) for key, value in node.items()}
-    return [*map(_without_generators, node)] if isinstance(node, (list, tuple, deque)) else node
+        return {key: _of_users(value) for key, value in node.items()}
+    return [*map(_of_users, node)] if isinstance(node, (list, tuple, deque)) else node

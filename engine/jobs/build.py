@@ -13,6 +13,7 @@ from midstride.engine.lightning.adapt import adapt, is_lightning
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
+from midstride.engine.modules.quantized import load_weights
 from midstride.engine.registry.registry import champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.reader import weights_at
@@ -125,7 +126,7 @@ def _makes(make: Any, kind: type, folder: Path) -> bool:
 def _load_weights(job: TrainingJob, module: TrainingModule, url: str) -> None:
     try:
         with champion_weights_explained(url):
-            module.load_state_dict(weights_at(url).state_dict)
+            load_weights(module, weights_at(url).state_dict)
         return
     except (SnapshotDamaged, SnapshotMissing) as error:
         fault = str(error)

@@ -12,6 +12,7 @@ module_hooks     the hooks of a module, which do nothing until they are overridd
 module_state     state of a module besides weights and attributes: other buffers, train or eval mode, frozen parts
 monitors         callbacks that watch one logged value: they keep the best weights, or stop the training
 progress         `Progress`: the counts that say where a run stands
+quantized        weights that libraries have quantized, as plain tensors
 structure        how training changed layers, parameters and buffers, as a part of the state of a run
 torch_internals  private names of `torch.nn`, used here alone
 

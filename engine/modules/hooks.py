@@ -61,6 +61,10 @@ class Hooks:
                     rows = self._by_name.get(name, [])
                     self._by_name[name] = [row for row in rows if getattr(row[1], "__self__", None) is not owner]
 
+    def named(self, name: str) -> Sequence[tuple[str, Callable[..., object]]]:
+        """Return "Class.hook" and a function for each hook called `name`, in order."""
+        return [*zip((where for where, _, _ in self._by_name.get(name, ())), self.bound(name), strict=True)]
+
     def call(self, name: str, *arguments: Any, of: Literal["all", "module", "callbacks"] = "all") -> None:
         """Call every hook called `name`, or only the module's, or only those of callbacks."""
         for where, hook, first in self._by_name.get(name, ()):

@@ -19,6 +19,7 @@ from midstride.engine.modules.hyperparameters import (
     ensure_accepted,
 )
 from midstride.engine.modules.module_hooks import ModuleHooks
+from midstride.engine.modules.quantized import load_weights
 from midstride.engine.trees import convert
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         ensure_accepted(cls, given, path)
         module = cls(**given)
         compile_layers_in_place(module)
-        module.load_state_dict(weights.state_dict)
+        load_weights(module, weights.state_dict)
         return module
 
     # Manual optimization, with `automatic_optimization = False` ------------------------------------

@@ -16,15 +16,16 @@ from torch.nn.parameter import is_lazy
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.layers import NewLayers, change_layers, layer_changes, layers_of, own_layers, owner_of
+from midstride.engine.modules.quantized import is_quantized, load_weights, weights_of
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
-from midstride.engine.objects.kinds.tensors import reshard_nodes
-from midstride.engine.state.object_nodes import instances_in
+from midstride.engine.objects.kinds.tensors import has_memory, reshard_nodes
+from midstride.engine.state.object_nodes import View, instances_in
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
 from midstride.engine.state.tensors import is_expanded
 
 __all__ = ["ModuleStructure", "structure_of", "take_weights"]
 
-_BUFFERS, _PARAMETERS = "shared buffers", "shared parameters"
+_BUFFERS, _PARAMETERS, _MEMORY = "shared buffers", "shared parameters", "shared memory"
 
 
 class ModuleStructure:
@@ -103,12 +104,12 @@ def take_weights(module: nn.Module, weights: Mapping[str, Tensor], structure: di
             with suppress(ImportError):
                 import_module(made.kind.partition(":")[0])
         ModuleStructure(module, torch.device("cpu")).load_state_dict(structure)
-    module.load_state_dict(weights)
+    load_weights(module, weights)
 
 
 def _fits(module: nn.Module, weights: Mapping[str, Any]) -> bool:
     """Return True if `weights` fit `module` by name and shape. Lazy layers take any shape."""
-    own: Mapping[str, Any] = module.state_dict(keep_vars=True)
+    own: Mapping[str, Any] = weights_of(module) if is_quantized(module) else module.state_dict(keep_vars=True)
     pairs = [(own[name], value) for name, value in weights.items() if isinstance(own.get(name), Tensor)]
     return own.keys() == weights.keys() and all(is_lazy(mine) or mine.shape == value.shape for mine, value in pairs)
 
@@ -232,21 +233,24 @@ class SharedTensors:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._built = shared_names(named_tensors(module))
+        tensors = named_tensors(module)
+        self._built, self._built_memory = shared_names(tensors), views_in(tensors)
 
-    def changes(self, tensors: dict[str, Tensor]) -> dict[str, list[list[str]]]:
-        """Return the names of each shared one of `tensors`, if sharing differs from the build.
+    def changes(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Return which of `tensors` are one or share memory, if that differs from the build.
 
         Names of parameters are left out if all that changed is that some of them were removed.
 
         Raises:
             UserError: a parameter was tied to another: the next attempt could not match it to its optimizer state.
         """
+        memory = views_in(tensors)
+        changes: dict[str, Any] = {} if memory == self._built_memory else {_MEMORY: memory}
         shared = shared_names(tensors)
         if shared == self._built:
-            return {}
+            return changes
         self._refuse_tied(shared)
-        changes = {_BUFFERS: [names for names in shared if self._is_buffer(names[0])]}
+        changes |= {_BUFFERS: [names for names in shared if self._is_buffer(names[0])]}
         groups = [names for names in shared if not self._is_buffer(names[0])]
         if groups != self._still_tied(tensors):
             changes[_PARAMETERS] = groups
@@ -273,6 +277,19 @@ class SharedTensors:
         if _PARAMETERS in state:
             self._share(state[_PARAMETERS], buffers=False)
         self._materialize_expanded()
+        if _MEMORY in state:
+            self._share_memory(state[_MEMORY])
+
+    def _share_memory(self, views: dict[str, View]) -> None:
+        """Put tensors into the memory of others, as `views` say; give all others their own."""
+        tensors = named_tensors(self._module)
+        for name, view in views_in(tensors).items():
+            tensor = tensors[name]
+            if views.get(name) != view:
+                tensor.data = tensor.detach().clone()
+        for name, view in views.items():
+            tensor, base = tensors[name], tensors[view.of].detach()
+            tensor.data = base.as_strided(view.shape, view.strides, base.storage_offset() + view.offset)
 
     def _share(self, groups: list[list[str]], *, buffers: bool) -> None:
         """Make the tensors of each group one, and give all others their own memory."""
@@ -316,6 +333,35 @@ def shared_names(tensors: dict[str, Tensor]) -> list[list[str]]:
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
     return [group for group in names.values() if len(group) > 1]
+
+
+def views_in(tensors: dict[str, Tensor]) -> dict[str, View]:
+    """Return, by name, the tensors that lie in the memory of another one, as views of it.
+
+    >>> one = torch.zeros(4)
+    >>> views_in({"one": one, "two": one[2:], "three": torch.zeros(4)})
+    {'two': View(of='one', shape=(2,), strides=(1,), offset=2)}
+    """
+    known = {id(tensor): name for name, tensor in reversed(tensors.items()) if has_memory(tensor)}
+    order = enumerate(known.values())  # from the last to the first
+    spans = sorted((tensors[name].data_ptr(), -_end(tensors[name]), -at, name) for at, name in order)
+    views: dict[str, View] = {}
+    base, base_start, base_end = "", 0, 0
+    for start, end, _, name in spans:
+        if start >= base_end:
+            base, base_start, base_end = name, start, -end
+            continue
+        tensor, further = tensors[name], start - base_start
+        size = tensor.element_size()
+        if -end <= base_end and tensor.dtype == tensors[base].dtype and further % size == 0:
+            views[name] = View(base, tuple(tensor.shape), tensor.stride(), further // size)
+    return views
+
+
+def _end(tensor: Tensor) -> int:
+    """Return the address at which the memory of a tensor ends."""
+    steps = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (steps + 1) * tensor.element_size()
 
 
 def owner_and_attribute(module: nn.Module, name: str) -> tuple[nn.Module, str]:

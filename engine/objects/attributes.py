@@ -21,6 +21,7 @@ __all__ = [
     "made_by",
     "members_of",
     "new_locks",
+    "own_dict",
     "set_attribute",
     "set_state_attribute",
     "state_attributes",
@@ -38,14 +39,25 @@ _LOCKS: dict[type, frozenset[str]] = {
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """Return the attributes of an object by name, those in slots included."""
-    found = dict(getattr(value, "__dict__", {}))
+    """Return the attributes of an object by name, also those in slots, past any `__getattr__`."""
+    found = dict(own_dict(value))
     for name in _slots_of(value):
         try:
-            found[name] = getattr(value, name)
+            found[name] = object.__getattribute__(value, name)
         except AttributeError:  # not set
             continue
     return found
+
+
+def own_dict(value: object) -> Mapping[str, Any]:
+    """Return the `__dict__` of an object, past any `__getattr__`; empty if there is none."""
+    if isinstance(value, threading.local):  # which shows it by its own means
+        return value.__dict__
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return own if isinstance(own, (dict, types.MappingProxyType)) else {}
 
 
 def set_attribute(owner: object, name: str, value: Any) -> None:
@@ -62,7 +74,7 @@ def set_state_attribute(owner: Any, name: str, value: Any) -> None:
     Raises:
         AttributeError: its class has no room for it, or a property there.
     """
-    if name in getattr(owner, "__dict__", {}) or isinstance(owner, nn.Module):
+    if name in own_dict(owner) or isinstance(owner, nn.Module):
         set_attribute(owner, name, value)
     else:
         object.__setattr__(owner, name, value)
@@ -70,7 +82,7 @@ def set_state_attribute(owner: Any, name: str, value: Any) -> None:
 
 def keep_order(owner: object, names: Iterable[str]) -> None:
     """Order the attributes in `vars(owner)` as in `names`, after all others."""
-    own: dict[str, Any] = getattr(owner, "__dict__", {})
+    own: Any = own_dict(owner)
     wanted = [name for name in names if name in own]
     among = frozenset(wanted)
     if [name for name in own if name in among] != wanted:

@@ -1,15 +1,27 @@
 """Classes by their names in snapshots: whose objects can be made anew, and whose attributes are all of their state."""
 
+import copyreg
+import dataclasses
 import sys
 import types
 from collections import deque
+from enum import Enum
 from functools import lru_cache
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ChainDataset,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+)
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_internals import is_kind_of_metric, set_anew
@@ -23,9 +35,11 @@ __all__ = [
     "TORCH_DATA",
     "class_called",
     "fresh",
+    "has_attributes",
     "is_library",
     "is_made_anew",
     "is_of_attributes",
+    "keeps_attributes",
     "set_class",
 ]
 
@@ -55,6 +69,16 @@ BASES: tuple[type[Any], ...] = (int, float, complex, str, bytes, frozenset)
 #: base classes whose attributes and items are all of their state
 CONTAINERS = (object, list, dict, set, deque, types.SimpleNamespace)
 _NEW = tuple(kind.__new__ for kind in CONTAINERS)
+#: packages whose objects belong to one process, such as threads, files and graphs of a compiler
+_OF_A_PROCESS = (
+    *("asyncio", "concurrent", "contextlib", "ctypes", "importlib", "inspect", "io", "logging", "multiprocessing"),
+    *("os", "selectors", "socket", "ssl", "subprocess", "tempfile", "threading", "traceback", "types", "typing"),
+    *("unittest", "weakref", "functools", "abc", "enum", "midstride", "lightning", "pytorch_lightning"),
+    *("torch.autograd", "torch.cuda", "torch.distributed", "torch.export", "torch.fx", "torch.jit", "torch.profiler"),
+    *("torch.utils.data", "torch.utils.hooks", "torch.utils.tensorboard", "torchdata", "pluggy", "_pytest"),
+)
+#: classes of data that loaders and samplers keep by other means
+_OF_LOADERS = (DataLoader, IterableDataset, Sampler)
 
 
 def is_library(kind: type) -> bool:
@@ -64,6 +88,47 @@ def is_library(kind: type) -> bool:
     if kind.__module__.startswith(_OF_TORCH) and kind.__module__ in sys.modules:
         return False
     return not is_user_class(kind)
+
+
+def keeps_attributes(kind: type) -> bool:
+    """Return whether attributes and items are all of the state of objects of a library's class.
+
+    It is written in Python, holds nothing that is closed, and pickle would restore it by its attributes.
+
+    >>> import textwrap, zipfile
+    >>> keeps_attributes(textwrap.TextWrapper), keeps_attributes(zipfile.ZipFile)
+    (True, False)
+    """
+    return _keeps_attributes(kind)
+
+
+@lru_cache(maxsize=1024)  # asked of each library's object as it is restored
+def _keeps_attributes(kind: Any) -> bool:
+    if not is_library(kind) or issubclass(kind, (*_OF_LOADERS, *BASES, tuple, Enum)):
+        return False
+    if _is_of_a_process(kind.__module__) or kind in copyreg.dispatch_table:
+        return False
+    base = made_by(kind)
+    if base not in CONTAINERS or kind is base or hasattr(kind, "close") or not has_attributes(kind):
+        return False
+    return all(getattr(kind, name) is getattr(base, name) for name in ("__reduce__", "__reduce_ex__")) and (
+        not _has_own_state(kind) or dataclasses.is_dataclass(kind) or "__attrs_attrs__" in vars(kind)
+    )
+
+
+def _is_of_a_process(module: str) -> bool:
+    return module.startswith("torch._") or any(module == one or module.startswith(f"{one}.") for one in _OF_A_PROCESS)
+
+
+def _has_own_state(kind: Any) -> bool:
+    """Return whether pickle keeps another state of an object than its attributes."""
+    default: Any = object
+    return hasattr(kind, "__setstate__") and kind.__getstate__ is not default.__getstate__
+
+
+def has_attributes(kind: type) -> bool:
+    """Return whether objects of `kind` may have attributes: of those of C, such as locks, memory is all there is."""
+    return any("__dict__" in vars(base) or "__slots__" in vars(base) for base in kind.__mro__)
 
 
 def is_of_attributes(kind: type) -> bool:
@@ -86,6 +151,7 @@ def class_called(kind: str, live: Any, base: type) -> Any:
     if not isinstance(found, type) or not issubclass(found, base):
         return None
     is_known = issubclass(found, _MADE_ANEW) or (issubclass(found, tuple) and hasattr(found, "_fields"))
+    is_known = is_known or issubclass(found, Enum) or keeps_attributes(found)
     return found if is_known or is_user_class(found) or kind in _NAMESPACES else None
 
 
@@ -108,7 +174,7 @@ def is_made_anew(kind: type) -> bool:
 
 def fresh(kind: Any) -> Any:
     """Return an object of `kind` without a call of `__init__`; None if there is no such class."""
-    if kind is None or kind.__new__ not in _NEW:
+    if kind is None or kind.__new__ not in _NEW or (hasattr(kind, "__del__") and is_library(kind)):
         return None
     made = kind.__new__(kind)
     if isinstance(made, nn.Module):

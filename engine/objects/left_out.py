@@ -1,5 +1,6 @@
 """Which values are left out of snapshots: large ones, which are data, and memory that processes share."""
 
+import marshal
 import mmap
 import multiprocessing.sharedctypes
 from collections import deque
@@ -7,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
+from midstride.engine.objects.attributes import own_dict
+from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["is_large", "is_shared"]
+__all__ = ["content_digest", "is_large", "is_shared"]
 
 #: bytes; a larger value is data, which is watched but not written; `LARGE_SUM` is for all bytes in a container
 LARGE_BYTES, LARGE_ITEMS, LARGE_SUM = 1 << 20, 1000, 16 << 20
@@ -52,6 +56,19 @@ def _bytes_in(value: Any, most: int) -> int:
     return total
 
 
+def content_digest(value: Any) -> str | None:
+    """Return a digest of an array, a tensor or a container of plain values, else None."""
+    if isinstance(value, Tensor):
+        is_plain = type(value) is Tensor and value.is_cpu and value.layout == torch.strided
+        return tensor_digest(value) if is_plain else None
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.hasobject else xxhash.xxh3_64_hexdigest(np.ascontiguousarray(value).data)
+    try:
+        return xxhash.xxh3_64_hexdigest(marshal.dumps(value))
+    except ValueError:  # it holds objects
+        return None
+
+
 def is_shared(value: Any) -> bool:
     """Return whether child processes of this one see later writes to `value`."""
     if isinstance(value, Tensor):
@@ -71,4 +88,4 @@ def _is_array_shared(array: Any) -> bool:
 
 def _is_allocated(value: object) -> bool:
     """Return whether a ctypes object is in memory that multiprocessing has allocated."""
-    return "_wrapper" in getattr(value, "__dict__", ())
+    return "_wrapper" in own_dict(value)

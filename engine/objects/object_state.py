@@ -3,8 +3,9 @@
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.formatting import format_names
 from midstride.engine.objects.attributes import delete_attribute, keep_order
-from midstride.engine.objects.changes import Built, CodeChange, built_by
+from midstride.engine.objects.changes import Built, CodeChange
 from midstride.engine.objects.classes import set_class
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.opaque import WATCHED
@@ -22,17 +23,19 @@ from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.kinds.tensors import reshard_nodes
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import Root, module_anchors, module_roots
-from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.objects.walk import GraphWalk, LargeBuilt
 from midstride.engine.objects.watch import NoUnwritableWarnings, RegisteredHooks, UnwritableWarnings, shown
 from midstride.engine.seeds import Generators
 from midstride.engine.state.differences import differences, same_key_order
-from midstride.engine.state.object_nodes import Same, kind_name
+from midstride.engine.state.object_nodes import Instance, Same, kind_name, step
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful, state_of
 
 __all__ = ["Objects", "side_effects_reverted"]
 
 log = logging.getLogger(__name__)
 
+#: how to train with settings that the snapshot overrides
+_TAKE = ". To train with the new values: --accept-change settings (accept_change='settings' in a script)"
 #: beginning of the paths of attributes of data
 _DATA = "data/"
 Nodes = dict[str, dict[str, dict[str, Any]]]
@@ -46,6 +49,7 @@ class Objects(AlikeOnRanks):
         anchors: returns the objects in other parts of the state, by name.
         device: where tensors are put that training has added.
         is_kept: whether snapshots hold this state; then it warns of values that snapshots cannot hold.
+        takes_settings: whether settings that the first attempt built otherwise are taken from this one.
     """
 
     description = "what an attribute holds"
@@ -57,12 +61,21 @@ class Objects(AlikeOnRanks):
         device: torch.device,
         *,
         is_kept: bool = True,
+        takes_settings: bool = False,
     ) -> None:
         self._roots, self._anchors, self._device = roots, anchors, device
+        self._takes_settings, self._is_kept = takes_settings, is_kept
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}
+        #: what no file can hold and reading data has made, by path
+        self._read: dict[str, object] = {}
+        self._large = LargeBuilt()
+        #: objects in those of libraries that no file can hold, by id, each with a name of its own
+        self._held: dict[int, tuple[object, str]] = {}
         self._classes: dict[str, str] = {}
-        self._code: Built = {}
+        self._code = Built()
+        #: path -> text of the setting in force, and of the one that this attempt has built and that has no effect
+        self.without_effect: dict[str, tuple[str, str]] = {}
         self._unwritable = UnwritableWarnings() if is_kept else NoUnwritableWarnings()
         #: what is in no snapshot and is watched, by path, as of the last walk: large data, data sets of libraries, and
         #: other objects of theirs that show what they hold
@@ -84,20 +97,21 @@ class Objects(AlikeOnRanks):
             nodes = root.nodes(walk)
             self._built[root.path] = set(root.values)
             self._classes[root.path] = kind_name(type(root.owner))
-            if is_user_class(type(root.owner)) or (root.owner is None and not root.is_data):
-                built = built_by(nodes, root.path)
-                # of what every attempt sets up anew, such as a number of workers, the names alone
-                self._code |= {k: dict.fromkeys(v, "") for k, v in built.items()} if root.is_setup else built
+            if is_user_class(type(root.owner)) or not (root.is_setup or root.is_data):
+                self._code.add(nodes, root.path, is_setup=root.is_setup or not self._is_kept)
             if root.is_setup or root.is_data:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
+        self._large.begin()
         self._unwritable.begin(walk)
-        self.watched, self.kinds = _watched(walk), _kinds(walk)
+        self._note(walk)
         self._hooks = RegisteredHooks(_hooks_of(roots))
 
     def _walk(self) -> tuple[GraphWalk, list[Root]]:
         anchors = self._anchors()
         tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
-        return GraphWalk({id(value): name for name, value in anchors.items()}, tensors), list(self._roots())
+        names = {id(value): name for name, value in anchors.items()}
+        walk = GraphWalk(names, tensors, large_built=self._large)
+        return walk, list(self._roots())
 
     def state_dict(self) -> dict[str, Any]:
         """Return every attribute that decides the rest of the run, by group, owner and name."""
@@ -109,6 +123,8 @@ class Objects(AlikeOnRanks):
             if (kind := kind_name(type(root.owner))) != self._classes.get(root.path, kind):
                 classes[root.path] = kind
             nodes = root.nodes(walk)
+            if root.is_data and self._read:
+                nodes = {name: self._without_reads(f"{root.path}/{name}", node) for name, node in nodes.items()}
             if root.is_setup or root.is_data:
                 nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
             if nodes:
@@ -117,9 +133,37 @@ class Objects(AlikeOnRanks):
         self._unwritable.warn(walk)
         self._unwritable.warn_of_replaced(walk, [root.path for root in roots])
         self._hooks.compare(_hooks_of(roots))
-        self.watched, self.kinds = _watched(walk), _kinds(walk)
+        self._note(walk)
         others = {"deleted": deleted, "classes": classes}
-        return {**state, **{name: value for name, value in others.items() if value}, "built": self._code}
+        return {**state, **{name: value for name, value in others.items() if value}, "built": self._code.state()}
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Take note of what reading makes and no file can hold, such as open files.
+
+        It is neither state nor named: a resumed run reads data, too.
+        """
+        before = self._unwritable_in_data()
+        yield
+        self._read = {path: value for path, value in self._unwritable_in_data().items() if path not in before}
+        self._unwritable.ignore(self._read)
+
+    def _unwritable_in_data(self) -> dict[str, object]:
+        walk, _ = self._walk()
+        for root in [root for root in self._roots() if root.is_data]:
+            root.nodes(walk)
+        return {**walk.opaque, **walk.held, **walk.large}
+
+    def _without_reads(self, path: str, node: Any) -> Any:
+        """Return `node` with what reading has made replaced by what there was when training began."""
+        return _as_before(node, self._setup.get(path, MISSING), path, self._read)
+
+    def _note(self, walk: GraphWalk) -> None:
+        """Record what `walk` has met and no snapshot holds."""
+        for value in walk.held.values():
+            self._held.setdefault(id(value), (value, f"{kind_name(type(value))} {len(self._held) + 1}"))
+        held = {path: self._held[id(value)][1] for path, value in walk.held.items()}
+        self.watched, self.kinds = _watched(walk) | held, _kinds(walk)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the state of rank 0 with this rank's rows of distributed tensors; warns if other values differ."""
@@ -136,7 +180,7 @@ class Objects(AlikeOnRanks):
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore every attribute, in place wherever a live object can take the values."""
-        change = CodeChange(self._code, state_dict.pop("built", {}))
+        change = CodeChange(self._code, Built.read(state_dict.pop("built", {})), self._takes_settings)
         lost = self._set_classes(state_dict.get("classes", {}))
         walk, roots = self._walk()
         for root in roots:
@@ -156,9 +200,10 @@ class Objects(AlikeOnRanks):
             if path.rstrip("/") not in paths:
                 change.lose(path)
         self._code = change.after({root.path: nodes for root, nodes in zip(roots, saved, strict=True)})
+        self.without_effect = {shown(path): texts for path, texts in change.without_effect.items()}
         self._report(restore)
         is_other = restore.reads_otherwise or change.found or restore.stale or restore.reordered
-        now = self.state_dict() if is_other else {**state_dict, "built": self._code}
+        now = self.state_dict() if is_other else {**state_dict, "built": self._code.state()}
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
 
@@ -177,7 +222,7 @@ class Objects(AlikeOnRanks):
     def _fill(self, root: Root, nodes: dict[str, Any], restore: GraphRestore) -> None:
         for name, node in nodes.items():
             path = f"{root.path}/{name}"
-            if restore.change.drops(root.path, name) or restore.change.replaces(root.path, name, node):
+            if restore.change.drops(root.path, name):
                 restore.skip(node, path)
                 continue
             before = root.values.get(name, MISSING)
@@ -232,9 +277,9 @@ class Objects(AlikeOnRanks):
                 for what, paths in restore.change.found.items()
             ]
             log.warning(
-                "the code builds other objects than those the snapshot is of: %s. To train with a new value where the "
-                "snapshot's holds, give the attribute another name",
+                "the code builds other objects than those the snapshot is of: %s%s",
                 "; ".join(lines),
+                _TAKE if restore.change.without_effect else "",
             )
         if restore.stale:
             lines = [f"{shown(path)} (was {what})" for path, what in restore.stale.items()]
@@ -249,6 +294,30 @@ class Objects(AlikeOnRanks):
                 "dict.fromkeys(...) or sorted(...)",
                 format_names([shown(path) for path in restore.reordered]),
             )
+
+
+def _as_before(node: Any, before: Any, path: str, paths: Container[str]) -> Any:
+    """Return `node`, with the nodes at `paths` replaced by those of `before`, or left out."""
+    if path in paths:
+        return None if before is MISSING else before
+    parts, earlier = _attributes_in(node), _attributes_in(before)
+    if not parts:
+        return node
+    inside = {
+        name: _as_before(child, earlier.get(name, MISSING), step(path, name), paths) for name, child in parts.items()
+    }
+    kept = type(parts)(
+        {name: child for name, child in inside.items() if step(path, name) not in paths or child is not None}
+    )
+    return kept if node is parts else replace(node, state={**node.state, "attributes": kept})
+
+
+def _attributes_in(node: Any) -> dict[str, Any]:
+    """Return the nodes of an object's attributes or of a dict's items, else {}."""
+    if isinstance(node, Instance) and node.form == "object":
+        found: dict[str, Any] = node.state["attributes"]
+        return found
+    return node if type(node) is dict else {}
 
 
 def _hooks_of(roots: Sequence[Root]) -> dict[str, Mapping[str, Any]]:

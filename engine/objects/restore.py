@@ -44,6 +44,7 @@ class GraphRestore:
     ) -> None:
         self._walk, self.device = walk, device
         self.change = CodeChange() if change is None else change
+        self._differing = self.change.differing
         #: a parameter that is cut over the ranks
         self.sharded_weight = next(filter(is_distributed, anchors.values()), None)
         self._known = {**{path: value for path, value in walk.seen.values()}, **anchors}
@@ -58,6 +59,8 @@ class GraphRestore:
 
     def put(self, node: Any, live: Any, path: str) -> Any:
         """Return the value for `path`: `live`, filled with the values of `node`, wherever that is possible."""
+        if self._differing and path in self._differing and live is not MISSING and self.change.replaces(path, node):
+            return self.set(live, path)
         kind = type(node)
         if kind in PLAIN:
             return node
@@ -69,7 +72,7 @@ class GraphRestore:
 
     def items(self, nodes: Any, before: Any, path: str) -> list[Any]:
         """Return the items that `nodes` describe, each filled into the live item at its index."""
-        if PLAIN.issuperset(map(type, nodes)):
+        if not self._differing and PLAIN.issuperset(map(type, nodes)):
             return list(nodes)
         padded = itertools.chain(before, itertools.repeat(MISSING))
         pairs = enumerate(zip(nodes, padded, strict=False))
@@ -80,7 +83,7 @@ class GraphRestore:
         """Set the attributes of a live object to those that `nodes` describe; each fills its live value in place."""
         before = state_attributes(live)
         for name, node in nodes.items():
-            if self.change.drops(path, name) or self.change.replaces(path, name, node):
+            if self.change.drops(path, name):
                 self.skip(node, step(path, name))
                 continue
             value = before.get(name, MISSING)
@@ -120,7 +123,10 @@ class GraphRestore:
     def is_left_out(self, live: Any) -> bool:
         """Return whether the walk of the live objects has left out `live`, too."""
         if self._left_out is None:
-            self._left_out = {id(value) for value in (*self._walk.large.values(), *self._walk.deep.values())}
+            walk = self._walk
+            self._left_out = {
+                id(value) for value in (*walk.large.values(), *walk.deep.values(), *walk.as_built.values())
+            }
         return id(live) in self._left_out
 
     def takes(self, live: Any, node: Tensor, *, was_on_host: bool) -> bool:

@@ -19,7 +19,7 @@ from midstride.engine.objects.kinds.opaque import LEFT_OUT
 from midstride.engine.objects.kinds.plain import ADDRESSES, PLAIN
 from midstride.engine.objects.kinds.table import describer_of, kind_of
 from midstride.engine.objects.kinds.tensors import has_memory
-from midstride.engine.objects.left_out import is_large, is_shared
+from midstride.engine.objects.left_out import content_digest, is_large, is_shared
 from midstride.engine.state.object_nodes import Same, View, step
 from midstride.engine.state.row_shards import is_distributed, row_shard_of
 from midstride.engine.state.torch_internals import is_view_of_one
@@ -27,13 +27,31 @@ from midstride.engine.state.torch_internals import is_view_of_one
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["DEEPEST", "GraphWalk"]
+__all__ = ["DEEPEST", "GraphWalk", "LargeBuilt"]
 
 #: largest nesting depth that is described: each level takes several Python frames to write and to read
 DEEPEST = 64
 
 #: lowest possible address of an object
 _LOW = 1 << 16
+
+
+class LargeBuilt:
+    """Digests of large values in objects of libraries when training begins, as a vocabulary."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Record no more: training begins."""
+        self._has_begun = True
+
+    def is_same(self, path: str, digest: str) -> bool:
+        """Return whether the value at `path` had this digest; until training begins, record it."""
+        if not self._has_begun:
+            self._digests[path] = digest
+        return self._digests.get(path) == digest
 
 
 class GraphWalk:
@@ -43,9 +61,18 @@ class GraphWalk:
         anchors: id of an object in another part of the state -> its name.
         tensors: parameters and buffers by name; tensors in their memory become a `View`.
         copied: whether copies in other processes are described; then memory shared between processes is left out.
+        large_built: digests of large values in objects of libraries, which are left out while they are as built; None
+            if all of them are described.
     """
 
-    def __init__(self, anchors: Mapping[int, str], tensors: Mapping[str, Tensor], *, copied: bool = False) -> None:
+    def __init__(
+        self,
+        anchors: Mapping[int, str],
+        tensors: Mapping[str, Tensor],
+        *,
+        copied: bool = False,
+        large_built: LargeBuilt | None = None,
+    ) -> None:
         self.anchors, self._tensors, self._copied = anchors, tensors, copied
         #: whether what is large is left out, as data are
         self.is_small = False
@@ -57,6 +84,13 @@ class GraphWalk:
         self.functions: set[str] = set()  #: those of them that are found again by their names, by path
         self.deep: dict[str, object] = {}  #: what was left out because it is nested too deep, by path
         self._depth = 0
+        #: whether the object whose attributes are described is a library's
+        self.is_in_library = False
+        #: whether what no file can hold is watched there without a warning, as in a data set or a callable
+        self.is_quiet = False
+        self.held: dict[str, object] = {}  #: what is watched so, by path
+        self._large_built = large_built
+        self.as_built: dict[str, object] = {}  #: such values that were left out since they have not changed, by path
         self.large: dict[str, object] = {}  #: what was left out because it is large, or shared
 
     def node(self, value: Any, path: str) -> Any:
@@ -71,6 +105,9 @@ class GraphWalk:
         if (self.is_small and is_large(value)) or (self._copied and is_shared(value)):
             self.large[path] = value
             return LEFT_OUT.describe(self, value, path)
+        if self.is_in_library and self._is_as_built(value, path):
+            self.as_built[path] = value
+            return LEFT_OUT.describe(self, value, path)
         if self._depth == DEEPEST:
             self.deep[path] = value
             return LEFT_OUT.describe(self, value, path)
@@ -79,6 +116,13 @@ class GraphWalk:
             return describer_of(kind)(self, value, path)
         finally:
             self._depth -= 1
+
+    def _is_as_built(self, value: object, path: str) -> bool:
+        """Return whether a large value in a library's object is as it was built."""
+        if self._large_built is None or not is_large(value):
+            return False
+        digest = content_digest(value)
+        return digest is not None and self._large_built.is_same(path, digest)
 
     def meet(self, value: object, path: str) -> None:
         """Record `value` at `path`, and keep it alive until the walk ends, so that no id is reused."""
@@ -92,6 +136,16 @@ class GraphWalk:
             yield
         finally:
             self.is_small = before
+
+    @contextmanager
+    def inside(self, *, is_library: bool, is_quiet: bool = False) -> Iterator[None]:
+        """Describe, in the block, attributes of an object of a library or of the user's."""
+        before = self.is_in_library, self.is_quiet
+        self.is_in_library, self.is_quiet = is_library, is_quiet
+        try:
+            yield
+        finally:
+            self.is_in_library, self.is_quiet = before
 
     def root_attributes(
         self, values: Mapping[str, Any], path: str, *, is_small: bool, is_ordered: bool = False

@@ -34,6 +34,7 @@ class UnwritableWarnings:
     def __init__(self) -> None:
         self._reported: set[str] = set()
         self._constants: dict[str, str] = {}
+        self._ignored: set[str] = set()  #: paths of what reading data makes
         self._sharing = ArraySharing()
 
     def begin(self, walk: GraphWalk) -> None:
@@ -86,6 +87,11 @@ class UnwritableWarnings:
                 format_names([shown(path) for path in paths]),
             )
 
+    def ignore(self, paths: Iterable[str]) -> None:
+        """Warn of nothing at `paths` from now on."""
+        self._ignored.update(paths)
+        self._reported.update(paths)
+
     def warn_of_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
         """Warn of functions and objects that were set in training, and that no other attempt would have.
 
@@ -97,7 +103,11 @@ class UnwritableWarnings:
         now = {**walk.constants, **{path: kind_name(type(value)) for path, value in walk.opaque.items()}}
         lines = []
         for path, kind in now.items():
-            if path.startswith("hooks") or before.get(path, kind if path in self._reported else None) == kind:
+            if (
+                path.startswith("hooks")
+                or path in self._ignored
+                or before.get(path, kind if path in self._reported else None) == kind
+            ):
                 continue
             name, _, code = kind.partition(" ")  # of functions that share their name with others
             is_found = path in walk.functions and (known[kind] == 1 or function_called(name) is not None)

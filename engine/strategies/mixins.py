@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from midstride.engine.errors import UserError
 from midstride.engine.lanes import Lanes
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.quantized import load_weights, weights_of
 from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
@@ -266,7 +267,7 @@ def lanes_of(strategy: Strategy) -> Lanes | None:
 
 def full_state_dict(strategy: Strategy, module: TrainingModule) -> dict[str, Any]:
     """Return the whole module's state_dict for rank 0 to write. Call it on all ranks at once."""
-    return strategy.full_state_dict(module) if isinstance(strategy, ModelParallel) else module.state_dict()
+    return strategy.full_state_dict(module) if isinstance(strategy, ModelParallel) else weights_of(module)
 
 
 def load_full_state_dict(strategy: Strategy, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
@@ -274,4 +275,4 @@ def load_full_state_dict(strategy: Strategy, module: TrainingModule, state_dict:
     if isinstance(strategy, ModelParallel):
         strategy.load_full_state_dict(module, state_dict)
     else:
-        module.load_state_dict(state_dict)
+        load_weights(module, state_dict)

@@ -134,6 +134,8 @@ class FitLoop:
             with context.metric_logger.epoch_hook():
                 context.hooks.call("on_train_epoch_start")
         batches = self.loader.batches(progress.epoch, progress.batch)
+        if self.checkpointer is not None:
+            batches = self.checkpointer.watched_reads(batches)
         while not progress.at_end and not self.is_done():
             for fault in self._on_fetch:
                 fault()

@@ -55,7 +55,7 @@ def objects_of(context: FitContext) -> Objects:
         named |= {f"data {name}": owner for name, owner in data.items()} | samplers.anchors()
         return named | _loaders(context.loaders)
 
-    return Objects(roots, anchors, context.device)
+    return Objects(roots, anchors, context.device, takes_settings="settings" in context.settings.accept_change)
 
 
 def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Objects:

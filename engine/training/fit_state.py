@@ -6,6 +6,7 @@ from typing import Any, get_args
 import torch
 
 from midstride.engine.checkpointing.gradients import Gradients
+from midstride.engine.checkpointing.hook_changes import HookChanges
 from midstride.engine.checkpointing.identity import FREE_ARGUMENTS, identity_of, is_json
 from midstride.engine.checkpointing.run_state import RunFacts, RunState
 from midstride.engine.checkpointing.settings import Settings
@@ -17,6 +18,7 @@ from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.module import DataModule
 from midstride.engine.modules.module_state import NonPersistentBuffers
 from midstride.engine.modules.monitors import BestCheckpoint
+from midstride.engine.modules.quantized import ModuleWeights
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.objects.kinds.tensors import mark_device_tensors, place_device_tensors
 from midstride.engine.objects.object_state import Objects
@@ -35,19 +37,27 @@ __all__ = ["FitFacts", "devices_of", "fit_state", "state_parts"]
 def fit_state(context: FitContext) -> RunState:
     """Return the state of a fit, before anything is restored."""
     objects = objects_of(context)
+    hook_changes = HookChanges(lambda: parts)
+    parts = state_parts(context, objects, hook_changes)
     return RunState(
-        parts=state_parts(context, objects),
+        parts=parts,
         loaders=context.loaders,
         samples=context.samples,
-        settings=Settings(context.module, context.optimizers, context.schedulers),
+        settings=Settings(
+            context.optimizers,
+            context.schedulers,
+            is_accepted="settings" in context.settings.accept_change,
+            attributes=lambda: objects.without_effect,
+        ),
         facts=FitFacts(context),
         weights=lambda: full_state_dict(context.strategy, context.module),
         watched=watched_values(context, objects),
         way_to_keep=IN_A_MODULE,
+        hook_changes=hook_changes,
     )
 
 
-def state_parts(context: FitContext, objects: Objects) -> dict[str, Stateful]:
+def state_parts(context: FitContext, objects: Objects, hook_changes: HookChanges) -> dict[str, Stateful]:
     """Return everything that decides how a fit goes on, by name, in the order of the restore.
 
     The strategy is first, since the replay of its sums must not affect parts that are loaded later. The generators are
@@ -60,7 +70,7 @@ def state_parts(context: FitContext, objects: Objects) -> dict[str, Stateful]:
         "samples": context.samples,
         "feeds": context.loaders,
         "structure": ModuleStructure(context.module, context.device),
-        "module": wrap(context.module),
+        "module": wrap(ModuleWeights(context.module)),
         "optimizers": wrap(OptimizerList(lambda: context.optimizers, context.module)),
         "schedulers": SchedulerList(context.schedulers),
         "precision": context.precision,
@@ -71,7 +81,7 @@ def state_parts(context: FitContext, objects: Objects) -> dict[str, Stateful]:
         "modes": context.modes,
         "buffers": NonPersistentBuffers(context.module),
         "objects": objects,
-        "user": UserState(context.hooks, context.device),
+        "user": UserState(context.hooks, context.device, hook_changes),
         "generators": Generators(context.generator, alike=context.lanes is not None, devices=devices_of(context)),
     }
 
@@ -152,14 +162,19 @@ class UserState(AlikeOnRanks):
 
     description = "what on_save_checkpoint keeps"
 
-    def __init__(self, hooks: Hooks, device: torch.device) -> None:
-        self._hooks, self._device = hooks, device
+    def __init__(self, hooks: Hooks, device: torch.device, changes: HookChanges | None = None) -> None:
+        self._hooks, self._device, self._changes = hooks, device, changes or HookChanges(dict)
         hooks.drop_of_libraries(("on_save_checkpoint", "on_load_checkpoint"), _adds_unwritable)
 
     def state_dict(self) -> dict[str, Any]:
         """Call `on_save_checkpoint`, and return the entries."""
         state: dict[str, Any] = {}
-        self._hooks.call("on_save_checkpoint", state)
+        hooks = self._hooks.named("on_save_checkpoint")
+        if hooks:
+            self._changes.begin()
+        for where, hook in hooks:
+            hook(state)
+            self._changes.after(where)
         marked: dict[str, Any] = mark_device_tensors(state)
         return marked
 

@@ -79,6 +79,10 @@ def assert_alike(whole: Path, resumed: Path) -> None:
     assert (whole / "metrics.csv").read_text() == (resumed / "metrics.csv").read_text()
 
 
+#: of `KEPT`, rows that also change what no snapshot holds and nothing reads: a long list, a class
+SPOKEN_OF = {"Grows", "TellsItsSampler"}
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_a_resumed_run_has_the_objects_of_the_run_before(name: str, tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
@@ -92,7 +96,8 @@ def test_a_resumed_run_has_the_objects_of_the_run_before(name: str, tmp_path: Pa
 
     assert in_a_process(lambda: live(resumed)) == 0
 
-    assert "part of snapshots" not in (tmp_path / "log").read_text()
+    said = "" if name in SPOKEN_OF else (tmp_path / "log").read_text()
+    assert re.findall("part of (?:no )?snapshot.*|cannot be brought back.*|the code builds.*", said) == []
     assert_alike(whole, resumed)
 
 
@@ -267,9 +272,10 @@ def test_a_run_resumes_with_mended_code(name: str, tmp_path: Path, caplog: pytes
     again = len(caplog.records)
     train(after, cut(tmp_path / "after", tmp_path / "again", CUT + 1))
 
-    assert len(re.findall(words, caplog.text)) == 1
+    is_kept = "snapshot's holds" in words  # until the new one is accepted
+    assert len(re.findall(words, caplog.text)) == 1 + is_kept
     assert {name: getattr(module, name, None) for name in held} == held
-    assert [record for record in caplog.records[again:] if "the code builds" in record.getMessage()] == []
+    assert is_kept == any("the code builds" in record.getMessage() for record in caplog.records[again:])
 
 
 @pytest.mark.parametrize("level", [1.0, 2.0, 3.0])

@@ -216,7 +216,7 @@ WALKS = {
     "engine/config/arguments.py: texts_in": "the same",
     "engine/config/arguments.py: _as_json": "the same",
     "engine/data/iterable/content_digest.py: _plain": "what a digest in snapshots is made of: kinds and keys count too",
-    "engine/data/read_side_effects.py: _without_generators": "nodes of objects: instances and deques too",
+    "engine/data/read_side_effects.py: _of_users": "nodes of objects: instances and deques too",
     "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",
     "engine/metrics/torchmetrics_state.py: _copied": "states of metrics: what is in a list never changes",
     "engine/metrics/values.py: numbers_in": "what a metric computed: a tensor is a nest of numbers",

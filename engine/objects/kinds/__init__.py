@@ -1,6 +1,7 @@
 """Kinds of objects: each is described as a node and restored from one, both in one class.
 
 arrays           arrays and scalars of numpy, arrays of objects, `array.array`, ctypes
+blocks           long lists and deques of items that are built alike
 containers       lists, tuples, dicts, sets, deques, named tuples, and items of classes derived from them
 functions        functions, closures, methods, partials, weak references
 generators       random number generators of torch, numpy and Python

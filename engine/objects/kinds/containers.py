@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from midstride.engine.objects.classes import class_called
+from midstride.engine.objects.kinds.blocks import describe_block
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.objects.kinds.opaque import OPAQUE
 from midstride.engine.objects.kinds.plain import CLASSES, PLAIN
@@ -41,9 +42,9 @@ class Lists(Kind):
     types = node_types = (list,)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
-        """Return the nodes of the items."""
+        """Return the nodes of the items, or a block."""
         walk.meet(value, path)
-        return list(walk.items(value, path))
+        return describe_block(walk, value, path) or list(walk.items(value, path))
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill a list in place."""
@@ -100,9 +101,9 @@ class Deques(Kind):
     types = node_types = (deque,)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
-        """Return the nodes of the items."""
+        """Return the nodes of the items, or a block."""
         walk.meet(value, path)
-        return deque(walk.items(value, path), value.maxlen)
+        return describe_block(walk, value, path) or deque(walk.items(value, path), value.maxlen)
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill a deque in place."""

@@ -144,10 +144,12 @@ class Methods(Kind):
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the object of a method; a built-in function, or a method of an opaque object, is a constant."""
         function = getattr(value, "__func__", value)
-        kind = kind_text(getattr(function, "__module__", "?"), function.__qualname__)
+        name = getattr(function, "__qualname__", type(function).__qualname__)  # a partial has none
+        kind = kind_text(getattr(function, "__module__", "?"), name)
         owner = value.__self__
         is_kept = id(owner) in walk.anchors or walk.is_described(type(owner))
-        is_named = getattr(type(owner), function.__name__, None) is function or not hasattr(value, "__func__")
+        own = getattr(type(owner), name.rpartition(".")[2], None)
+        is_named = own is function or not hasattr(value, "__func__")
         if owner is None or isinstance(owner, type) or not (is_kept and is_named):
             walk.constants[path] = kind
             return Instance(OPAQUE.form, kind)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import attributes_of, made_by
+from midstride.engine.objects.classes import has_attributes, is_made_anew, keeps_attributes
 from midstride.engine.objects.kinds.generators import Generator
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.objects.kinds.opaque import OPAQUE, Opaque, compared_node
 from midstride.engine.objects.kinds.plain import PLAIN, VALUES
+from midstride.engine.objects.kinds.user_objects import UserObjects
 from midstride.engine.state.codec import encode
 from midstride.engine.state.differences import differences
 from midstride.engine.state.object_nodes import Instance, kind_name
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
     from midstride.engine.objects.walk import GraphWalk
 
-__all__ = ["DEPTH", "MANY", "Graphs", "LibraryObjects", "Pipelines", "Statefuls", "is_comparable"]
+__all__ = ["DEPTH", "MANY", "AttributeObjects", "Graphs", "LibraryObjects", "Pipelines", "Statefuls", "is_comparable"]
 
 #: levels, and items of a container, that a digest tells
 DEPTH, MANY = 5, 1000
@@ -48,7 +51,7 @@ class Statefuls(Kind):
             state = value.state_dict()
             encode(state)
         except Exception:  # it has none yet, or none that can be written
-            return OPAQUE.describe(walk, value, path)
+            return _of_attributes(value).describe(walk, value, path)
         walk.meet(value, path)
         return self.instance(value, state=state)
 
@@ -94,6 +97,24 @@ class Graphs(Opaque):
         return self.instance(value)
 
 
+class AttributeObjects(UserObjects):
+    """Objects of libraries whose attributes are all of their state, such as a transform."""
+
+    def matches(self, kind: type) -> bool:
+        """Return whether this is known of `kind`."""
+        return keeps_attributes(kind)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of attributes and items."""
+        walk.meet(value, path)
+        kind: type = type(value)
+        if not is_made_anew(kind):
+            walk.constants[path] = kind_name(kind)
+        is_quiet = walk.is_quiet or callable(value) or issubclass(kind, Dataset)
+        with walk.inside(is_library=True, is_quiet=is_quiet):
+            return self.described(walk, value, path)
+
+
 class LibraryObjects(Opaque):
     """All other objects: if the attributes of one are all that it holds, changes are reported."""
 
@@ -105,6 +126,14 @@ class LibraryObjects(Opaque):
         """Return the class."""
         is_compared = is_comparable(value, walk.anchors)
         return compared_node(walk, value, path) if is_compared else super().describe(walk, value, path)
+
+
+_ATTRIBUTES = AttributeObjects()
+
+
+def _of_attributes(value: object) -> Kind:
+    """Return the kind of an object whose own state cannot be written."""
+    return _ATTRIBUTES if keeps_attributes(type(value)) else OPAQUE
 
 
 #: classes of which a digest tells all that may change
@@ -149,9 +178,4 @@ def _members(value: Any, kind: type) -> Iterable[Any] | None:
         return (value.values() if issubclass(kind, dict) else value) if is_told else None
     # Of what can be closed, such as a database, attributes do not show the content.
     is_of_attributes = made_by(kind) in (object, types.SimpleNamespace) and not hasattr(kind, "close")
-    return attributes_of(value).values() if is_of_attributes and _has_attributes(kind) else None
-
-
-def _has_attributes(kind: type) -> bool:
-    """Return whether objects of `kind` may have attributes: of those of C, such as locks, memory is all there is."""
-    return any("__dict__" in vars(base) or "__slots__" in vars(base) for base in kind.__mro__)
+    return attributes_of(value).values() if is_of_attributes and has_attributes(kind) else None

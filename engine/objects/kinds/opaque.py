@@ -1,8 +1,10 @@
 """Objects of which a snapshot holds the class only: no file can hold them, or they are data."""
 
 import inspect
+import io
 import logging
 import sys
+import threading
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
 from midstride.engine.objects.attributes import made_by
-from midstride.engine.objects.classes import BASES, CONTAINERS, is_library
+from midstride.engine.objects.classes import BASES, CONTAINERS, is_library, keeps_attributes
 from midstride.engine.objects.kinds.kind import Kind
 from midstride.engine.state.object_nodes import Instance, kind_name, kind_text
 
@@ -29,6 +31,11 @@ _CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature
 DATA = (Dataset, DataLoader, Sampler, np.memmap)
 #: of these, classes whose changes are reported
 WATCHED = (Dataset, np.memmap)
+#: classes of what a library's object holds for itself in each process
+_OF_A_PROCESS = (
+    *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.local),
+    *(weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, io.IOBase),
+)
 #: class of the trainer that a previously trained module, such as a teacher, may hold
 _TRAINER = "midstride.engine:Trainer"
 #: package whose objects each attempt makes anew as it compiles
@@ -47,7 +54,9 @@ class Opaque(Kind):
             return True
         if not is_library(kind):
             return not issubclass(kind, BASES) and made_by(kind) not in CONTAINERS
-        return kind_name(kind).startswith("midstride.engine") or issubclass(kind, DATA)  # ours are kept elsewhere
+        if kind_name(kind).startswith("midstride.engine"):  # ours are kept elsewhere
+            return True
+        return issubclass(kind, DATA) and not keeps_attributes(kind)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the class of a value, and record how the value is watched: as a constant, by comparison, or not."""
@@ -57,8 +66,11 @@ class Opaque(Kind):
         if issubclass(type(value), _CONSTANT) and not _is_own_module(value):
             kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
             walk.constants[path] = kind
-        elif kind == _TRAINER:
+        elif kind == _TRAINER or (walk.is_in_library and issubclass(type(value), _OF_A_PROCESS)):
             walk.constants[path] = kind
+        elif walk.is_quiet:
+            walk.constants[path] = kind
+            walk.held[path] = value
         # Of what can be closed, such as a database, attributes do not show the content.
         elif callable(value) and not (isinstance(value, weakref.ref) or hasattr(type(value), "close")):
             return compared_node(walk, value, path)

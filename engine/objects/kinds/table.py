@@ -4,12 +4,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.objects.kinds.arrays import Arrays, Numbers, Scalars
+from midstride.engine.objects.kinds.blocks import Blocks
 from midstride.engine.objects.kinds.containers import ByteArrays, Deques, Dicts, Lists, NamedTuples, Sets, Tuples
 from midstride.engine.objects.kinds.functions import Functions, Methods, Partials, WeakReferences
 from midstride.engine.objects.kinds.generators import Generators
 from midstride.engine.objects.kinds.iterators import Counts, Cursors, Iterators
 from midstride.engine.objects.kinds.kind import Kind
-from midstride.engine.objects.kinds.library_objects import Graphs, LibraryObjects, Pipelines, Statefuls
+from midstride.engine.objects.kinds.library_objects import (
+    AttributeObjects,
+    Graphs,
+    LibraryObjects,
+    Pipelines,
+    Statefuls,
+)
 from midstride.engine.objects.kinds.opaque import LEFT_OUT, OPAQUE
 from midstride.engine.objects.kinds.plain import ADDRESSES, CLASSES, Enums, Values
 from midstride.engine.objects.kinds.tensors import ShardedTensors, Tensors, Views
@@ -30,9 +37,9 @@ KINDS: Sequence[Kind] = (
     # of their derived classes, and of the user's
     *(Generators(), Scalars(), Enums(), Numbers(), NamedTuples(), Partials(), OPAQUE, DerivedValues(), UserObjects()),
     # of libraries
-    *(Pipelines(), Statefuls(), LibraryObjects()),
-    # of no class: one kind of number, of name, of nodes
-    *(ADDRESSES, CLASSES, LEFT_OUT, Views()),
+    *(Pipelines(), Statefuls(), AttributeObjects(), LibraryObjects()),
+    # of no class: one kind of number, of name, of nodes, of long containers
+    *(ADDRESSES, CLASSES, LEFT_OUT, Views(), Blocks()),
 )
 #: class -> `describe` of the kind of its objects; classes that are met are added
 _DESCRIBERS: "dict[type, Callable[[GraphWalk, Any, str], Any]]" = {}

@@ -30,6 +30,13 @@ class UserObjects(Kind):
         kind: type = type(value)
         if not is_made_anew(kind):
             walk.constants[path] = kind_name(kind)
+        if walk.is_in_library:
+            with walk.inside(is_library=False):
+                return self.described(walk, value, path)
+        return self.described(walk, value, path)
+
+    def described(self, walk: "GraphWalk", value: Any, path: str) -> Instance:
+        """Return the node of an object that the walk has met."""
         node = self.instance(value, attributes=walk.attributes(state_attributes(value), path))
         if isinstance(value, WITH_ITEMS):
             node.state["items"] = describe_items(walk, value, step(path, "items"))

@@ -195,8 +195,6 @@ class Counts(Small):
 class Bends(Small):
     """What is called is an object of a library."""
 
-    warns = r"part of no snapshot: module\.curve \(\[2\] \w+, now \[2\] \w+\)"
-
     def build(self) -> None:
         self.curve = np.poly1d([1.0, 0.0])
 

@@ -83,8 +83,6 @@ class Wraps(Small):
 class Narrows(Wraps):
     """An object of a library that training changes."""
 
-    warns = r"part of no snapshot: module\.wrapper\.width \(70, now 7\d\)"
-
     def factor(self, batch: Tensor) -> Any:
         self.wrapper.width += 1
         return self.wrapper.width

@@ -1,13 +1,21 @@
 """What another life asks for, and what its snapshot brings along: each setting that does not take effect is named."""
 
+import dataclasses
+import enum
 import json
 import logging
+from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from support.libraries import library
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,6 +29,8 @@ from midstride.engine.runs.run_report import report_of
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.storage.store import Store
 from midstride.engine.testing import assert_resumes_exactly
+
+augment = library("augment")
 
 
 class Line(TrainingModule):
@@ -64,17 +74,27 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], dict[str, Any]]] = {
             "StepLR: base_lrs is asked to be [0.01] now, and stays [0.1]",
             "to train on with what is asked for now: set it in a hook",
         ],
-        {"SGD: lr": {"asked": 0.01, "in_force": 0.05}, "StepLR: base_lrs": {"asked": [0.01], "in_force": [0.1]}},
+        {
+            "SGD: lr": {"asked": 0.01, "in_force": 0.05},
+            "StepLR: base_lrs": {"asked": [0.01], "in_force": [0.1]},
+            "module.hparams.items.lr": {"asked": 0.01, "in_force": 0.1},
+        },
     ),
     "a scheduler's": (
         {"gamma": 0.25},
         ["StepLR: gamma is asked to be 0.25 now, and stays 0.5"],
-        {"StepLR: gamma": {"asked": 0.25, "in_force": 0.5}},
+        {
+            "StepLR: gamma": {"asked": 0.25, "in_force": 0.5},
+            "module.hparams.items.gamma": {"asked": 0.25, "in_force": 0.5},
+        },
     ),
     "the module's own": (
         {"weight": 3.0},
-        ["the module's weight is asked to be 3.0 now, and stays 1.0"],
-        {"the module's weight": {"asked": 3.0, "in_force": 1.0}},
+        ["the snapshot's holds: module.hparams.items.weight (1.0, now 3.0), module.weight (1.0, now 3.0). To train"],
+        {
+            "module.weight": {"asked": 3.0, "in_force": 1.0},
+            "module.hparams.items.weight": {"asked": 3.0, "in_force": 1.0},
+        },
     ),
 }
 
@@ -116,6 +136,155 @@ def test_a_learning_rate_that_no_argument_tells_of_is_named_too(
     monkeypatch.setattr(Line, "configure_optimizers", edited)
     fit(tmp_path, 2)
     assert "SGD: momentum is asked to be 0.9 now, and stays 0" in caplog.text
+
+
+class Setting(enum.Enum):
+    """Settings by name."""
+
+    SMALL, LARGE = 1.0, 5.0
+
+
+@dataclasses.dataclass
+class Conf:
+    """A configuration."""
+
+    scale: float
+
+
+#: where a setting is kept -> how it is made, how it is read, and its path
+PLACES: dict[str, tuple[Callable[[float], Any], Callable[[Any], float], str]] = {
+    "a dict": (lambda x: {"a": {"b": x}, "n": 0}, lambda kept: kept["a"]["b"], "kept.a.b"),
+    "a list": (lambda x: [0.0, x], lambda kept: kept[1], "kept.1"),
+    "a tuple": (lambda x: ("a", [x]), lambda kept: kept[1][0], "kept.1.0"),
+    "a set": (lambda x: {x}, max, "kept"),
+    "a named tuple": (lambda x: Point(0.0, x), lambda kept: kept.y, "kept.1"),
+    "a deque": (lambda x: deque([x]), lambda kept: kept[0], "kept.0"),
+    "a tensor": (lambda x: torch.tensor([0.0, x]), lambda kept: float(kept[1]), "kept"),
+    "an array": (lambda x: np.full(100, x), lambda kept: float(kept[7]), "kept"),
+    "a scalar": (np.float32, float, "kept"),
+    "an enum": (Setting, lambda kept: kept.value, "kept"),
+    "a path": (lambda x: Path(f"/{x}"), lambda kept: float(kept.name), "kept"),
+    "a closure": (lambda x: lambda: x, lambda kept: kept(), "kept.x"),
+    "a partial": (lambda x: partial(max, x), lambda kept: kept(0.0), "kept.args.0"),
+    "a dataclass": (Conf, lambda kept: kept.scale, "kept.scale"),
+    "a namespace": (lambda x: SimpleNamespace(of=Conf(x)), lambda kept: kept.of.scale, "kept.of.scale"),
+    "a library's object": (lambda x: [augment.Scale(1.0, x)], lambda kept: kept[0].factor, "kept.0.factor"),
+    "more items": (lambda x: [1.0] * int(x), lambda kept: float(len(kept)), "kept"),
+}
+
+
+class Point(NamedTuple):
+    """Two settings."""
+
+    x: float
+    y: float
+
+
+def fit_kept(run: Path, place: str, value: float, epochs: int, accept: str = "") -> float:
+    make, read, _ = PLACES[place]
+
+    class Keeps(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept, self.seen = make(value), []
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            self.seen.append(read(self.kept))
+            return super().training_step(batch, batch_idx)
+
+    Keeps.__qualname__ = "Keeps"
+    module = Keeps()
+    data = DataLoader(TensorDataset(torch.ones(4, 2)), 2)
+    Trainer(max_epochs=epochs, accept_change=accept).fit(module, data, run=str(run))
+    return float(module.seen[-1])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_setting_is_named_and_taken_if_accepted(place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = PLACES[place][2]
+    assert fit_kept(tmp_path, place, 1.0, 1) == 1.0
+    assert caplog.messages == []
+    for epochs in (2, 3):  # until it is taken
+        caplog.clear()
+        assert fit_kept(tmp_path, place, 5.0, epochs) == 1.0
+        assert f"the snapshot's holds: module.{path} (" in caplog.text
+        assert "--accept-change settings" in caplog.text
+    caplog.clear()
+    assert fit_kept(tmp_path, place, 5.0, 4, "settings") == 5.0
+    assert f"the new one holds: module.{path} (" in caplog.text
+    caplog.clear()
+    assert fit_kept(tmp_path, place, 5.0, 5) == 5.0
+    assert caplog.messages == []
+
+
+def test_what_training_has_changed_is_no_setting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    starts = [0, 7]
+
+    class Counts(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            start = starts.pop(0)
+            self.counts = {"steps": start, "seen": [start]}
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.counts["steps"] += 1
+            self.counts["seen"].append(0)
+            self.counts["seen"][0] += 1
+
+    for epochs in (1, 2):
+        data = DataLoader(TensorDataset(torch.ones(4, 2)), 2)
+        module = Counts()
+        Trainer(max_epochs=epochs).fit(module, data, run=str(tmp_path))
+    assert caplog.messages == []
+    assert module.counts["steps"] == 4
+
+
+def test_the_length_of_a_schedule_is_named_and_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Decays(Line):
+        def configure_optimizers(self) -> Any:
+            optimizer, total = torch.optim.SGD(self.parameters(), lr=0.1), self.trainer.estimated_stepping_batches
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def rate(run: str, epochs: int, accept: str = "") -> float:
+        trainer = Trainer(max_epochs=epochs, accept_change=accept)
+        trainer.fit(Decays(), DataLoader(TensorDataset(torch.ones(4, 2)), 2), run=str(tmp_path / run))
+        return float(trainer.optimizers[0].param_groups[0]["lr"])
+
+    for run in ("a", "b"):
+        rate(run, 1)
+    assert rate("a", 2) == 0.0
+    assert "schedulers.0.lr_lambdas.0.total (2, now 4)" in caplog.text
+    rate("b", 2, "settings")
+    assert "the new one holds: schedulers.0.lr_lambdas.0.total (2, now 4)" in caplog.text
+
+
+def test_a_learning_rate_that_is_accepted_moves_in_proportion(tmp_path: Path) -> None:
+    fit(tmp_path, 1)
+    fit(tmp_path, 2, ("module_args", "settings"), lr=0.01)
+    assert facts(tmp_path)[1]["in_force"]["SGD: lr"] == pytest.approx(0.01 * 0.5**2)
+    assert "overridden" not in facts(tmp_path)[1]
+
+
+def test_a_hook_that_changes_training_as_it_is_saved_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Evaluates(Line):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["a"] = 1
+            self.trainer.optimizers[0].param_groups[0]["momentum"] = 0.5
+
+    class Averages(Callback):
+        def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["b"] = 2
+            if trainer.global_step:
+                module.layer.weight.data.mul_(0.5)
+
+    data = DataLoader(TensorDataset(torch.ones(4, 2)), 2)
+    trainer = Trainer(max_epochs=2, callbacks=[Averages()], snapshots={"every_steps": 1})
+    trainer.fit(Evaluates(), data, run=str(tmp_path))
+
+    found = [text for text in caplog.messages if "changes the training while a snapshot is taken" in text]
+    assert [text.partition(" ")[0] for text in found] == ["Averages.on_save_checkpoint"]  # momentum was set before
+    assert "module/layer.weight" in found[0]
 
 
 def test_an_undisturbed_resume_says_nothing_of_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -81,7 +81,36 @@ def test_late_imports_change_if_they_differ_from_their_import(caplog: pytest.Log
 
     first, second = (record.getMessage() for record in caplog.records)
     assert "no snapshot: global first.Y (missing, now 1). If" in first
-    assert "no snapshot: global second.X holds ('1 items', now '2 items') with 1 more in it. If" in second
+    assert "global second.X holds ('1 items', now '2 items'), [1] (missing, now 1). " in second
+
+
+def test_each_path_is_named_in_the_epoch_in_which_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    held = {"p": 0, "q": 0}
+    monitor = UnsavedStateMonitor(lambda: iter([("data.training", held)]))
+    for epoch in range(20, 24):
+        held["p" if epoch < 22 else "q"] += 1
+        for _ in range(40):
+            monitor.check(epoch)
+
+    assert [text.partition(": ")[2].partition(" ")[0] for text in caplog.messages] == [
+        "data.training['p']",
+        "data.training['q']",
+    ]
+
+
+def test_what_reading_changes_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    held: dict[str, Any] = {"cache": {}, "reads": 0, "p": 0}
+    monitor = UnsavedStateMonitor(lambda: iter([("data.training", held)]))
+    for index in range(5):
+        with monitor.reading():
+            held["cache"][index] = held["reads"] = index + 1
+        held["p"] += index == 3
+        monitor.check()
+    held["cache"]["late"] = 0
+    monitor.check()
+
+    told = [text.partition(": ")[2].partition(". If")[0] for text in caplog.messages]
+    assert told == ["data.training['p'] (0, now 1)"]
 
 
 def numbered() -> Iterator[int]:

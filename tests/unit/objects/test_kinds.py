@@ -4,10 +4,11 @@ import enum
 import itertools
 import json
 import logging
+import selectors
 import weakref
 from array import array
 from collections import UserDict, defaultdict, deque, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
@@ -23,12 +24,19 @@ from torch.utils.data import TensorDataset
 
 from midstride.engine.objects.kinds import table
 from midstride.engine.objects.kinds.arrays import Arrays, Numbers, Scalars
+from midstride.engine.objects.kinds.blocks import Blocks
 from midstride.engine.objects.kinds.containers import ByteArrays, Deques, Dicts, Lists, NamedTuples, Sets, Tuples
 from midstride.engine.objects.kinds.functions import Functions, Methods, Partials, WeakReferences
 from midstride.engine.objects.kinds.generators import Generators
 from midstride.engine.objects.kinds.iterators import Counts, Cursors, Iterators
 from midstride.engine.objects.kinds.kind import MISSING, Kind
-from midstride.engine.objects.kinds.library_objects import Graphs, LibraryObjects, Pipelines, Statefuls
+from midstride.engine.objects.kinds.library_objects import (
+    AttributeObjects,
+    Graphs,
+    LibraryObjects,
+    Pipelines,
+    Statefuls,
+)
 from midstride.engine.objects.kinds.opaque import LeftOut, Opaque
 from midstride.engine.objects.kinds.plain import Addresses, Classes, Enums, Values
 from midstride.engine.objects.kinds.tensors import ShardedTensors, Tensors, Views
@@ -80,6 +88,14 @@ def counting() -> Callable[[], int]:
         return counts[0]
 
     return count
+
+
+def transitions() -> Iterator[Any]:
+    """Yield transitions, each of which begins with the array that the one before ends with."""
+    state = np.zeros(3)
+    for number in range(300):
+        before, state = state, np.full(3, float(number))
+        yield Point(before, (state, number, -0.0, number % 2 == 0, np.float32(number), "a", None))
 
 
 def leaf() -> torch.Tensor:
@@ -149,9 +165,12 @@ ROWS = {
     "a derived list": Row(UserObjects, Stack, lambda x: with_attribute(x).append([1])),
     "a derived number": Row(DerivedValues, Number, become=lambda _: with_attribute(Number(3))),
     "an object with a state": Row(Statefuls, lambda: GradScaler("cpu"), lambda x: x.load_state_dict(SCALED)),
-    "an object of a library": Row(LibraryObjects, lambda: json.JSONEncoder(indent=2)),
+    "an object of a library": Row(AttributeObjects, lambda: json.JSONEncoder(indent=2), with_attribute),
+    "one that can be closed": Row(LibraryObjects, selectors.SelectSelector),
     "a graph": Row(Graphs, lambda: torch.fx.symbolic_trace(nn.ReLU()).graph),
     "a constant": Row(Opaque, lambda: logging.getLogger("a")),
+    "a block": Row(Blocks, deque, lambda x: x.extend(transitions())),
+    "a block of objects": Row(Blocks, list, lambda x: x.extend({"a": Part(n), "b": torch.ones(n)} for n in [5] * 300)),
     "a large value": Row(LeftOut, lambda: nested(70)),
 }
 SCALED = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3, "_growth_tracker": 1}
@@ -188,6 +207,20 @@ def test_a_kind_is_written_and_restored(name: str, caplog: pytest.LogCaptureFixt
     assert differences(state, objects[1].state_dict()) == []
     assert caplog.messages == []
     assert row.kind in kinds_of(trained.held, state["module"][""]["held"])
+
+
+def test_items_of_a_block_share_what_they_shared() -> None:
+    trained, resumed = Holding(deque), Holding(deque)
+    objects = Objects.of_module(trained), Objects.of_module(resumed)
+    trained.held.extend(transitions())
+    trained.newest = trained.held[-1].y[0]
+
+    objects[1].load_state_dict(objects[0].state_dict())
+
+    held, newest = resumed.held, resumed.newest
+    assert all(after.x is before.y[0] for before, after in itertools.pairwise(held))
+    assert newest is held[-1].y[0]
+    assert type(held[5].y[4]) is np.float32
 
 
 def kinds_of(value: Any, node: Any) -> set[type]:

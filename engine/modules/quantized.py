@@ -1,0 +1,76 @@
+"""Weights that libraries have quantized: tensors of their own classes, made of plain ones.
+
+`Module.load_state_dict` cannot take them all back. Each attempt quantizes in the same way, so the plain tensors of a
+snapshot are copied into those that the module has.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from midstride.engine.errors import NotExact
+from midstride.engine.state.row_shards import is_distributed
+
+__all__ = ["ModuleWeights", "is_quantized", "load_weights", "weights_of"]
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+
+class ModuleWeights:
+    """The weights of a module, as a part of a state."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights by name."""
+        return weights_of(self._module)
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Load the weights."""
+        load_weights(self._module, state_dict)
+
+
+def weights_of(module: nn.Module) -> dict[str, Any]:
+    """Return the state_dict of a module, with plain tensors in place of quantized ones."""
+    state = module.state_dict()
+    return dict(_plain_tensors(state)) if is_quantized(module) else state
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load the result of `weights_of`, in place.
+
+    Raises:
+        NotExact: the module is quantized otherwise.
+    """
+    if not is_quantized(module):
+        module.load_state_dict(weights)
+        return
+    own = dict(_plain_tensors(module.state_dict()))
+    if names := sorted(own.keys() ^ weights.keys()):
+        found = ", ".join(names[:5])
+        raise NotExact(f"the module's weights are quantized otherwise than those of the snapshot: {found}")
+    with torch.no_grad():
+        for name, value in weights.items():
+            own[name].copy_(value)
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Return whether parameters or buffers of `module` are of classes of their own."""
+    tensors = (*module.parameters(), *module.buffers())
+    return any(type(one) not in _PLAIN and not is_lazy(one) and not is_distributed(one) for one in tensors)
+
+
+def _plain_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or type(value) in _PLAIN:
+            yield name, value
+        elif hasattr(value, "__tensor_flatten__"):
+            inner: Any = value
+            parts, _ = inner.__tensor_flatten__()
+            yield from _plain_tensors({f"{name}.{part}": getattr(value, part).detach() for part in parts})
+        else:
+            yield name, value.detach().as_subclass(Tensor)

@@ -1,0 +1,108 @@
+"""State in objects of libraries whose attributes are all of it: transforms, collate functions, data sets, metrics."""
+
+from typing import Any
+
+from laws.objects.small import Rows, Small
+from support.libraries import library
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+augment = library("augment")
+
+
+class Augmented(Dataset[Tensor]):
+    """The user's samples, seen through a library's transforms."""
+
+    def __init__(self) -> None:
+        self.rows, self.transform = Rows().rows, augment.Compose([augment.Scale(0.5), augment.Slotted(0.1)])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.transform(self.rows[index])
+
+
+class ClosesMosaic(Small):
+    """Switches a transform off, and puts another in its place."""
+
+    workers = 0
+
+    def build(self) -> None:
+        self.loader = DataLoader(self.data(), 4, shuffle=True, num_workers=self.workers)
+
+    def data(self) -> Any:
+        return Augmented()
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step in (1, 3):
+            self.change(self.loader)
+        return 1.0
+
+    def change(self, loader: Any) -> None:
+        step = int(self.global_step)
+        transform = loader.dataset.transform
+        transform.transforms[0].p, transform.transforms[0].mode = step % 3, augment.Mode.EDGE
+        transform.transforms[1] = augment.Slotted(0.3 * step)
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+
+class ClosesMosaicForWorkers(ClosesMosaic):
+    workers = 1
+
+
+class ComposesAnew(ClosesMosaic):
+    """A new transform, of a library's class, takes the place of another."""
+
+    def change(self, loader: Any) -> None:
+        loader.dataset.transform = augment.Compose([augment.Slotted(0.2 * int(self.global_step))])
+
+
+class SetsTransform(ClosesMosaic):
+    """A library's data set is told another transform."""
+
+    def data(self) -> Any:
+        return augment.Pictures(augment.Scale(0.5))
+
+    def change(self, loader: Any) -> None:
+        loader.dataset.set_transform(augment.Slotted(0.2 * int(self.global_step)))
+
+
+class SetsTransformForWorkers(SetsTransform):
+    workers = 1
+
+
+class EndsMixup(ClosesMosaic):
+    """A library's collate function mixes no more."""
+
+    def build(self) -> None:
+        mixup = augment.Mixup(0.3)
+        self.loader = DataLoader(Rows(), 4, shuffle=True, num_workers=self.workers, collate_fn=mixup)
+
+    def change(self, loader: Any) -> None:
+        loader.collate_fn.mixup_enabled = self.global_step < 3
+        loader.collate_fn.alpha *= 0.5
+
+
+class EndsMixupForWorkers(EndsMixup):
+    workers = 1
+
+
+class Gathers(Small):
+    """Metrics and settings of a library, one of which training makes."""
+
+    def build(self) -> None:
+        self.metric, self.config = augment.Metric(), augment.Config(scale=0.5)
+        self.late: Any = None
+        self.modes = {augment.Mode.ZERO: 0}
+
+    def factor(self, batch: Tensor) -> Any:
+        self.late = self.late or augment.Metric()
+        for metric in (self.metric, self.late):
+            metric(batch.detach().mean())
+        self.config["scale"] += 0.1
+        self.modes[augment.Mode.EDGE] = self.modes.get(augment.Mode.EDGE, 0) + 1
+        seen = self.metric.aggregate() + self.late.aggregate()
+        return seen.abs() + self.config.scale + self.config.none + self.modes[augment.Mode.EDGE]
