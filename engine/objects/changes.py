@@ -1,7 +1,7 @@
 """Differences in code and settings between this attempt and the first one of the run.
 
 Both are descriptions of the same graph: the attributes of each object by name, and a text for each value by its path,
-also in containers, closures and partials. A value that training has changed since is nobody's setting: that of the
+also in containers, closures and partials. A value that training has changed since is no setting: that of the
 snapshot holds and nothing is said.
 """
 
