@@ -17,7 +17,7 @@ from midstride.engine.metrics.accumulator import (
     steps_over_ranks,
     weighted_over_ranks,
 )
-from midstride.engine.metrics.metric_log import MetricLog, merge_shares
+from midstride.engine.metrics.metric_log import MetricLog, column_of, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
 from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
 from midstride.engine.trees import samples_in
@@ -218,7 +218,7 @@ class MetricLogger:
             # Reduced when the ranks next meet: an exchange here would hang if one of them did not log.
             self.rows.set_next_share(key, (value, weight, reduce_fx))
         else:
-            self.rows.set_next(key, value)
+            self.rows.set_next(column_of(key), value)
             if self._size == 1:
                 self.values[key] = value
                 if key in self.common_names:  # until the epoch ends, the newest step's
@@ -418,7 +418,7 @@ def log_target(asked: LogRequest, stage: LoggingStage, loader: int | None, *, st
         also=f"{name}_epoch{suffix}" if on_step and on_epoch else "",
         sync=sync,
         reduce_fx=reduce_fx,
-        plain=on_step and stage == "train" and not (sync or on_epoch),
+        plain=on_step and stage == "train" and not (sync or on_epoch) and column_of(name) == name,
     )
 
 

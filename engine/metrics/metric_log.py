@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from midstride.engine.metrics.accumulator import Accumulator
 from midstride.engine.snapshots.metric_rows import to_csv
 
-__all__ = ["MetricLog", "merge_shares"]
+__all__ = ["MetricLog", "column_of", "merge_shares"]
 
 Key = TypeVar("Key")
 
@@ -24,6 +24,11 @@ Cell = tuple[int, str]
 #: names of values that are names of columns already -> the columns of these values
 _COLUMNS = {"epoch": "logged_epoch", "step": "logged_step"}
 _NAMES = {column: name for name, column in _COLUMNS.items()}
+
+
+def column_of(name: str) -> str:
+    """Return the column of the values called `name`."""
+    return _COLUMNS.get(name, name)
 
 
 def merge_shares(shares: Sequence[Share]) -> Accumulator:
@@ -45,14 +50,13 @@ class MetricLog:
         self._shares: dict[Cell, Share] = {}
 
     def set_next(self, name: str, value: Any) -> None:
-        """Set the value of `name` in the row of the next step, in place of an earlier value."""
-        name = _COLUMNS.get(name, name)
+        """Set the value of the column `name` in the row of the next step, in place of an earlier value."""
         self._pending[name] = value
         self._pending_shares.pop(name, None)  # of an earlier batch, or of ranks of an earlier attempt
 
     def set_next_share(self, name: str, share: Share) -> None:
         """Set this rank's share of a value in that row. The next exchange between ranks reduces it."""
-        name = _COLUMNS.get(name, name)
+        name = column_of(name)
         self._pending[name] = None
         self._pending_shares[name] = share
 
@@ -99,9 +103,9 @@ class MetricLog:
         Before the first step, or after `close` at the end of a fit, set it in the row of the next step.
         """
         if self._open:
-            self._open[_COLUMNS.get(name, name)] = value
+            self._open[column_of(name)] = value
         else:
-            self.set_next(name, value)
+            self.set_next(column_of(name), value)
 
     def close(self) -> None:
         """Close the last row."""
