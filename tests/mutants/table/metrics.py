@@ -68,7 +68,7 @@ METRICS = [
         "value if isinstance(value, int) else repr(float(value))",
         "test_true_and_false_are_logged_as_numbers"),
     Mutant("a value that a validation logs without an open row is lost", "MetricLog.set_current",
-        "self.set_next(name, value)", "pass",
+        "self.set_next(column_of(name), value)", "pass",
         "test_what_a_validation_logs_where_no_row_is_open_stands_in_the_next_one"),
     Mutant("metrics of a collection do not share their sums again", "link_groups",
         "collection._compute_groups_create_state_ref(copy=copied)", "pass",
