@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from midstride.engine.data.combined import CombinedLoader
     from midstride.engine.launch.launchers.base import Launcher
     from midstride.engine.loggers.base import Logger
+    from midstride.engine.loop.loop import Loop
     from midstride.engine.modules.callbacks import Callback, LearningRateMonitor
     from midstride.engine.modules.hyperparameters import Hyperparameters
     from midstride.engine.modules.interface import TrainerInterface
@@ -47,6 +48,7 @@ __all__ = [
     "Launcher",
     "LearningRateMonitor",
     "Logger",
+    "Loop",
     "Store",
     "Strategy",
     "Trainer",
@@ -69,6 +71,7 @@ _HOMES = {
     "Launcher": "launch.launchers.base",
     "LearningRateMonitor": "modules.callbacks",
     "Logger": "loggers.base",
+    "Loop": "loop.loop",
     "Store": "storage.store",
     "Strategy": "strategies.base",
     "Trainer": "training.trainer",

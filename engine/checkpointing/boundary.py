@@ -34,12 +34,16 @@ class StepBoundary:
             batches: number of batches in the epoch; None if it is unknown.
             outputs: outputs of the training step.
         """
+        self.write_row(batches, outputs)
+        self.after_batch()
+
+    def write_row(self, batches: int | None, outputs: Any = None) -> None:
+        """Write the row of a step to the metric log, and report the step; arguments as of `after_step`."""
         self._rows.step(self._progress.epoch, self._progress.step)
         if self._reporter.shows_steps:
             self._reporter.step(self._progress, batches, outputs, self._metric_logger)
         for fault in self._faults:
             fault()
-        self.after_batch()
 
     def after_batch(self) -> None:
         """Take a snapshot if one is due, and handle a request if there is one."""
@@ -53,8 +57,8 @@ class StepBoundary:
         if request := self._requests.at_boundary():
             self._handle(request)
 
-    def after_accumulated_batch(self) -> None:
-        """Handle a request after a batch without an optimizer step; scheduled snapshots are not taken there."""
+    def between_steps(self) -> None:
+        """Handle a request where no snapshot is scheduled: after a batch without an optimizer step, between epochs."""
         if self._lazy is not None:
             self._lazy.mark_step()
         self._heartbeat.beat(self._progress.step)

@@ -83,6 +83,7 @@ class Checkpointer:
         self._weights_facts: dict[str, dict[str, Any]] = {}  # folder -> facts of the newest weights
         self._loggers: LoggerProcesses | None = None
         self._row_times = RowTimes()
+        self._resumed_from: Snapshot | None = None
         self._write_s = 0.0  # seconds that the last snapshot took until it was committed
 
     @staticmethod
@@ -106,6 +107,7 @@ class Checkpointer:
         found = self.run.resume(resume)
         if found is not None:
             self._restore(*found)
+            self._resumed_from = found[0]
         else:
             self.try_encoding(self.parts)  # raises now, rather than at the first snapshot
         self._row_times.note(self._context.progress.step, time.time())
@@ -114,6 +116,14 @@ class Checkpointer:
         self._warn_of_text_order(found[0].manifest["facts"] if found else {})
         self._begin_generation(found[0] if found else None)
         return found is not None
+
+    def restore_again(self) -> None:
+        """Restore the snapshot of `resume` once more: everything that code may have changed since, not the strategy."""
+        assert self._resumed_from is not None
+        saved = self._resharded(self._resumed_from, self.run.tree_of(self._resumed_from))
+        again = [name for name in self.parts if name != "strategy"]  # its sums are replayed once
+        restore_parts({name: self.parts[name] for name in again}, {name: saved[name] for name in again})
+        self._state.loaders.restored()
 
     def _restore(self, snapshot: Snapshot, tree: dict[str, Any]) -> None:
         """Restore every part of the run from this rank's `tree` in `snapshot`.
@@ -182,6 +192,10 @@ class Checkpointer:
     def _is_complete(self) -> bool:
         """Return whether the state here is that of the run; every rank calls this at the same boundary."""
         return all(condition() for condition in self._conditions)
+
+    def postpone(self) -> None:
+        """Take a snapshot that is due here at the next boundary, since a run could not resume from this one."""
+        self._is_due |= self._schedule.is_due(self._context.progress.step)
 
     def handle(self, request: Request) -> None:
         """Take the requested snapshot, if there is time; every rank calls this at the same boundary.

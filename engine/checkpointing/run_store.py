@@ -150,6 +150,18 @@ class RunStore:
         except SnapshotError as error:
             return None, str(error)
 
+    def tree_of(self, snapshot: Snapshot) -> Any:
+        """Return this rank's tree in a snapshot that `resume` returned.
+
+        Raises:
+            SnapshotError: it was damaged since.
+        """
+        with self._waiting():
+            tree, fault = self._read(snapshot)
+        if fault:
+            raise SnapshotError(fault)
+        return tree
+
     def other_trees(self, snapshot: Snapshot) -> Iterator[Any]:
         """Yield the trees of ranks 1, 2, ... of `snapshot`, for a world of another size."""
         for rank in range(1, snapshot.manifest["world_size"]):

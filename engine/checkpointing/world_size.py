@@ -15,7 +15,7 @@ from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.errors import NotExact
 from midstride.engine.state.stateful import Reshardable, Stateful
 from midstride.engine.strategies.base import Strategy
-from midstride.engine.strategies.mixins import ModelParallel
+from midstride.engine.strategies.mixins import FixedWorld
 
 __all__ = [
     "InitialSharding",
@@ -80,7 +80,7 @@ def check_fixed_world(strategy: Strategy, was: int, size: int, where: str) -> No
     Raises:
         NotExact: it cannot; the message says why.
     """
-    if isinstance(strategy, ModelParallel) and (why := strategy.fixed_world) is not None:
+    if isinstance(strategy, FixedWorld) and (why := strategy.fixed_world) is not None:
         raise NotExact(
             f"{where} was taken by {was} processes, this world has {size}, and strategy {strategy.name} goes on with "
             f"{was} only: {why}. Start it with {was}, or start over under another run name."

@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from midstride.engine.metrics.torchmetrics_state import is_metric
@@ -12,9 +13,6 @@ from midstride.engine.modules.layers import owner_of
 from midstride.engine.modules.torch_internals import buffers_of, transient_buffers
 from midstride.engine.state.stateful import AlikeOnRanks
 from midstride.engine.state.tensors import is_expanded
-
-if TYPE_CHECKING:
-    from midstride.engine.modules.module import TrainingModule
 
 __all__ = ["NonPersistentBuffers", "TrainingModes"]
 
@@ -26,8 +24,8 @@ class NonPersistentBuffers(AlikeOnRanks):
 
     description = "a buffer that is not persistent"
 
-    def __init__(self, module: "TrainingModule") -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
         self._built = frozenset(self._filled())
 
     def state_dict(self) -> dict[str, Any]:
@@ -64,7 +62,7 @@ class NonPersistentBuffers(AlikeOnRanks):
             if buffer is not None and saved is not None and _can_take(buffer, saved):
                 buffer.detach().copy_(saved)
             else:
-                value = None if saved is None else saved.to(self._module.device)
+                value = None if saved is None else saved.to(self._device)
                 self._module.get_submodule(path).register_buffer(name, value, persistent=False)
 
 

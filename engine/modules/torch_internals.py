@@ -16,6 +16,7 @@ __all__ = [
     "is_hooked",
     "parameters_of",
     "transient_buffers",
+    "uncompiled",
     "wrapped_by_compile",
 ]
 
@@ -61,3 +62,9 @@ def compile_calls(module: nn.Module, compiler: Callable[..., Any]) -> None:
 def transient_buffers(module: nn.Module) -> set[str]:
     """Return the set of the module's own buffers outside its state_dict, which can be changed."""
     return module._non_persistent_buffers_set
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` has wrapped; `module` itself if it was not."""
+    found = wrapped_by_compile(module)
+    return module if found is None else found[0]

@@ -21,7 +21,7 @@ from midstride.engine.strategies.mixins import AveragesInBuckets, BackwardSync, 
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, anywhere, broadcast, start_sum
 
-__all__ = ["Ddp"]
+__all__ = ["Ddp", "zero_loss"]
 
 
 class Ddp(ReplicatesParameters, BackwardSync, AveragesInBuckets, WatchesFrozen):
@@ -241,10 +241,10 @@ class _Replayable(nn.Module):
             return self.step(*args)
         parameters = dict(self.step.module.named_parameters())
         # Gradients become ready in the reverse order of use.
-        return sum(_zero_loss(parameters[name], is_sparse=name in self._sparse) for name in reversed(replay))
+        return sum(zero_loss(parameters[name], is_sparse=name in self._sparse) for name in reversed(replay))
 
 
-def _zero_loss(parameter: Tensor, *, is_sparse: bool) -> Tensor:
+def zero_loss(parameter: Tensor, *, is_sparse: bool) -> Tensor:
     """Return a loss of 0 whose gradient for `parameter` is 0 in its layout, dense or sparse."""
     if is_sparse:
         return embedding(parameter.new_zeros(1, dtype=torch.long), parameter, sparse=True).sum() * 0

@@ -24,6 +24,7 @@ __all__ = [
     "AveragesInBuckets",
     "BackwardSync",
     "FixedParameters",
+    "FixedWorld",
     "LazyDevice",
     "LossOf",
     "Measures",
@@ -153,7 +154,14 @@ class LazyDevice(ABC):
         """Execute the recorded operations, at each boundary and after each evaluation batch."""
 
 
-class ModelParallel(ABC):
+class FixedWorld:
+    """A run may not be able to go on with another number of ranks."""
+
+    #: why it cannot, as text; None if it can
+    fixed_world: ClassVar[str | None] = None
+
+
+class ModelParallel(FixedWorld, ABC):
     """Each rank has a part of the module only: rows of its tensors, or some of its layers.
 
     Optimizers that evaluate a batch several times, such as LBFGS, are not supported.
@@ -161,11 +169,9 @@ class ModelParallel(ABC):
 
     #: whether calling the module is a collective: a rank without a batch then repeats one
     forward_is_collective: ClassVar[bool] = False
-    #: why a run cannot go on with another number of ranks, as text; None if it can
-    fixed_world: ClassVar[str | None] = None
 
     @abstractmethod
-    def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
+    def full_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return the whole module's state_dict for rank 0 to write. Call it on all ranks at once."""
 
     def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
@@ -265,7 +271,7 @@ def lanes_of(strategy: Strategy) -> Lanes | None:
     return strategy.lanes if isinstance(strategy, RunsLanes) else None
 
 
-def full_state_dict(strategy: Strategy, module: TrainingModule) -> dict[str, Any]:
+def full_state_dict(strategy: Strategy, module: nn.Module) -> dict[str, Any]:
     """Return the whole module's state_dict for rank 0 to write. Call it on all ranks at once."""
     return strategy.full_state_dict(module) if isinstance(strategy, ModelParallel) else weights_of(module)
 

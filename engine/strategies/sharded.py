@@ -33,7 +33,7 @@ from midstride.engine.strategies.torch_collective import TorchCollective, broadc
 from midstride.engine.strategies.torch_internals import NORMALISATION
 from midstride.engine.trees import is_state_leaf, map_leaves
 
-__all__ = ["FullySharded", "Sharded"]
+__all__ = ["FullySharded", "Sharded", "ShardedState"]
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,12 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
         self._module = module
         if isinstance(module, FSDPModule):
             return
+        self.shard(module)
+        for step in _STEPS:
+            register_fsdp_forward_method(module, step)
+
+    def shard(self, module: nn.Module) -> None:
+        """Broadcast rank 0's weights of `module` and shard them."""
         gathered = blocks(module) if self._blocks else []
         if self.frees_after_forward and not gathered and self.world.is_first:
             log.warning(
@@ -134,8 +140,6 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
             self._cut(norm, mesh, MixedPrecisionPolicy())
         for submodule in (*(block for block in gathered if block not in norms), module):
             self._cut(submodule, mesh, _IN_16_BITS if self._param_dtype else MixedPrecisionPolicy())
-        for step in _STEPS:
-            register_fsdp_forward_method(module, step)
 
     def _mesh(self) -> DeviceMesh:
         shards = self.world.size // self._replicas
@@ -205,9 +209,9 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
     def wrap_state(self, part: Stateful) -> Stateful:
         """Return `part` with its tensors as row shards."""
         assert self._module is not None
-        return _ShardedState(part, self._module, self.world.size // self._replicas)
+        return ShardedState(part, self._module, self.world.size // self._replicas)
 
-    def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
+    def full_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return the whole weights on rank 0, gathered one by one; an empty dict on other ranks."""
         gathered: dict[int, Any] = {}  # by id, so that tied weights stay tied
         named: dict[str, Any] = {}
@@ -246,12 +250,12 @@ class FullySharded(Sharded):
     frees_after_forward = True
 
 
-class _ShardedState(AlikeOnRanks):
+class ShardedState(AlikeOnRanks):
     """A part of the state with sharded tensors. A snapshot has one `RowShard` of each per rank."""
 
     description = "the state that is not sharded, such as statistics of batch norm,"
 
-    def __init__(self, part: Stateful, module: TrainingModule, shards: int) -> None:
+    def __init__(self, part: Stateful, module: nn.Module, shards: int) -> None:
         self._part, self._module, self._shards = part, module, shards
 
     def state_dict(self) -> dict[str, Any]:

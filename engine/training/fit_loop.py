@@ -183,7 +183,7 @@ class FitLoop:
         if stepped:
             self.boundary.after_step(self.batches, outputs)
         else:
-            self.boundary.after_accumulated_batch()
+            self.boundary.between_steps()
         self.validate_if_due()
 
     def _record(self, batch: Any, index: int) -> None:

@@ -79,7 +79,7 @@ def state_parts(context: FitContext, objects: Objects, hook_changes: HookChanges
         "metrics": context.metric_logger.metrics,
         "gradients": wrap(Gradients(context.module)),
         "modes": context.modes,
-        "buffers": NonPersistentBuffers(context.module),
+        "buffers": NonPersistentBuffers(context.module, context.device),
         "objects": objects,
         "user": UserState(context.hooks, context.device, hook_changes),
         "generators": Generators(context.generator, alike=context.lanes is not None, devices=devices_of(context)),

@@ -32,7 +32,7 @@ from support.device_waits import WaitCounter, as_on_a_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Loop, Trainer, TrainingModule
 
 WARM = 100
 
@@ -120,6 +120,23 @@ def ours(
         trainer.fit(Module(net, meter), data, run=folder)
 
 
+def own_loop(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Loop(folder, snapshots={"every_seconds": 3600}, enable_progress_bar=False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        loop.keep(net=net, optimizer=optimizer)
+        train = loop.loader(data)
+        for _ in loop.epochs(1):
+            for (x,) in train:
+                meter.step()
+                loss = net(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                loop.log("train/loss", loss)
+        loop.close()
+
+
 def lightning(net: nn.Module, data: DataLoader[Any], meter: Meter) -> None:
     import lightning
     from lightning.pytorch.loggers import CSVLogger
@@ -141,6 +158,7 @@ ENGINES: dict[str, Engine] = {
     "bare": bare,
     "midstride, no run": without_a_run,
     "midstride": ours,
+    "midstride, a loop of one's own": own_loop,
     "midstride, a snapshot each 100 steps": partial(ours, snapshots={"every_steps": 100}),
 }
 if importlib.util.find_spec("lightning") is not None:

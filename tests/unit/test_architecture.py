@@ -26,6 +26,7 @@ SET_FROM_OUTSIDE = {
     "engine/modules/structure.py: tensor.data": "torch's own",
     "engine/objects/kinds/generators.py: generator.bit_generator.state": "numpy's own",
     "engine/strategies/sharded.py: tensor.data": "torch's own",
+    "engine/loop/wrappers.py: ctypes.c_ssize_t.from_address(id(wrapper) + object.__basicsize__).value": "of ctypes",
     "flows/__init__.py: sys.modules[__name__].__class__": "Python's own",
     "engine/strategies/dp.py: ctx.devices": "what torch's autograd hands from forward to backward",
 }
@@ -34,6 +35,8 @@ MOST_MEMBERS_OF_A_STRATEGY, MOST_IGNORED_TYPES = 20, 16
 #: what is larger: arguments that are given by name, where an object to hold them would have one maker and one reader
 LARGE = {
     "engine/training/trainer.py: __init__": "a user's choices, completed by an editor",
+    "engine/loop/loop.py: __init__": "a user's choices, completed by an editor",
+    "engine/loop/loop.py: log": "Lightning's arguments",
     "engine/modules/module.py: log": "Lightning's arguments",
     "engine/modules/monitors.py: __init__": "Lightning's arguments",
     "flows/cli.py: deploy": "options of a command",
@@ -132,6 +135,7 @@ NOT_TORCHS = {
     "_make",
     "_asdict",
     "_inst",
+    "_getframe",
     "_rand",
     "_config",
 }

@@ -1,12 +1,15 @@
 """The examples of the docs: each trains on a CPU in seconds, without a download, and learns."""
 
 import csv
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from support.fork_server import run_program
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.fault_injection import VARIABLE, FaultPlan
 from midstride.flows.cli import app
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
@@ -58,6 +61,19 @@ def test_an_example_is_complete(name: str, example: Path) -> None:
     job = TrainingJob.load(example / "job.yaml")
     assert job.world.accelerator == "cpu"
     assert (example / "README.md").exists()
+
+
+def test_the_own_loop_learns_and_resumes(tmp_path: Path) -> None:
+    script, log = EXAMPLES / "own_loop/train.py", tmp_path / "log.txt"
+    plan = FaultPlan(tmp_path / "plan").add("kill", step=33, phase="after_step")
+    environment = {**os.environ, VARIABLE: str(tmp_path / "plan")}
+    assert run_program(script, log, str(tmp_path / "killed"), "2", environment=environment) == -9
+    plan.assert_all_fired()
+    for run in ("killed", "whole"):
+        assert run_program(script, log, str(tmp_path / run), "2") == 0, log.read_text()
+    first, last = values(tmp_path / "killed", "val/accuracy")
+    assert last > first > 0.4
+    assert (tmp_path / "killed/metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()
 
 
 def test_every_example_is_trained_by_a_test() -> None:

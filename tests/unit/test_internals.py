@@ -61,6 +61,12 @@ def test_parts_of_a_module_are_changed_in_place() -> None:
     assert module.child is child
 
 
+def test_the_module_in_a_compiled_one_is_found() -> None:
+    module = nn.Linear(1, 1)
+    assert modules.uncompiled(torch.compile(module, backend="eager")) is module
+    assert modules.uncompiled(module) is module
+
+
 def test_a_module_is_hooked_by_any_kind_of_hook_of_its_own() -> None:
     registers = ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook")
     for name in registers:

@@ -285,7 +285,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         total = torch.linalg.vector_norm(torch.cat(every[::-1])).to(self.device)
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
 
-    def full_state_dict(self, module: TrainingModule) -> dict[str, Any]:
+    def full_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return all stages' layers on rank 0, others' on the host; elsewhere the own layers."""
         own, prefix = module.state_dict(), "sequential_module."
         stage = {name: t for name, t in own.items() if name.startswith(prefix) and isinstance(t, Tensor)}

@@ -1,0 +1,246 @@
+"""One attempt of a loop: restored once everything is built, then told of each batch, each epoch and the end."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+
+from midstride.engine.checkpointing.boundary import StepBoundary
+from midstride.engine.checkpointing.checkpointer import Checkpointer
+from midstride.engine.checkpointing.context import RunContext
+from midstride.engine.checkpointing.run_state import RunState
+from midstride.engine.checkpointing.run_store import Resume
+from midstride.engine.errors import NotExact
+from midstride.engine.loop.feeds import Feed
+from midstride.engine.loop.frames import left_by_break
+from midstride.engine.loop.state import LoopObjects, LoopPosition
+from midstride.engine.loop.variables import ScriptVariables, VariableWatch
+from midstride.engine.loop.wrappers import continue_wrappers
+from midstride.engine.seeds import Generators, rank_seed, seed_everything
+from midstride.engine.session.ending import Ending, EndReason
+from midstride.engine.session.heartbeat import Phase
+from midstride.engine.state.differences import differences
+from midstride.engine.trees import samples_in
+
+__all__ = ["LEFT_BY_BREAK", "Attempt"]
+
+log = logging.getLogger(__name__)
+
+LEFT_BY_BREAK = Ending(EndReason.CALLBACK, "the script left the loop by break")
+
+
+class Attempt:
+    """One attempt of a loop.
+
+    Args:
+        context: context of the run.
+        objects: objects of the loop.
+        position: position of the loop.
+        variables: variables of the script.
+        state: state of the run, made of these.
+        run: folder or URL of the run.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        objects: LoopObjects,
+        position: LoopPosition,
+        variables: ScriptVariables,
+        state: RunState,
+        run: str,
+    ) -> None:
+        snapshots = context.settings.snapshots
+        assert snapshots is not None  # a Loop without them is refused
+        self.context, self.position = context, position
+        self.progress, self._metric_logger, self._samples = context.progress, context.metric_logger, state.samples
+        self.checkpointer = Checkpointer(context, state, run, snapshots)
+        self._boundary = StepBoundary(context, self.checkpointer)
+        self._objects, self._heartbeat = objects, context.heartbeat
+        self._variables, self._watch = variables, VariableWatch(variables)
+        self._on_fetch = context.faults_at("fetch")
+        #: the loader that leads the running epoch; None before it was asked for a batch, and after its pass
+        self._leader: Feed | None = None
+        #: whether a pass of this epoch was led to its end, or left
+        self._was_led = False
+        self._has_led = False
+        #: whether the script is at work on a batch of the leader
+        self.in_batch = False
+        #: whether the state has to be restored once more, where the pass of the snapshot goes on
+        self._restores_again = False
+
+    def resume(self, resume: Resume, *, take_over: bool) -> None:
+        """Restore the newest good snapshot, or the one that `resume` names; without one, begin."""
+        if self.checkpointer.resume(resume, take_over=take_over):
+            self._check_kept()
+            self._restores_again = self.progress.in_epoch and bool(self.position.lead)
+        else:
+            self._seed_apart()
+
+    def _check_kept(self) -> None:
+        """Check that kept objects are the ones that the script has.
+
+        Raises:
+            NotExact: one could not be restored in place.
+        """
+        for name, value in self._objects.kept.others.items():
+            if vars(self._objects.others).get(name) is not value:
+                raise NotExact(
+                    f"keep({name}=...): a {type(value).__name__} cannot be restored in place, and the script would go "
+                    f"on with the one that it has built. Write loop.state.{name} = ..., and use it as loop.state.{name}"
+                )
+
+    def _seed_apart(self) -> None:
+        """Seed each rank in its own way if all would draw the same numbers, such as those of dropout."""
+        if self.context.world.size == 1:
+            return
+        drawn = self.context.collective.gather(Generators().state_dict())
+        if all(not differences(drawn[0], other) for other in drawn[1:]):
+            seed_everything(rank_seed(self.context.settings.seed, self.context.world.rank))
+
+    # Passes -----------------------------------------------------------------------------------------
+
+    def may_lead(self, feed: Feed) -> bool:
+        """Return whether the boundaries of this epoch are at the batches of `feed`: of the first that trains."""
+        is_free = self._leader is None and not self._was_led and torch.is_grad_enabled()
+        return self.progress.in_epoch and is_free and self.position.lead in ("", feed.name)
+
+    def lead(self, feed: Feed, *, continues: bool, until: int | None = None) -> Iterator[Any]:
+        """Yield the batches of a pass of `feed`; a boundary is where the script asks for the next one.
+
+        Args:
+            feed: the loader.
+            continues: whether it is the pass of a snapshot.
+            until: steps of this call after which it ends early; None for no limit.
+        """
+        if self._restores_again:
+            self._restore_again()
+        self._variables.compare()
+        self._watch.begin("pass")
+        feed.begin_pass(continues=continues)
+        if until is None and (continues or not self._has_led):  # the search takes some hundredths of a second
+            continue_wrappers(feed.iterator, feed.batch)
+            self._has_led = True
+        self._leader, heartbeat = feed, self._heartbeat
+        batches = feed.batches()
+        try:
+            while True:
+                for fault in self._on_fetch:
+                    fault()
+                heartbeat.begin_work()
+                batch = next(batches, self)
+                heartbeat.end_work(batches=1)
+                if batch is self:
+                    return
+                self._begin_batch(feed, batch)
+                yield batch
+                self._end_batch(feed)
+                self._watch.look("pass")
+                if feed.at_end and until is None and self._variables.are_read_after():
+                    self.checkpointer.postpone()
+                else:
+                    self._boundary.after_batch()
+                if feed.at_end or self.position.step == until:
+                    return
+        finally:
+            self._leave(feed)
+
+    def _restore_again(self) -> None:
+        """Undo what the script has done since the restore, from the start of the epoch to this pass."""
+        self._restores_again = False
+        continues = {feed: feed.continues for feed in self._objects.feeds.feeds}
+        self.checkpointer.restore_again()
+        for feed, was in continues.items():
+            feed.set_continues(was)
+
+    def _begin_batch(self, feed: Feed, batch: Any) -> None:
+        if feed.batch == 1 and (planned := feed.reader.planned_indices()) is not None:
+            self._samples.plan(self.progress.epoch, planned)
+        self._metric_logger.begin_batch(batch)
+        self._count = samples_in(batch) if feed.reader.last_indices is None else len(feed.reader.last_indices)
+        self.in_batch = True
+
+    def _end_batch(self, feed: Feed) -> None:
+        """Count the batch and write its row."""
+        self.in_batch = False
+        progress, position, reader = self.progress, self.position, feed.reader
+        position.follow(feed.name)
+        self._samples.record(progress.epoch, progress.batch, reader.last_indices, self._count, None, reader.last_mark)
+        if feed.at_end and (digest := reader.read_digest()) is not None:
+            self._samples.note_read(progress.epoch, progress.batch + 1, digest, stateful=reader.had_states)
+        progress.batch_done(at_end=feed.at_end, stepped=True)
+        position.step_done()
+        self._boundary.write_row(reader.estimated_batches)
+
+    def _leave(self, feed: Feed) -> None:
+        """End the pass: the batch that the script has left by `break` counts as done."""
+        if self.in_batch and (self.position.lead == feed.name or left_by_break()):
+            self._end_batch(feed)
+        self.in_batch, self._leader = False, None
+        self._was_led = self.position.lead == feed.name
+        feed.end_pass()
+
+    # Epochs and calls ---------------------------------------------------------------------------------
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch, or continue that of a snapshot."""
+        if not self.progress.in_epoch:
+            self.progress.begin_epoch()
+            self._watch.look("epochs")
+            self._boundary.between_steps()
+
+    def end_epoch(self) -> None:
+        """Reduce the values logged in the epoch, and count it.
+
+        Raises:
+            NotExact: the snapshot is from the middle of a pass that this attempt did not read.
+        """
+        if self._restores_again:
+            raise NotExact(
+                f"the snapshot stands at batch {self.progress.batch} of loader {self.position.lead}, and this attempt "
+                "has ended the epoch without reading it. Read the same loaders as before, or use another run name"
+            )
+        self._variables.forget()
+        self._leader, self._was_led = None, False
+        if self.progress.batch and not self.progress.at_end:
+            self._samples.break_off(self.progress.epoch)
+        with self._heartbeat.during(Phase.EVALUATING):
+            self.context.inject_fault("epoch_end")
+            self._metric_logger.close_epoch()
+        self.progress.next_epoch()
+        self.position.epoch_done()
+
+    def begin_call(self, number: int) -> None:
+        """Begin call `number` of `epochs` or `steps`; the one before may have left an epoch open."""
+        if self.progress.in_epoch:
+            self.end_epoch()
+        self.position.begin_call(number)
+
+    def steps(self, feed: Feed, count: int) -> Iterator[Any]:
+        """Yield the batches of `feed` to the end of its pass, or until `count` steps of this call are done."""
+        progress, self._restores_again = self.progress, False  # no code of the script runs before the first batch
+        if progress.at_end:
+            feed.claim()
+            self.end_epoch()
+        is_within = progress.in_epoch and self.position.lead == feed.name
+        self.begin_epoch()
+        yield from self.lead(feed, continues=feed.claim() or is_within, until=count)
+
+    def log_scope(self) -> AbstractContextManager[None]:
+        """Return the context in which values are logged: those of a batch, or those of an epoch."""
+        return nullcontext() if self.in_batch else self._metric_logger.epoch_hook()
+
+    def finish(self, ending: Ending) -> None:
+        """Commit the end of a call, with the last weights and the whole metric log."""
+        how: Literal["end", "break"] = "break" if ending is LEFT_BY_BREAK else "end"
+        self.in_batch = False
+        self.position.end_call(how)
+        self.progress.end_fit(ending)
+        with self._heartbeat.during(Phase.EVALUATING):
+            if how == "break":
+                self._metric_logger.close_epoch()
+            self.checkpointer.finish()
+        at = {"step": self.progress.step, "epoch": self.progress.epoch}
+        self.context.reporter.emit("finished", **at, ended_by=ending.reason.value, why=ending.sentence)

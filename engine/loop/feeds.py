@@ -1,0 +1,216 @@
+"""The loaders of a loop: each counts its passes and batches, and starts again at any of them."""
+
+import sys
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from midstride.engine.data.dataloader_order import check_loader, training_loader
+from midstride.engine.data.iterable.loader import IterableLoader
+from midstride.engine.data.loader import FitLoaders, ResumableLoader
+from midstride.engine.seeds import mix
+from midstride.engine.strategies.collective import Collective
+from midstride.engine.world import World
+
+__all__ = ["Feed", "LoopFeeds", "LoopLoader", "StepNumbers", "reader_of"]
+
+
+def reader_of(loader: DataLoader[Any], number: int, seed: int, world: World, collective: Collective) -> ResumableLoader:
+    """Return loader `number` of a loop as a resumable one; the first uses the run's seed, others one derived from it.
+
+    Raises:
+        UserError: it is no DataLoader, or has no batch.
+        NotExact: its data set or sampler cannot be resumed exactly.
+    """
+    seed = mix(seed, number) % (1 << 32) if number else seed
+    check_loader(loader, "training")
+    if isinstance(loader.dataset, IterableDataset):
+        key, name = mix(mix(seed, 0), world.rank), f"loader {number}"
+        agree = collective.all_agree if world.size > 1 else None
+        return IterableLoader(loader, name=name, key=key, limit=1.0, check_repeatability=True, agree=agree)
+    return training_loader(loader, world, seed=seed, shard=world.size > 1, limit=1.0)
+
+
+class StepNumbers(ResumableLoader):
+    """In place of the loader of a loop that reads none: yields the numbers of steps, without an end."""
+
+    batch_size = None
+    max_batches = sys.maxsize
+
+    def __len__(self) -> int:
+        """Return the largest number."""
+        return sys.maxsize
+
+    @property
+    def estimated_batches(self) -> None:
+        """None: there is no end."""
+        return
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield the numbers from `start` on."""
+        return count(start)
+
+    def order_identity(self) -> dict[str, Any]:
+        """Return {}: there is no order."""
+        return {}
+
+
+class Feed:
+    """A loader and its position: the pass that it is in, and how many of its batches were returned.
+
+    Args:
+        name: name of the loader in the state.
+        reader: reads the batches.
+    """
+
+    def __init__(self, name: str, reader: ResumableLoader) -> None:
+        self.name, self.reader = name, reader
+        self.number = self.batch = 0
+        #: whether the pass has returned its last batch
+        self.at_end = False
+        #: whether an iterator of this process is within the pass
+        self.is_running = False
+        #: whether the next iterator continues the pass of a snapshot
+        self.continues = False
+        self._begun = False
+        self._restores = 0
+        self._iterator: Callable[[], Generator[Any, None, None] | None] = _none
+
+    @property
+    def iterator(self) -> Generator[Any, None, None] | None:
+        """The newest iterator of the script over this loader, unless it is gone."""
+        return self._iterator()
+
+    def read_by(self, iterator: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Set the newest iterator, and return it; a weak reference, so that it ends where the script drops it."""
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def claim(self) -> bool:
+        """Return whether a new iterator continues the pass of a snapshot; no later one does."""
+        claimed, self.continues = self.continues, False
+        return claimed
+
+    def begin_pass(self, *, continues: bool) -> None:
+        """Continue the pass of a snapshot, or begin the next one."""
+        if not continues:
+            self.number, self.batch, self.at_end = self.number + self._begun, 0, False
+            self.reader.set_at_end(False)
+        self._begun = self.is_running = True
+
+    def batches(self) -> Iterator[Any]:
+        """Yield the batches from the position on; it starts again from the position after a restore."""
+        restores, batches = -1, iter(list[Any]())
+        while not self.at_end:
+            if restores != self._restores:
+                restores, batches = self._restores, self.reader.batches(self.number, self.batch)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self.at_end = True
+                return
+            self.batch += 1
+            self.at_end = self.reader.at_end
+            yield batch
+
+    def end_pass(self) -> None:
+        """Record that no iterator is within the pass any more."""
+        self.is_running = False
+
+    def set_continues(self, continues: bool) -> None:
+        """Set whether the next iterator continues the pass of a snapshot."""
+        self.continues = continues
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position and the state of the reader."""
+        return {
+            "pass": self.number,
+            "batch": self.batch,
+            "begun": self._begun,
+            "at_end": self.at_end,
+            "running": self.is_running,
+            "reader": self.reader.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Restore them; the next iterator continues a pass that was under way."""
+        self.number, self.batch = state_dict["pass"], state_dict["batch"]
+        self._begun, self.at_end = state_dict["begun"], state_dict["at_end"]
+        self.is_running = state_dict["running"]
+        self.continues = self.is_running
+        self.reader.load_state_dict(state_dict["reader"])
+        self.reader.set_at_end(self.at_end)
+        self._restores += 1
+
+    def clone(self) -> "Feed":
+        """Return a feed that can load a state while this one is read."""
+        return Feed(self.name, self.reader.clone())
+
+
+def _none() -> None:
+    """Return None."""
+
+
+class LoopFeeds(FitLoaders):
+    """All loaders of a loop as one part of a run's state."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        super().__init__(feeds[0].reader)
+        self.feeds = list(feeds)
+
+    @property
+    def read_in_epoch(self) -> Sequence[ResumableLoader]:
+        """Every loader: a snapshot may be in the middle of a pass of each."""
+        return [feed.reader for feed in self.feeds]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of every loader by name."""
+        return {feed.name: feed.state_dict() for feed in self.feeds}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Restore the state of every loader."""
+        for feed in self.feeds:
+            feed.load_state_dict(state_dict[feed.name])
+
+    def restored(self) -> None:
+        """Call `restored` of every reader."""
+        for feed in self.feeds:
+            feed.reader.restored()
+
+    def clone(self) -> "LoopFeeds":
+        """Return loaders that can load a state while these are read."""
+        return LoopFeeds([feed.clone() for feed in self.feeds])
+
+
+class LoopLoader:
+    """What `Loop.loader` returns: yields the batches of a DataLoader, and tells the loop of each.
+
+    Args:
+        feed: position and reader.
+        read: yields the batches of a pass, given whether it continues that of a snapshot.
+    """
+
+    def __init__(self, feed: Feed, read: Callable[[Feed, bool], Generator[Any, None, None]]) -> None:
+        self.feed, self._read = feed, read
+
+    @property
+    def batch(self) -> int:
+        """The number of batches of the current pass that were returned."""
+        return self.feed.batch
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the DataLoader, such as `dataset` or `sampler`."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(getattr(self.feed.reader, "source", None), name)
+
+    def __len__(self) -> int:
+        """Return the number of batches of a pass on this rank."""
+        return len(self.feed.reader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the rest of the pass of a snapshot, or else over the next pass."""
+        return self.feed.read_by(self._read(self.feed, self.feed.claim()))

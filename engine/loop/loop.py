@@ -1,0 +1,459 @@
+"""`Loop`: exact resume for a training loop of the user's own."""
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from midstride.engine.checkpointing.context import RunContext, RunSettings
+from midstride.engine.checkpointing.determinism import Determinism
+from midstride.engine.checkpointing.finite_losses import FiniteLosses
+from midstride.engine.checkpointing.reporter import Reporter
+from midstride.engine.checkpointing.run_store import Resume, run_url_of
+from midstride.engine.config.loggers import LoggerOptions, checked_loggers
+from midstride.engine.config.options import SnapshotOptions, checked_options
+from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.loggers.build_logger import logger_errors
+from midstride.engine.loop.attempt import LEFT_BY_BREAK, Attempt
+from midstride.engine.loop.feeds import Feed, LoopFeeds, LoopLoader, StepNumbers, reader_of
+from midstride.engine.loop.frames import left_by_break, script_frames
+from midstride.engine.loop.kept import Kept, KeptModules
+from midstride.engine.loop.state import KeptObjects, LoopObjects, LoopPosition, LoopState, loop_state
+from midstride.engine.loop.variables import ScriptVariables, outside_of_frames
+from midstride.engine.loop.wrappers import continue_wrappers
+from midstride.engine.metrics.logger import MetricLogger
+from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
+from midstride.engine.modules.progress import Progress
+from midstride.engine.processes.lifetime import tie_to_parent
+from midstride.engine.ranks.devices import DeviceRequest, Hardware
+from midstride.engine.ranks.placement import resolve_placement
+from midstride.engine.seeds import seed_everything
+from midstride.engine.session.ending import Ending, EndReason
+from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.session.requests import SignalRequests
+from midstride.engine.session.script_exit import exit_codes_of_errors
+from midstride.engine.state.row_shards import is_distributed
+from midstride.engine.state.stateful import Stateful
+from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.collective import Collective, SingleProcess
+from midstride.engine.strategies.own_loop import OwnLoop
+from midstride.engine.world import World
+
+__all__ = ["Loop"]
+
+log = logging.getLogger(__name__)
+
+_DEFAULT = SnapshotOptions.model_validate({})
+
+
+class Loop:
+    """Makes a training loop of your own resumable: started again, the script continues exactly where it died.
+
+    Build it first of all, since it seeds the random number generators. Then build models, optimizers and loaders,
+    name them by `keep` and `loader`, and iterate over `epochs` or `steps`.
+
+    Args:
+        run: folder or URL of the run; the same `run` again resumes it.
+        seed: seed of Python, numpy and torch, and of the order of samples; the same on all ranks.
+        snapshots: when to write the whole state, such as {"every_seconds": 60}.
+        resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
+        take_over: take the run from another process on this machine that trains it now; else that is an error.
+        accept_change: one or several keys of the run's identity that may differ from its snapshot, such as "seed".
+        loggers: trackers that receive the metric log: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
+        deterministic: use only deterministic algorithms of torch.
+        accelerator: "gpu", "cpu", or "auto" for a GPU if there is one.
+        enable_progress_bar: show a progress bar on a terminal.
+
+    Raises:
+        JobError: arguments are wrong; the message names all faults.
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        *,
+        seed: int = 0,
+        snapshots: SnapshotOptions | Mapping[str, Any] = _DEFAULT,
+        resume: Resume = "auto",
+        take_over: bool = False,
+        accept_change: str | Collection[str] = (),
+        loggers: Sequence[str | Mapping[str, Any] | LoggerOptions] = (),
+        deterministic: bool = True,
+        accelerator: str = "auto",
+        enable_progress_bar: bool = True,
+    ) -> None:
+        tie_to_parent()
+        _close_previous()
+        with exit_codes_of_errors():
+            self._run = run_url_of(run)
+            self._settings = _settings(snapshots, seed, accept_change, loggers)
+            placement, faults = resolve_placement(DeviceRequest(accelerator=accelerator), Hardware.here())
+            if faults:
+                raise JobError.of("Loop(...)", faults)
+        self._resume, self._take_over = resume, take_over
+        self._devices, self._summary = placement.strategy.devices, placement.summary
+        #: the namespace whose attributes are part of snapshots
+        self.state = LoopState()
+        self._script = _script_object()
+        self._kept, self._feeds, self._numbers = Kept(), list[Feed](), Feed("steps", StepNumbers())
+        self._position, self._progress, self._calls = LoopPosition(), Progress(), 0
+        self._iterator: Callable[[], Generator[Any, None, None] | None] = lambda: None
+        self._attempt: Attempt | None = None
+        self._collective: Collective | None = None
+        self._is_closed, self._is_over, self._runs = False, False, False
+        self._heartbeat, self._requests = Heartbeat.of(self._world), SignalRequests()
+        self._reporter = Reporter(self._world, bar=enable_progress_bar)
+        self._determinism = Determinism(deterministic, on=True)
+        self._determinism.__enter__()
+        atexit.register(self.close)
+        seed_everything(seed)
+        _NEWEST.append(self)
+
+    # What the script tells before the loop -----------------------------------------------------------
+
+    def keep(self, **named: Any) -> None:
+        """Keep objects in snapshots: modules, optimizers, schedulers, scalers, samplers, objects of your own.
+
+        Args:
+            named: the objects by name; the names have to be the same in every attempt.
+
+        Raises:
+            UserError: the loop has begun, or an object is kept already.
+        """
+        with exit_codes_of_errors():
+            self._ensure_not_begun(f"keep({', '.join(named)})")
+            for name, value in named.items():
+                self._kept.add(name, value)
+
+    def loader(self, loader: DataLoader[Any]) -> LoopLoader:
+        """Return `loader` as one that resumes: iterate over what this returns, in place of the DataLoader.
+
+        Each rank reads its own share of the samples. Each pass is an epoch of the order of `DistributedSampler`.
+        """
+        with exit_codes_of_errors():
+            self._ensure_not_begun("loader(...)")
+            if isinstance(loader, LoopLoader):
+                raise UserError("loader(...): this loader is one of the loop already. Wrap each DataLoader once")
+            number = len(self._feeds)
+            reader = reader_of(loader, number, self._settings.seed, self._world, self._ranks())
+            self._feeds.append(Feed(str(number), reader))
+            return LoopLoader(self._feeds[-1], self._read)
+
+    def ddp(self, module: nn.Module, **options: Any) -> nn.Module:
+        """Return `module` on this rank's device, in `DistributedDataParallel` if there are several processes.
+
+        Args:
+            module: the module.
+            options: arguments of `DistributedDataParallel`.
+        """
+        module = module.to(self.device)
+        if self.world_size == 1:
+            return module
+        self._ranks().init_process_group(self._world, self.device)
+        return DistributedDataParallel(module, **options)
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        """Shard the weights of `module` over the ranks, in place, and return it; call it before building optimizers.
+
+        Elements of the module's lists and sequences are gathered one by one, as by strategy `fully_sharded`.
+        """
+        if self.world_size == 1:
+            return module.to(self.device)
+        from midstride.engine.strategies.own_loop_sharded import OwnShardedLoop  # its import takes seconds
+
+        self._ranks().init_process_group(self._world, self.device)
+        strategy = OwnShardedLoop(self._ranks())
+        strategy.attach(self._world, self._devices)
+        strategy.shard(module)
+        return module
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._devices[0]
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._world.size
+
+    # The loop ------------------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of epochs, from 0 or from the snapshot's on; the first call restores the state.
+
+        Args:
+            count: number of epochs.
+        """
+        return self._remembered(self._epochs(count))
+
+    def _epochs(self, count: int) -> Generator[int, None, None]:
+        with (
+            exit_codes_of_errors(),
+            self._call(Ending(EndReason.MAX_EPOCHS, f"epochs({count}) is done"), count) as attempt,
+        ):
+            while attempt is not None and self._position.epoch < count:
+                attempt.begin_epoch()
+                yield self._position.epoch
+                attempt.end_epoch()
+
+    def steps(self, loader: LoopLoader | int, count: int | None = None) -> Iterator[Any]:
+        """Yield batches of `loader`, pass after pass, or the numbers of steps if there is no loader.
+
+        Args:
+            loader: one that `Loop.loader` returned; or, without a loader, the number of steps.
+            count: number of steps.
+        """
+        with exit_codes_of_errors():
+            feed, number = self._steps_asked(loader, count)
+        return self._remembered(self._steps(feed, number))
+
+    def _remembered(self, iterator: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Remember an iterator of `epochs` or `steps`, by a weak reference: it ends where the script drops it."""
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def _steps(self, feed: Feed, count: int) -> Generator[Any, None, None]:
+        with exit_codes_of_errors(), self._call(Ending(EndReason.MAX_STEPS, f"{count} steps are done")) as attempt:
+            while attempt is not None and self._position.step < count:
+                yield from attempt.steps(feed, count)
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        sync_dist: bool = False,
+        reduce_fx: str = "mean",
+        batch_size: int | None = None,
+    ) -> None:
+        """Log a number, or a tensor of one number, to `metrics.csv` and the trackers.
+
+        Within a batch it is a value of the step, elsewhere one of the epoch.
+
+        Args:
+            name: such as "train/loss".
+            value: the value to log.
+            on_step: log the value of this batch; the default within a batch.
+            on_epoch: log one value for the epoch; the default elsewhere.
+            prog_bar: show the value in the progress bar.
+            sync_dist: reduce the value over the ranks.
+            reduce_fx: how the values of batches are reduced: mean (weighted by samples), sum, min or max.
+            batch_size: samples in this batch; by default the length of the batch's first tensor.
+        """
+        attempt = self._attempt
+        if attempt is None or self._is_over:
+            raise UserError(
+                f"loop.log({name!r}) {'after' if self._is_over else 'before'} the loop: there is no row for it. Log "
+                "within epochs() or steps()"
+            )
+        asked = (name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, True)
+        if attempt.in_batch:
+            attempt.context.metric_logger.log(asked, value, batch_size)
+        else:
+            with attempt.log_scope():
+                attempt.context.metric_logger.log(asked, value, batch_size)
+
+    def save_weights(self, folder: Literal["best", "last"] = "best") -> None:
+        """Write the weights of the kept modules to `folder` of the run; every rank calls this at the same point."""
+        if self._attempt is None:
+            raise UserError(f"loop.save_weights({folder!r}) before the loop: call it within epochs() or steps()")
+        self._attempt.checkpointer.save_weights(folder)
+
+    # Parts -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _call(self, ending: Ending, epochs: int | None = None) -> Iterator[Attempt | None]:
+        """Begin a call of `epochs` or `steps`, and end it; yield None if the snapshot says that it is over."""
+        number, self._calls = self._calls, self._calls + 1
+        self._ensure_may_begin()
+        attempt = self._attempt or self._begin()
+        position = self._position
+        if number < position.call or (number == position.call and position.ended == "break"):
+            yield None
+            return
+        if number > position.call:
+            attempt.begin_call(number)
+        position.continue_call()
+        continue_wrappers(self._iterator(), position.step if epochs is None else position.epoch)
+        self._runs, self._is_over = True, False
+        self._progress.begin_fit()
+        store = self._ranks().key_value_store()
+        with self._requests.listening(store, self._world, takes_snapshots=True):
+            self._announce(attempt, epochs)
+            try:
+                yield attempt
+            except GeneratorExit:
+                if left_by_break():
+                    self._finish(attempt, LEFT_BY_BREAK)
+                raise
+            self._finish(attempt, ending)
+
+    def _finish(self, attempt: Attempt, ending: Ending) -> None:
+        attempt.finish(ending)
+        self._runs, self._is_over = False, True
+
+    def _ensure_may_begin(self) -> None:
+        if self._is_closed:
+            raise UserError(f"this Loop over {self._run} is closed, since another one was built. Use the newer one")
+        if self._runs:
+            raise UserError(
+                f"the loop over {self._run} was left by an exception in the middle of a step, and what is in memory is "
+                "no state of it. Build everything again, the Loop first: it resumes from the last snapshot"
+            )
+
+    def _ensure_not_begun(self, what: str) -> None:
+        if self._attempt is not None:
+            raise UserError(f"{what} comes after the loop began, which has restored its state. Call it before")
+
+    def _steps_asked(self, loader: LoopLoader | int, count: int | None) -> tuple[Feed, int]:
+        if isinstance(loader, LoopLoader) and count is not None:
+            return loader.feed, count
+        if isinstance(loader, int) and count is None:
+            return self._numbers, loader
+        if isinstance(loader, DataLoader):
+            raise UserError("steps(...) was given a DataLoader: wrap it first, as train = loop.loader(train)")
+        raise UserError("steps(...) takes a loader of this loop and a number of steps, or a number of steps alone")
+
+    def _read(self, feed: Feed, continues: bool) -> Generator[Any, None, None]:
+        """Yield the batches of a pass; the first loader that trains in an epoch leads it."""
+        attempt = self._attempt
+        with exit_codes_of_errors():
+            if attempt is not None and self._runs and attempt.may_lead(feed):
+                yield from attempt.lead(feed, continues=continues)
+                return
+            feed.begin_pass(continues=continues)
+            try:
+                yield from feed.batches()
+            finally:
+                feed.end_pass()
+
+    def _begin(self) -> Attempt:
+        """Build the context and the state of the run, and restore it."""
+        self._kept.check()
+        ranks = self._ranks()
+        ranks.init_process_group(self._world, self.device)
+        modules = KeptModules(self._kept.modules)
+        strategy = _strategy(ranks, self._kept, modules)
+        strategy.attach(self._world, self._devices)
+        metrics = TorchmetricsState(modules, ranks.gather, self._world.size)
+        context = RunContext(
+            settings=self._settings,
+            strategy=strategy,
+            device=self.device,
+            heartbeat=self._heartbeat,
+            reporter=self._reporter,
+            requests=self._requests,
+            faults=FaultPlan.from_environment(),
+            metric_logger=MetricLogger(ranks.gather, metrics, self._world.size),
+            progress=self._progress,
+            finite_losses=FiniteLosses(self._progress, self._world.rank, needed=False),
+        )
+        feeds = LoopFeeds([*self._feeds, self._numbers])
+        others = KeptObjects(self._kept.others)
+        objects = LoopObjects(self._kept, modules, feeds, self.state, self._script, others)
+        variables = ScriptVariables(objects, speaks=self._world.is_first)
+        own: dict[str, Stateful] = {"position": self._position, "variables": variables}
+        state = loop_state(context, objects, own, outside_of_frames(objects))
+        attempt = Attempt(context, objects, self._position, variables, state, self._run)
+        attempt.resume(self._resume, take_over=self._take_over)
+        self._attempt = attempt
+        return attempt
+
+    def _announce(self, attempt: Attempt, epochs: int | None) -> None:
+        self._reporter.announce(self._summary)
+        options = self._settings.options.model_copy(update={"max_epochs": epochs, "max_steps": None})
+        batches = self._feeds[0].reader.estimated_batches if self._feeds else None
+        self._reporter.begin(self._progress, batches, options, attempt.checkpointer.generation)
+
+    def _ranks(self) -> Collective:
+        """Return the collective of the ranks; torch's is imported with several of them only."""
+        if self._collective is None:
+            if self._world.size == 1:
+                self._collective = SingleProcess()
+            else:
+                from midstride.engine.strategies.torch_collective import TorchCollective
+
+                self._collective = TorchCollective()
+        return self._collective
+
+    @property
+    def _world(self) -> World:
+        """The world that a launcher describes, or else that of a process group which the script has initialized."""
+        world = World.from_environment()
+        distributed = torch.distributed
+        if world.size > 1 or not (distributed.is_available() and distributed.is_initialized()):
+            return world
+        size = distributed.get_world_size()
+        return World(rank=distributed.get_rank(), size=size, local_size=size, local_rank=distributed.get_rank())
+
+    def close(self) -> None:
+        """Commit what is pending, and let go of the run; at exit, and when another Loop is built."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        with suppress(EngineError):
+            if self._attempt is not None:
+                self._attempt.checkpointer.close()
+        self._reporter.close()
+        self._determinism.__exit__(None, None, None)
+
+
+#: the newest Loop of this process
+_NEWEST: list[Loop] = []
+
+
+def _close_previous() -> None:
+    """Close the Loop that was built before in this process, such as by the same cell of a notebook."""
+    for previous in _NEWEST:
+        previous.close()
+    _NEWEST.clear()
+
+
+def _settings(
+    snapshots: SnapshotOptions | Mapping[str, Any] | None,
+    seed: int,
+    accept_change: str | Collection[str],
+    loggers: Sequence[str | Mapping[str, Any] | LoggerOptions],
+) -> RunSettings:
+    """Return the settings of a loop, validated."""
+    asked, unknown = checked_loggers(loggers)
+    faults = [*unknown, *logger_errors(asked)]
+    if snapshots is None:
+        faults.append("snapshots: None takes none, and without them a Loop has nothing to do: leave the option out")
+    options, checked = checked_options({}, snapshots, seed, faults)
+    accepted = (accept_change,) if isinstance(accept_change, str) else tuple(accept_change)
+    return RunSettings(options, checked, seed, accepted, {}, asked)
+
+
+def _strategy(ranks: Collective, kept: Kept, modules: KeptModules) -> Strategy:
+    """Return the strategy that describes how the script trains `modules`."""
+    if any(is_distributed(parameter) for parameter in modules.parameters()):
+        from midstride.engine.strategies.own_loop_sharded import OwnShardedLoop  # its import takes seconds
+
+        return OwnShardedLoop(ranks, modules)
+    return OwnLoop(ranks, kept.replicated, kept.modules)
+
+
+def _script_object() -> object:
+    """Return an object of a class that stands for the module of the script that builds a Loop."""
+    frame = next(script_frames())
+    return type("Script", (), {"__module__": frame.f_globals.get("__name__", "__main__")})()

@@ -1,0 +1,203 @@
+"""Names the variables of a script that change in training and that no snapshot holds."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, GeneratorType
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+from xxhash import xxh3_64_hexdigest
+
+from midstride.engine.checkpointing.unsaved_state import is_checked_at
+from midstride.engine.code_origin import is_user_class, is_user_file
+from midstride.engine.formatting import format_names
+from midstride.engine.loop.feeds import LoopLoader
+from midstride.engine.loop.frames import script_frames
+from midstride.engine.loop.kept import unwrapped
+from midstride.engine.loop.liveness import global_reads, loop_variables
+from midstride.engine.loop.state import LoopObjects, outer_values
+from midstride.engine.objects.attributes import attributes_of
+from midstride.engine.objects.digest import digest_lines
+from midstride.engine.objects.object_state import Objects
+from midstride.engine.objects.roots import is_code, is_counted_in
+from midstride.engine.objects.user_modules import functions_of
+from midstride.engine.state.stateful import Stateful
+
+__all__ = ["ScriptVariables", "VariableWatch", "outside_of_frames"]
+
+log = logging.getLogger(__name__)
+
+_CO_GENERATOR = 0x20
+#: boundaries of a pass, or ends of epochs, at which variables are compared with the first one
+_LOOKS = 3
+
+
+class ScriptVariables:
+    """The variables that one iteration of a script's loop leaves to the next, by name, as digests.
+
+    As a part of the state it restores none: where a pass goes on, it names those that have other values now.
+
+    Args:
+        objects: objects of the loop, which snapshots hold.
+        speaks: whether this rank warns.
+    """
+
+    def __init__(self, objects: LoopObjects, *, speaks: bool) -> None:
+        self._objects, self._speaks = objects, speaks
+        self._saved: dict[str, str] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the variables; those of a snapshot until they were compared."""
+        return self.now() if self._saved is None else dict(self._saved)
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take the variables of a snapshot, to compare them."""
+        self._saved = dict(state_dict)
+
+    def compare(self) -> None:
+        """Warn of variables that have other values than in the snapshot; called where the script goes on from it."""
+        saved, self._saved = self._saved, None
+        if not saved:
+            return
+        now = self.now()
+        if self._speaks and (other := [name for name in saved if name in now and now[name] != saved[name]]):
+            log.warning(
+                "resumed with other values than at the snapshot: %s. What decides what is trained or logged belongs to "
+                "it: write loop.state.%s in its place",
+                format_names([f"{name} (was {saved[name]}, is {now[name]})" for name in other], 3),
+                other[0].partition(" ")[0],
+            )
+
+    def forget(self) -> None:
+        """Compare no more with the snapshot: the script has ended its epoch."""
+        self._saved = None
+
+    def now(self) -> dict[str, str]:
+        """Return the variables of the frames that iterate: of the first function, and of generators within it."""
+        kept = self._kept_ids()
+        found: dict[str, str] = {}
+        for frame in iterating_frames():
+            variables = frame.f_locals
+            for name in sorted(loop_variables(frame.f_code, frame.f_lasti).carried & variables.keys()):
+                for path, value in _values(name, variables[name]):
+                    if is_watched(value, kept):
+                        found[f"{path} in {_place(frame)}"] = _digest(value)
+        return found
+
+    def are_read_after(self) -> bool:
+        """Return whether the code after the loop reads variables that an iteration assigns.
+
+        Where a resumed run goes on at the end of a pass, there was no iteration.
+        """
+        return any(loop_variables(frame.f_code, frame.f_lasti).read_after for frame in iterating_frames())
+
+    def _kept_ids(self) -> set[int]:
+        modules = [*self._objects.modules.modules(), *self._objects.kept.replicated.values()]
+        return {id(one) for one in (*modules, *self._objects.kept.named.values(), self._objects.state)}
+
+
+class VariableWatch:
+    """Names, once each, the variables that change from one iteration to the next.
+
+    Args:
+        variables: the variables.
+    """
+
+    def __init__(self, variables: ScriptVariables) -> None:
+        self._variables = variables
+        self._first: dict[str, dict[str, str]] = {}
+        self._looks: dict[str, int] = {}
+        self._named: set[str] = set()
+
+    def begin(self, what: str) -> None:
+        """Begin to compare: in a new pass, or in a new call of `epochs`."""
+        self._first.pop(what, None)
+
+    def look(self, what: str) -> None:
+        """Compare the variables with those at the first boundary of this pass or call; called at its boundaries."""
+        self._looks[what] = looks = self._looks.get(what, 0) + 1
+        if looks > _LOOKS and not is_checked_at(looks):
+            return
+        now = self._variables.now()
+        first = self._first.setdefault(what, now)
+        changed = [name for name, digest in now.items() if first.get(name, digest) != digest]
+        if new := [name for name in changed if name not in self._named]:
+            self._named.update(new)
+            log.warning(
+                "changes from one iteration to the next, and is part of no snapshot: %s. If it decides what is trained "
+                "or logged, keep it: write loop.state.%s in its place",
+                format_names(new),
+                new[0].partition(" ")[0],
+            )
+
+
+def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], Iterator[tuple[str, object]]]]:
+    """Return what `loop_state` needs to watch values that no snapshot holds, without the variables of frames."""
+    frame = next(iterating_frames(), None)
+    variables = frame.f_globals if frame is not None and frame.f_code.co_name == "<module>" else {}
+
+    def watched(graph: Objects) -> Iterator[tuple[str, object]]:
+        left_out = _module_variables(variables)
+        yield from ((name, value) for name, value in outer_values(objects, graph) if name not in left_out)
+
+    return lambda graph: lambda: watched(graph)
+
+
+def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a variable, or the attributes of an object of the user's, which may hold kept objects as well."""
+    if is_user_class(type(value)) and not isinstance(value, nn.Module):
+        yield from ((f"{name}.{key}", one) for key, one in attributes_of(value).items())
+    else:
+        yield name, value
+
+
+def iterating_frames() -> Iterator[FrameType]:
+    """Yield the user's frames that iterate over the loop: generators, and the function that reads them."""
+    for frame in script_frames():
+        if is_user_file(frame.f_code.co_filename):
+            yield frame
+            if not frame.f_code.co_flags & _CO_GENERATOR:
+                return
+
+
+def _module_variables(variables: Mapping[str, Any]) -> set[str]:
+    """Return the `variables` of a module whose own code iterates, as messages name globals, but what functions name."""
+    functions = [function for value in [*variables.values()] for function in functions_of(value)]
+    named = frozenset[str]().union(*(global_reads(function.__code__) for function in functions))
+    return {f"global {variables.get('__name__')}.{name}" for name in variables if name not in named}
+
+
+def is_watched(value: object, kept: set[int]) -> bool:
+    """Return whether a variable with this value may be state: neither kept nor code, nor a reading of a clock."""
+    if id(value) in kept or is_code(value) or isinstance(value, (LoopLoader, DataLoader, GeneratorType)):
+        return False
+    if isinstance(value, nn.Module):
+        return id(unwrapped(value)) not in kept
+    if isinstance(value, float):
+        return not _is_of_clock(value)
+    is_known = is_user_class(type(value)) or is_counted_in(value) or isinstance(value, Stateful)
+    return is_known and not type(value).__module__.startswith("midstride.engine.loop")
+
+
+def _is_of_clock(value: float) -> bool:
+    """Return whether `value` is a reading of a clock, which no two attempts have alike."""
+    return any(
+        0 <= clock() - value < 86_400 and value > 100 for clock in (time.time, time.perf_counter, time.monotonic)
+    )
+
+
+def _digest(value: Any) -> str:
+    """Return text that tells of `value`; of an object of a library with a state, of this state."""
+    if isinstance(value, Stateful) and not isinstance(value, nn.Module) and not is_user_class(type(value)):
+        value = value.state_dict()
+    lines = digest_lines("", value)
+    if len(lines) == 1 and "" in lines:
+        return lines[""]
+    return f"{type(value).__name__} {xxh3_64_hexdigest(repr(sorted(lines.items())).encode())[:8]}"
+
+
+def _place(frame: FrameType) -> str:
+    name = frame.f_code.co_name
+    return "the script" if name == "<module>" else name

@@ -1,0 +1,79 @@
+"""Loops of a user's own: killed anywhere they end with the bits of the undisturbed run, which are the plain loop's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from laws.axes import cover, product
+from laws.loops import SHAPES, WORLDS, run_loop
+
+from midstride.engine.state.differences import differences
+from midstride.engine.testing import run_ranks
+
+#: place of a death -> its visit in the first attempt
+PLACES = {"fetch": 22, "forward": 6, "backward": 5, "step": 2, "between": 4, "validation": 2, "epoch end": 1}
+AXES = {"shape": [*SHAPES], "world": [*WORLDS], "place": [*PLACES]}
+#: in which no loop has what they need
+IMPOSSIBLE = {("accumulation", "sharded")}
+
+
+def possible(shape: str, world: str) -> bool:
+    return (shape, world) not in IMPOSSIBLE
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    everything = metafunc.config.getoption("--laws") == "all"
+    if "place" in metafunc.fixturenames:
+        cases = product(AXES) if everything else FEW
+        rows = [tuple(case.values()) for case in cases if possible(case["shape"], case["world"])]
+        metafunc.parametrize(("shape", "world", "place"), rows)
+    elif "shape" in metafunc.fixturenames:
+        worlds = {name: AXES[name] for name in ("shape", "world")}
+        rows = [tuple(case.values()) for case in (product(worlds) if everything else cover(worlds)[::3])]
+        metafunc.parametrize(("shape", "world"), [row for row in rows if possible(*row)])
+
+
+#: of the default suite
+FEW = [
+    {"shape": "epochs", "world": "one process", "place": "validation"},
+    {"shape": "epochs", "world": "own DDP", "place": "backward"},
+    {"shape": "steps", "world": "one process", "place": "fetch"},
+    {"shape": "accumulation", "world": "one process", "place": "between"},
+    {"shape": "accumulation", "world": "loop.ddp", "place": "step"},
+    {"shape": "two loaders", "world": "one process", "place": "forward"},
+    {"shape": "stream", "world": "one process", "place": "epoch end"},
+    {"shape": "steps", "world": "sharded", "place": "between"},
+]
+
+
+def ended(folder: Path, ranks: int) -> list[dict[str, object]]:
+    return [torch.load(folder / f"ended-{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def test_a_killed_loop_ends_as_undisturbed(shape: str, world: str, place: str, tmp_path: Path) -> None:
+    ranks, _ = WORLDS[world]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    assert run_ranks(run_loop, shape, world, whole, [], processes=ranks) == [0] * ranks
+    planned = [(ranks - 1, place, PLACES[place]), (0, "between", 5)]
+    for _ in planned:
+        assert -9 in run_ranks(run_loop, shape, world, killed, planned, processes=ranks)
+    assert run_ranks(run_loop, shape, world, killed, planned, processes=ranks) == [0] * ranks
+    assert len([*killed.glob("death-*")]) == len(planned)
+    assert [differences(a, b) for a, b in zip(ended(whole, ranks), ended(killed, ranks), strict=True)] == [[]] * ranks
+    assert (killed / "run/metrics.csv").read_text() == (whole / "run/metrics.csv").read_text()
+
+
+def test_an_undisturbed_loop_has_the_bits_of_the_plain_loop(shape: str, world: str, tmp_path: Path) -> None:
+    ranks, _ = WORLDS[world]
+    ours, plain = tmp_path / "ours", tmp_path / "plain"
+    ours.mkdir()
+    plain.mkdir()
+    assert run_ranks(run_loop, shape, world, ours, [], processes=ranks) == [0] * ranks
+    assert run_ranks(run_plain, shape, world, plain, processes=ranks) == [0] * ranks
+    assert [differences(a, b) for a, b in zip(ended(plain, ranks), ended(ours, ranks), strict=True)] == [[]] * ranks
+
+
+def run_plain(shape: str, world: str, folder: Path) -> None:
+    run_loop(shape, world, folder, [], plain=True)
