@@ -28,6 +28,8 @@ class World:
     STARTED: ClassVar[str] = "MIDSTRIDE_STARTED"
     #: that in which a rank on one of several nodes finds the number of the round that it belongs to
     ROUND: ClassVar[str] = "MIDSTRIDE_ROUND"
+    #: that in which the ranks of one machine find the file in which they meet
+    MEETING: ClassVar[str] = "MIDSTRIDE_MEETING"
 
     rank: int = 0
     size: int = 1

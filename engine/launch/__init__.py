@@ -3,6 +3,7 @@
 early_imports     the fork server of a command that trains, started before the command line itself is imported:
                   torch takes longer
 elastic_ranks     the ranks of torch's elastic agent as forks of it: torch is imported once, not by each of them
+elastic_rendezvous  tells torch's elastic agents who takes part: on one machine the agent alone, without a port
 horovod_rank      a rank under horovodrun: `python -m midstride.engine.launch.horovod_rank SESSION`
 horovodrun_agent  horovodrun, without the traceback it ends with
 job_fork_server   the fork server of a job: one process imports torch, and all that is launched for the job is forked

@@ -1,12 +1,11 @@
 """The agent of a world on one machine: `python -m midstride.engine.launch.spawn_agent SESSION RANKS GRACE_S`.
 
-It imports torch once, forks the ranks, serves the store in which they meet, and watches them: when one fails, the
-others are asked to stop. Nothing of torch runs in the agent before the ranks are forked: a fork would lose its threads.
+It imports torch once, forks the ranks, holds the file in which they meet, and watches them: when one fails, the others
+are asked to stop. Nothing of torch runs in the agent before the ranks are forked: a fork would lose its threads.
 """
 
 import os
 import signal
-import socket
 import sys
 import time
 
@@ -15,9 +14,10 @@ from midstride.engine.launch.launchers.base import RANK_MODULES
 from midstride.engine.launch.rank import main as rank_main
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.lifetime import tie_to_parent
-from midstride.engine.processes.loopback import ADDRESS, rank_environments
+from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.processes.preload import preload
 from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.private_file import AnonymousFile
 from midstride.engine.session.session import Session
 
 __all__ = ["SpawnAgent", "main"]
@@ -38,7 +38,6 @@ class SpawnAgent:
     def __init__(self, session: Session, ranks: int, grace_s: float) -> None:
         self._session, self._size, self._grace_s = session, ranks, grace_s
         self._deadline = float("inf")
-        self._store: object = None  # serves the ranks as long as it is referenced
 
     def run(self) -> int:
         """Return 0 if every rank ended well, else 1."""
@@ -46,12 +45,9 @@ class SpawnAgent:
         preload(*RANK_MODULES)
         if set(_STOPS) & signal.sigpending():
             return self._stopped_early()
-        from midstride.engine.strategies.rendezvous import serve_store_on  # imports torch
-
-        listener = socket.create_server((ADDRESS, 0), backlog=1024)
-        environments = rank_environments(self._size, listener.getsockname()[1])
-        with ChildProcesses(_run_rank, [self._session, listener], environments) as ranks:
-            self._store = serve_store_on(listener)
+        meeting = AnonymousFile()  # held until the ranks have ended
+        environments = rank_environments(self._size, meeting.path)
+        with ChildProcesses(_run_rank, [self._session], environments) as ranks:
             return self._watch(ranks)
 
     def _watch(self, ranks: ChildProcesses) -> int:
@@ -75,9 +71,8 @@ class SpawnAgent:
             ranks.send(signal.SIGTERM)
 
 
-def _run_rank(session: Session, listener: socket.socket) -> None:
+def _run_rank(session: Session) -> None:
     """Run a rank, from here to the end of the process."""
-    listener.close()  # the agent's
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
     sys.argv = ["midstride-rank", str(session.folder)]

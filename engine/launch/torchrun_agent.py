@@ -4,12 +4,11 @@ import os
 import signal
 import sys
 from types import FrameType
-from uuid import uuid4
 
 from midstride.engine.processes.lifetime import PARENT, children, signal_all
-from midstride.engine.processes.loopback import ADDRESS
 from midstride.engine.processes.preload import preload
-from midstride.engine.strategies.rendezvous import serve_store
+from midstride.engine.session.private_file import AnonymousFile
+from midstride.engine.world import World
 
 __all__ = ["main"]
 
@@ -18,12 +17,6 @@ _RANK = "midstride.engine.launch.rank"
 
 def _pass_on(number: int, frame: FrameType | None) -> None:
     signal_all(children(os.getpid()), signal.Signals(number))
-
-
-def _meeting_at(port: int) -> list[str]:
-    """Return what has torchrun's agent meet in a store at `port` of this machine, and its ranks on the loopback."""
-    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESS}:{port}", "--rdzv-conf=is_host=0"]
-    return [*rendezvous, f"--rdzv-id={uuid4().hex}", f"--local-addr={ADDRESS}"]
 
 
 def main() -> None:
@@ -37,11 +30,13 @@ def main() -> None:
     from torch.distributed.run import main as torchrun
 
     from midstride.engine.launch.elastic_ranks import ranks_forked
+    from midstride.engine.launch.elastic_rendezvous import OneMachine
 
-    store = serve_store()  # torchrun's own listens on every interface
+    meeting = AnonymousFile()
+    os.environ[World.MEETING] = meeting.path
     try:
         with ranks_forked(_RANK):
-            torchrun([*_meeting_at(store.port), *sys.argv[1:]])
+            torchrun([OneMachine().use(), *sys.argv[1:]])
     except (ChildFailedError, SignalException):
         sys.exit(1)  # why is in the ranks' outcomes; a traceback of the agent would only hide it
 

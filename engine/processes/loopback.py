@@ -1,7 +1,4 @@
-"""The loopback address, on which a world on one machine listens, out of others' reach.
-
-Neither torch's store nor gloo authenticate their peers: every process that reaches them takes part.
-"""
+"""The loopback address, on which gloo listens in a world on one machine: no other machine reaches it."""
 
 import fcntl
 import os
@@ -63,15 +60,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def rank_environments(size: int, port: int, base: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
-    """Return the environment of each rank of a world on this machine, as torchrun writes it.
+def rank_environments(size: int, meeting: str, base: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
+    """Return the environment of each rank of a world on this machine, as torchrun would write it.
 
     Args:
         size: of the world.
-        port: of the loopback, where the process that starts the ranks serves the store in which they meet.
+        meeting: path of the file in which the ranks meet.
         base: what the environments are made from.
     """
-    served = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    meeting = {**served, **interfaces(base)}
+    for_others = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(free_port())}  # libraries look there for a rank
+    meeting_place = {World.MEETING: meeting, **for_others, **interfaces(base)}
     worlds = [World(rank=rank, size=size, local_rank=rank, local_size=size) for rank in range(size)]
-    return [{**base, **meeting, **world.environment} for world in worlds]
+    return [{**base, **meeting_place, **world.environment} for world in worlds]

@@ -7,12 +7,11 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from midstride.engine.processes.process_identity import has_ended, local_world_id, process_identity
+from midstride.engine.session.private_file import own_folder
 from midstride.engine.strategies.torch_internals import is_in_bad_fork
 
 __all__ = ["fork_cannot_use_cuda", "free_gpus_of_world", "gpus_here", "parse_devices", "parse_gpus"]
@@ -128,7 +127,7 @@ def free_gpus_of_world() -> list[int]:
     count the GPUs that other ranks of this world use by then as taken. It removes the file when it ends; the list of a
     process that was killed does not count.
     """
-    path = Path(tempfile.gettempdir()) / f"midstride-gpus-{os.getuid()}-{local_world_id()}"
+    path = own_folder() / f"gpus-{local_world_id()}"
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

@@ -28,9 +28,9 @@ from midstride.engine.processes.environment import hash_seed
 from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.processes.signal_handlers import SignalHandler, signal_handlers
 from midstride.engine.session.outcome import Outcome, decide
+from midstride.engine.session.private_file import AnonymousFile
 from midstride.engine.session.requests import say_interrupted
 from midstride.engine.storage.draft import draft_of
-from midstride.engine.strategies.rendezvous import serve_store
 from midstride.engine.strategies.torch_collective import leave_process_group, leave_process_group_of_one
 from midstride.engine.world import World
 
@@ -126,9 +126,9 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
         if method == "spawn":
             # Into a file: each rank gets a copy of its own. Handed over by torch, they would share their weights.
             torch.save(call, folder / "call.pt")
-        store = serve_store()
+        meeting = AnonymousFile()
         base = {**os.environ, **(hash_seed() if method == "spawn" else {}), World.STARTED: ""}
-        environments = rank_environments(ranks, store.port, base=base)
+        environments = rank_environments(ranks, meeting.path, base=base)
         with ChildProcesses(_run_rank, [folder, call if method == "fork" else None], environments, method) as children:
             asked_to_stop = _watch(children, call.takes_snapshots)
         _raise_for_results(folder, ranks, asked_to_stop)

@@ -16,8 +16,7 @@ from midstride.engine.errors import WorldError
 from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import PARENT
 from midstride.engine.processes.loopback import rank_environments
-from midstride.engine.strategies.rendezvous import serve_store
-from midstride.engine.strategies.torch_internals import TCPStore
+from midstride.engine.session.private_file import AnonymousFile
 from midstride.engine.world import World
 
 __all__ = ["ended_early", "ranks_watched", "start_other_ranks"]
@@ -30,7 +29,7 @@ _OTHERS_S = 5.0
 _POLL_S = 0.5
 
 _processes: dict[int, subprocess.Popen[bytes]] = {}
-_stores: list[TCPStore] = []
+_meetings: list[AnonymousFile] = []
 
 
 def start_other_ranks(size: int, gpus: list[int]) -> None:
@@ -51,10 +50,10 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
                 f"a Trainer of {size} processes in a script whose ranks are started, {len(_processes) + 1} of them"
             )
         return
-    store = serve_store()
-    _stores.append(store)
+    meeting = AnonymousFile()
+    _meetings.append(meeting)
     base = {**os.environ, World.STARTED: ",".join(map(str, gpus))}
-    ours, *others = rank_environments(size, store.port, base=base)
+    ours, *others = rank_environments(size, meeting.path, base=base)
     command = [sys.executable, *sys.orig_argv[1:]]
     for rank, environment in enumerate(others, 1):
         tied = {**environment, PARENT: str(os.getpid())}

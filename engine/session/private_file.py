@@ -1,14 +1,77 @@
-"""Files in a folder that others can write to, such as that for temporary files: only this user's own are read."""
+"""Files that other users of this machine cannot put in our way, read or write."""
 
 import errno
 import os
 import secrets
 import stat
+import sys
 import tempfile
+import weakref
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
-__all__ = ["is_own_folder", "open_own", "own_secret", "read_own", "read_secret_file"]
+from midstride.engine.errors import WorldError
+
+__all__ = ["AnonymousFile", "is_own_folder", "open_own", "own_folder", "own_secret", "read_own", "read_secret_file"]
+
+
+class AnonymousFile:
+    """An empty file that only processes of this user can open. It is gone with its last holder, however that ends.
+
+    On Linux it has no name in any folder; elsewhere it is a temporary file.
+    """
+
+    def __init__(self) -> None:
+        if sys.platform == "linux":
+            self._keep(os.memfd_create("midstride"), None)
+        else:
+            self._keep(*tempfile.mkstemp(prefix="midstride-"))
+
+    @classmethod
+    def at(cls, path: str) -> Self:
+        """Return the file whose holder has told its `path`; this process then is a holder, too.
+
+        Raises:
+            WorldError: no process holds it any more.
+        """
+        file = cls.__new__(cls)
+        try:
+            file._keep(os.open(path, os.O_RDWR | os.O_CLOEXEC), None)
+        except OSError as error:
+            raise WorldError(f"the process that held {path} has ended: {error.strerror}") from error
+        file.path = path if sys.platform != "linux" else file.path
+        return file
+
+    def _keep(self, handle: int, name: str | None) -> None:
+        #: descriptor of the open file
+        self.handle = handle
+        #: path by which processes of this user open the file as long as this process has it open
+        self.path = name or f"/proc/{os.getpid()}/fd/{handle}"
+        # At the end of the process the system closes it: its number must not become that of another file before.
+        weakref.finalize(self, _close, handle, name, os.getpid()).atexit = name is not None
+
+
+def _close(handle: int, name: str | None, maker: int) -> None:
+    os.close(handle)
+    if name is not None and os.getpid() == maker:  # and no fork of it
+        Path(name).unlink(missing_ok=True)
+
+
+def own_folder() -> Path:
+    """Return a folder for short-lived files of this user's processes on this machine. No other user can enter it.
+
+    Raises:
+        OSError: none can be made.
+    """
+    name = f".midstride-{os.geteuid()}"
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    for folder in (Path(tempfile.gettempdir(), name), state / "midstride" / os.uname().nodename):
+        with suppress(FileExistsError):  # it may be anything, and anyone's
+            folder.mkdir(mode=0o700, parents=True)
+        if is_own_folder(folder) and not folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            return folder
+    raise PermissionError(errno.EPERM, "is open to other users of this machine", str(folder))
 
 
 def is_own_folder(path: Path) -> bool:

@@ -15,8 +15,10 @@ layer_faults       finds layers and tensors that strategies over several process
 mixins             optional abilities of strategies: one class each, which the engine checks for by `isinstance`
 ordered_ddp        DDP in lanes: sums in an order that does not depend on the number of processes
 ordered_reducer    sums gradients in an order that does not depend on the number of ranks
+peers              proves that the ranks of a group are those of the run, before a pickle of theirs is read
 rendezvous         the `torch.distributed.Store` over which the ranks of a world connect
 sharded            each rank has its rows of every weight, gradient and optimizer state (`fully_shard`)
+shared_values      a key-value store of the ranks of one machine, in a file that only their user can open
 single             one process, one device
 step               runs the user's steps: the only place that calls `training_step`, `validation_step` and the like
 torch_collective   the collective over a process group of torch: NCCL on GPUs, gloo elsewhere

@@ -28,6 +28,8 @@ from midstride.engine.strategies.collective import Collective, SideChannel
 from midstride.engine.strategies.gradient_buckets import GradientBuckets
 from midstride.engine.strategies.layer_faults import sparse_layers
 from midstride.engine.strategies.mixins import AveragesInBuckets, ReplicatesParameters
+from midstride.engine.strategies.peers import check_gathered
+from midstride.engine.strategies.rendezvous import local_store, shared_values
 from midstride.engine.strategies.step import TrainingStep
 from midstride.engine.strategies.torch_internals import PrefixStore, Store, TCPStore
 from midstride.engine.world import World
@@ -132,7 +134,11 @@ class Horovod(ReplicatesParameters, AveragesInBuckets):
 
 
 class HorovodCollective(Collective):
-    """Exchanges values by Horovod's allreduce; the key-value store is a `TCPStore` on rank 0."""
+    """Exchanges values by Horovod's allreduce.
+
+    On one machine the ranks meet in a private file and prove to each other that they have read it, before they exchange
+    pickles. The key-value store is there; between machines it is a `TCPStore` on rank 0.
+    """
 
     #: the thread of this process in which Horovod runs every exchange
     _loop: ClassVar[Path | None] = None
@@ -150,8 +156,15 @@ class HorovodCollective(Collective):
             WorldError: they could not be connected, or Horovod knows another number of ranks than the environment.
         """
         self._rank = world.rank
-        if hvd.is_initialized():
-            return
+        if not hvd.is_initialized():
+            self._init(world)
+        if world.nodes == 1 and world.size > 1 and self._root is None:
+            self._root = local_store(world)
+            with _exchange_errors(world.rank):
+                check_gathered(world.rank, self._root, lambda proof: _gather_bytes(proof, "peers", self.wait))
+
+    @staticmethod
+    def _init(world: World) -> None:
         before = {*_THREADS.iterdir()}
         with _exchange_errors(world.rank):
             hvd.init()
@@ -216,12 +229,12 @@ class HorovodCollective(Collective):
             time.sleep(_POLL_S)
         exchange.finish()
 
-    def key_value_store(self) -> Store:
-        """Return rank 0's key-value store under a new prefix. All ranks call this equally often."""
+    def key_value_store(self) -> Any:
+        """Return an empty key-value store of the ranks; every rank calls this equally often."""
         if self._root is None:
             self._root = self._open_store()
         self._stores += 1
-        return PrefixStore(f"midstride/{self._stores}", self._root)
+        return shared_values(PrefixStore(f"midstride/{self._stores}", self._root), is_first=self._rank == 0)
 
     def side_channel(self) -> SideChannel:
         """Return a new side channel; every rank calls this at the same point."""
@@ -293,8 +306,13 @@ class _RankLost(WorldError):
 
 
 def _gather(value: object, name: str, wait: Callable[[_Exchange], None]) -> list[Any]:
-    """Return each rank's `value` by sums of buffers in which each rank fills its own bytes."""
-    mine, rank = pickle.dumps(value), hvd.rank()
+    """Return every rank's `value`, in the order of ranks."""
+    return [pickle.loads(one) for one in _gather_bytes(pickle.dumps(value), name, wait)]
+
+
+def _gather_bytes(mine: bytes, name: str, wait: Callable[[_Exchange], None]) -> list[bytes]:
+    """Return every rank's bytes, by sums of buffers in which each rank fills its own part and has 0 elsewhere."""
+    rank = hvd.rank()
     lengths = torch.zeros(hvd.size(), dtype=torch.int64)
     lengths[rank] = len(mine)
     wait(_Exchange(lengths, f"{name}/lengths", hvd.Sum))
@@ -303,7 +321,7 @@ def _gather(value: object, name: str, wait: Callable[[_Exchange], None]) -> list
     values = data.view(torch.uint8)[:total].split(lengths.tolist())
     values[rank].copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
     wait(_Exchange(data, f"{name}/data", hvd.Sum))
-    return [pickle.loads(one.numpy().tobytes()) for one in values]
+    return [one.numpy().tobytes() for one in values]
 
 
 def _leave_at_exit() -> None:

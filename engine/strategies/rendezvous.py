@@ -1,28 +1,40 @@
-"""The `torch.distributed.Store` over which the ranks of a world connect."""
+"""The `torch.distributed.Store` over which the ranks of a world connect.
+
+On one machine that is a file which only their user can open. On several it is a store at a port.
+"""
 
 import fcntl
 import io
 import os
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import Any, ClassVar
 
 from midstride.engine import slurm
 from midstride.engine.errors import JobError, WorldError
 from midstride.engine.processes.loopback import ADDRESS, is_loopback
 from midstride.engine.processes.process_identity import local_world_id
-from midstride.engine.session.private_file import open_own
-from midstride.engine.strategies.torch_internals import HashStore, PrefixStore, Store, TCPStore
+from midstride.engine.session.private_file import AnonymousFile, open_own, own_folder
+from midstride.engine.strategies.peers import check_peers
+from midstride.engine.strategies.shared_values import SharedValues
+from midstride.engine.strategies.torch_internals import (
+    FileStore,
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+    check_new_groups,
+    file_of,
+    meet_in,
+)
 from midstride.engine.world import World
 
-__all__ = ["rendezvous_store", "serve_store", "serve_store_on"]
+__all__ = ["Meeting", "local_store", "rendezvous_store", "serve_store", "shared_values"]
 
 #: seconds to wait for the name of a machine to resolve: that of a pod resolves some time after its start
 _KNOWN_S = 60.0
@@ -30,8 +42,69 @@ _KNOWN_S = 60.0
 _CONNECTED_S = 1800.0
 #: seconds after which a rank that waits says so
 _SILENT_S = 10.0
-#: how the names of this user's files with ports begin
-_PORT_FILES = f"midstride-port-{os.getuid()}-"
+#: how the names of files begin that tell where ranks meet
+_MEETINGS = "ranks-"
+
+
+class Meeting:
+    """The file in which the ranks of this machine meet, with a store for each time that they do.
+
+    Args:
+        file: the same for all of them.
+    """
+
+    #: that which the process that has started this one named, once it was read
+    _named: ClassVar["Meeting | None"] = None
+    #: the files of all meetings by their paths. They stay open: a `FileStore` writes to its path as it is destroyed
+    _files: ClassVar[dict[str, AnonymousFile]] = {}
+
+    def __init__(self, file: AnonymousFile) -> None:
+        self._path, self._stores = file.path, 0
+        self._files[file.path] = file
+
+    @classmethod
+    def named(cls) -> "Meeting | None":
+        """Return the meeting that `World.MEETING` names; None if it names none, or this process is no such rank.
+
+        The variable is used once: programs that a rank starts do not meet there.
+        """
+        if World.MEETING not in os.environ and cls._named is None:
+            return None
+        if World.from_environment().launcher not in ("torchrun", "midstride"):
+            return None
+        if path := os.environ.pop(World.MEETING, ""):
+            cls._named = cls(AnonymousFile.at(path))
+        return cls._named
+
+    def store(self) -> Store:
+        """Return an empty store; all ranks call this equally often."""
+        self._stores += 1
+        return PrefixStore(f"{self._stores}", FileStore(self._path, -1))
+
+    @classmethod
+    def has(cls, store: Store) -> bool:
+        """Whether `store` is that of a meeting."""
+        return file_of(store) in cls._files
+
+
+def _store_of_named() -> Store | None:
+    meeting = Meeting.named()
+    return None if meeting is None else meeting.store()
+
+
+def _check_if_private(group: Any, store: Store) -> None:
+    if Meeting.has(store):
+        check_peers(group, store)
+
+
+# Also for groups that the user's code makes, or a library.
+meet_in(_store_of_named)
+check_new_groups(_check_if_private)
+
+
+def shared_values(store: Store, *, is_first: bool) -> Any:
+    """Return a store for values that change all the time; all ranks call this with the same `store`, unused so far."""
+    return SharedValues.of_ranks(store, is_first=is_first) if Meeting.has(store) else store
 
 
 def rendezvous_store(world: World) -> Store | None:
@@ -46,6 +119,8 @@ def rendezvous_store(world: World) -> Store | None:
         # The launcher serves it and outlives every node; the prefix keeps ranks of earlier rounds apart.
         launcher = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         return PrefixStore(f"round/{number}/ranks", launcher)
+    if (meeting := Meeting.named()) is not None:
+        return meeting.store()
     if "MASTER_ADDR" in os.environ:
         _wait_until_known(os.environ["MASTER_ADDR"], "MASTER_ADDR")
         return _loopback_store(world)
@@ -58,31 +133,44 @@ def rendezvous_store(world: World) -> Store | None:
             f"{world.launcher} gave the ranks on {world.nodes} machines no address to meet at: set MASTER_ADDR, rank "
             "0's machine, and MASTER_PORT in all processes. With mpirun: -x MASTER_ADDR=... -x MASTER_PORT=29500"
         )
-    return _local_store(world, Path(tempfile.gettempdir(), f"{_PORT_FILES}{local_world_id()}"))
+    return local_store(world)
 
 
-def _local_store(world: World, path: Path) -> TCPStore:
-    """Return a store that rank 0 serves at a free port, which the file `path` holds.
+def local_store(world: World, name: str = "") -> Store:
+    """Return a store of the ranks of this machine, of which nothing but their common launcher is known.
 
-    Rank 0 keeps the file locked until all have connected, then removes it. A file without a lock was left by a killed
-    world. The next world removes it.
+    Rank 0 makes the file in which they meet, and writes where it is into a file of this user's folder. It keeps that
+    one locked until all have connected, and removes it then: a file without a lock is what a world that was killed has
+    left. The next world removes it.
+
+    Args:
+        world: this process among the others.
+        name: that no other world of this user has; by default it follows from the launcher's process.
 
     Raises:
         WorldError: not all ranks have connected after half an hour.
     """
+    try:
+        folder = own_folder()
+    except OSError as error:
+        raise WorldError(f"{error.filename}: {error.strerror}: name a folder of your own in TMPDIR") from error
+    return _local_store(world, folder / f"{_MEETINGS}{name or local_world_id()}")
+
+
+def _local_store(world: World, path: Path) -> Store:
     others = {rank: f"connected/{rank}" for rank in range(1, world.size)}
     if not world.is_first:
-        store = TCPStore(ADDRESS, _read_port(world, path), is_master=False)
+        store = Meeting(AnonymousFile.at(_read_path(world, path))).store()
         store.set(others[world.rank], "")
         return store
-    for left in path.parent.glob(f"{_PORT_FILES}*"):
-        if left != path:
-            _remove_unlocked(left)
-    store = serve_store()
+    for left in path.parent.glob(f"{_MEETINGS}*"):
+        _remove_unlocked(left)
+    meeting = AnonymousFile()
+    store = Meeting(meeting).store()
     with _locked(path) as file:
         try:
             file.truncate(0)
-            file.write(str(store.port).encode())
+            file.write(meeting.path.encode())
             _wait_for_connections(world, store, others)
         finally:
             path.unlink(missing_ok=True)
@@ -111,39 +199,39 @@ def _remove_unlocked(path: Path) -> None:
             path.unlink()
 
 
-def _wait_for_connections(world: World, store: TCPStore, others: Mapping[int, str]) -> None:
+def _wait_for_connections(world: World, store: Store, others: Mapping[int, str]) -> None:
     """Wait until the ranks of `others` have set their keys; print a line if that takes long."""
-    with suppress(dist.DistError):
+    with suppress(RuntimeError):
         return store.wait([*others.values()], timedelta(seconds=min(_SILENT_S, _CONNECTED_S)))
     _say_waits(world, f"{_missing(store, others)}, not connected yet")
     try:
         store.wait([*others.values()], timedelta(seconds=max(_CONNECTED_S - _SILENT_S, 0.001)))
-    except dist.DistError as error:
+    except RuntimeError as error:
         raise WorldError(
             f"rank 0 of {world.size} waited {_CONNECTED_S:.0f} s for {_missing(store, others)}: see what they printed"
         ) from error
 
 
-def _missing(store: TCPStore, others: Mapping[int, str]) -> str:
+def _missing(store: Store, others: Mapping[int, str]) -> str:
     ranks = [str(rank) for rank, key in others.items() if not store.check([key])]
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
 
 
-def _read_port(world: World, path: Path) -> int:
-    """Return the port that rank 0 writes to `path`. Print a line if that takes long."""
+def _read_path(world: World, path: Path) -> str:
+    """Return the path that rank 0 has written into `path`, once it has; print a line if that takes long."""
     began, said = time.monotonic(), False
     while (waited_s := time.monotonic() - began) < _CONNECTED_S:
         with suppress(FileNotFoundError), open_own(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                if port := file.read():
-                    return int(port)
+                if found := file.read():
+                    return os.fsdecode(found)
         if not said and waited_s > _SILENT_S:
             said = True
-            _say_waits(world, f"rank 0, which has not written yet into {path} at which port the ranks meet")
+            _say_waits(world, f"rank 0, which has not written yet into {path} where the ranks meet")
         time.sleep(0.01)
-    raise WorldError(f"rank 0 wrote no port to meet at into {path} in {_CONNECTED_S:.0f} s; see what rank 0 printed")
+    raise WorldError(f"rank 0 did not write into {path} where to meet in {_CONNECTED_S:.0f} s; see what it printed")
 
 
 def _say_waits(world: World, what: str) -> None:
@@ -169,7 +257,7 @@ def _slurm_store(world: World) -> Store:
     """Return the store of a Slurm step, under a prefix of this step and requeue."""
     host, port, name = slurm.meeting_point(os.environ)
     if world.nodes == 1:
-        return PrefixStore(name, _store_on_rank0(world, port))
+        return local_store(world, name.replace("/", "-"))
     _wait_until_known(host, "the first machine of Slurm's step")
     return PrefixStore(name, TCPStore(host, port, is_master=world.is_first, wait_for_workers=False))
 
@@ -214,10 +302,6 @@ def serve_store(port: int = 0, host: str = ADDRESS) -> TCPStore:
 
     By default, torch would listen on every interface of the machine.
     """
-    return serve_store_on(socket.create_server((host, port), backlog=1024), host)
-
-
-def serve_store_on(listener: socket.socket, host: str = ADDRESS) -> TCPStore:
-    """Return a store served on a socket that listens on `host`, and closed with the store."""
+    listener = socket.create_server((host, port), backlog=1024)
     port = listener.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

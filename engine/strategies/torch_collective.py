@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import WorldError
 from midstride.engine.strategies.collective import CHANNEL, TIMEOUT, Collective, SideChannel, gather_objects
-from midstride.engine.strategies.rendezvous import rendezvous_store
+from midstride.engine.strategies.rendezvous import rendezvous_store, shared_values
 from midstride.engine.strategies.torch_internals import PrefixStore, default_store, groups, set_timeout
 from midstride.engine.world import World
 
@@ -79,9 +79,10 @@ class TorchCollective(Collective):
         return bool(lowest)
 
     def key_value_store(self) -> Any:
-        """Return the default group's store under a new prefix. All ranks call this equally often."""
+        """Return an empty store of the ranks; every rank calls this equally often."""
         self._stores += 1
-        return PrefixStore(f"midstride/{self._stores}", default_store())
+        store = PrefixStore(f"midstride/{self._stores}", default_store())
+        return shared_values(store, is_first=dist.get_rank() == 0)
 
     def side_channel(self) -> SideChannel:
         """Return a channel with its own process group. Call it on all ranks at the same point."""

@@ -3,22 +3,31 @@
 `tests/unit/test_internals.py` tests each of them.
 """
 
+import os
+from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
 from typing import Any
+from urllib.parse import parse_qsl, urlparse
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import _rendezvous_handlers
 from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = [
     "NORMALISATION",
+    "FileStore",
     "HashStore",
     "PrefixStore",
     "Store",
     "TCPStore",
+    "check_new_groups",
     "default_store",
+    "file_of",
     "foreach_add_",
     "foreach_copy_",
     "foreach_mul",
@@ -26,6 +35,7 @@ __all__ = [
     "groups",
     "initialize_xla",
     "is_in_bad_fork",
+    "meet_in",
     "replica_of",
     "schedule_of",
     "set_timeout",
@@ -41,18 +51,64 @@ foreach_mul, foreach_norm = torch._foreach_mul, torch._foreach_norm
 
 def groups() -> list[Any]:
     """Return all process groups; each has a `group_desc`."""
-    return list(dist.distributed_c10d._world.pg_map)
+    return list(distributed_c10d._world.pg_map)
 
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
     """Set the timeout of all further collectives of `group`."""
     public = getattr(dist, "set_timeout", None)  # torch's from 2.14 on, which warns of the other
-    (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
+    (public or distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def default_store() -> Store:
     """Return the key-value store in which the ranks of the default group met."""
-    return dist.distributed_c10d._get_default_store()
+    return distributed_c10d._get_default_store()
+
+
+def file_of(store: Store) -> str:
+    """Return the path of the file that holds what is in `store`; "" if none does."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    path: str = getattr(store, "path", "")
+    return path if isinstance(store, FileStore) else ""
+
+
+def meet_in(private: Callable[[], Store | None]) -> None:
+    """Make `init_process_group()`, which is told of no store, meet in that of `private`, where that returns one."""
+    as_told: Any = _rendezvous_handlers["env"]
+
+    def meet(url: str, *arguments: Any, **options: Any) -> Any:
+        store = private()
+        if store is None:
+            yield from as_told(url, *arguments, **options)
+            return
+        told = {
+            "rank": os.environ["RANK"],
+            "world_size": os.environ["WORLD_SIZE"],
+            **dict(parse_qsl(urlparse(url).query)),
+        }
+        yield store, int(told["rank"]), int(told["world_size"])
+
+    _rendezvous_handlers["env"] = meet
+
+
+def check_new_groups(check: Callable[[Any, Store], None]) -> None:
+    """Call `check` with each further process group, on each of its members, and the store that is its own.
+
+    Only groups that use gloo for tensors on the host.
+    """
+    new: Any = distributed_c10d._new_process_group_helper
+    host = torch.device("cpu")
+
+    @wraps(new)
+    def new_and_checked(*arguments: Any, **options: Any) -> Any:
+        group, store = new(*arguments, **options)
+        is_member = isinstance(group, dist.ProcessGroup)
+        if is_member and host in group._device_types and group._get_backend(host).name() == "gloo":
+            check(group, store)
+        return group, store
+
+    distributed_c10d._new_process_group_helper = new_and_checked
 
 
 def replica_of(module: nn.Module) -> Any:

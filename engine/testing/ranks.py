@@ -12,7 +12,7 @@ import torch
 from midstride.engine.errors import EngineError
 from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.loopback import rank_environments
-from midstride.engine.strategies.rendezvous import serve_store
+from midstride.engine.session.private_file import AnonymousFile
 
 __all__ = ["run_ranks"]
 
@@ -44,8 +44,8 @@ def run_ranks(
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["midstride.engine.testing.disable_gc", *preload, "midstride.engine.testing.freeze_gc"]
     )
-    store = serve_store()
-    environments = rank_environments(processes, store.port, base=environment)
+    meeting = AnonymousFile()
+    environments = rank_environments(processes, meeting.path, base=environment)
     deadline = time.monotonic() + timeout_s
     with ChildProcesses(_rank, [target, arguments], environments, "forkserver") as ranks:
         while hung := ranks.running():

@@ -96,7 +96,7 @@ def ends(folder: str, strategy: str, launcher: str = "") -> None:
     """Fit in a rank and note what reached `training_step_end`, and what was said."""
     rank = os.environ["RANK"]
     if launcher == "mpirun":
-        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MIDSTRIDE_MEETING"):
             value = os.environ.pop(name)
             if name in ("RANK", "WORLD_SIZE"):
                 key = name.removeprefix("WORLD_")

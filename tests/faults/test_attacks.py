@@ -1,16 +1,22 @@
 """Other users of the machine or the network: what they try has no effect, and a control shows that they can."""
 
 import json
+import os
+import pickle
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.attacker import attack, listening_ports, start_attack
+from support.attacker import attack, listening_ports, open_meetings, start_attack
 from support.flow_runs import results, tiny_job, wait_for
 from support.machines import Machines, undisturbed
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
+from midstride.engine.processes.lifetime import descendants, signal_all
 from midstride.engine.runs.audit import audit
 from midstride.engine.runs.run import Run
 from midstride.engine.runs.run_report import report_of
@@ -109,3 +115,57 @@ def test_a_node_with_a_wrong_secret_is_refused(machines: Machines, tmp_path: Pat
     said = wait_for(lambda: words in machines.said("node-1.txt") and machines.said(), "the words of the node")
     assert "a" * 64 not in said
     assert Path(right).read_text() not in said
+
+
+SCRIPT = """
+import sys
+from midstride.engine import Trainer
+from midstride.engine.seeds import seed_everything
+
+if __name__ == "__main__":
+    seed_everything(3)
+    from model import Data, Net
+    folder, strategy = sys.argv[1:]
+    module, data = Net(mark=f"{folder}/mark", lingers=f"{folder}/slow"), Data(f"{folder}/data")
+    trainer = Trainer(strategy=strategy, devices=2, max_steps=200, enable_progress_bar=False)
+    trainer.fit(module, data, run=f"{folder}/runs/a")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+@pytest.mark.parametrize("started", ["torchrun", "spawn", "ddp", "ddp_spawn", "ddp_fork"])
+def test_on_one_machine_another_user_reaches_no_store(started: str, marker: Path, tmp_path: Path) -> None:
+    is_script = started.startswith("ddp")
+    tiny_job(tmp_path, launcher="" if is_script else started, steps=200, lingers=f"{tmp_path}/slow")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "slow").touch()
+    command = ["-m", "midstride.engine", "fit", "job.yaml", "--run", "a"]
+    command = [sys.executable, *(["script.py", str(tmp_path), started] if is_script else command)]
+    with (tmp_path / "fit.txt").open("wb") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        wait_for(lambda: (tmp_path / "mark").exists() or process.poll() is not None, "a step")
+        assert process.poll() is None, (tmp_path / "fit.txt").read_text()
+        ports = listening_ports(process.pid)
+        assert {*ports.values()} == {LOOPBACK}, "gloo"
+        assert attack("poison_rendezvous", marker, *ports) == "none"
+        assert attack("open_meetings") == "0"
+        assert int(open_meetings()) > 0, "the control: this user's processes can"
+        (tmp_path / "slow").unlink()
+        assert process.wait(300) == 0, (tmp_path / "fit.txt").read_text()
+    finally:
+        signal_all([*descendants(process.pid), process.pid])
+        process.wait()
+    assert not marker.exists()
+
+
+def test_the_agent_of_torchrun_reads_a_pickle_at_a_port(marker: Path) -> None:
+    """The control: what is given to a rendezvous at a port is executed."""
+    store = serve_store()
+    assert attack("poison_rendezvous", marker, store.port) == str(store.port)
+    parameters = RendezvousParameters("c10d", f"127.0.0.1:{store.port}", "control", 1, 1, is_host=False)
+    backend, _ = create_backend(parameters)
+    backend_state = backend.get_state()
+    assert backend_state is not None
+    pickle.loads(backend_state[0])  # as the agent does
+    assert marker.exists()

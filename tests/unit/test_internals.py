@@ -149,6 +149,44 @@ def test_a_wrapper_of_torch_compile_gives_its_module_and_compiler() -> None:
     assert layer(torch.zeros(1, 2)).shape == (1, 2)
 
 
+def test_groups_are_checked_as_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, str]] = []
+    new = torch.distributed.distributed_c10d._new_process_group_helper
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_new_process_group_helper", new)
+    strategies.check_new_groups(lambda group, store: made.append((group, strategies.file_of(store))))
+    path = str(tmp_path / "store")
+    store = strategies.FileStore(path, -1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        beside = torch.distributed.new_group([0])
+        assert [group for group, _ in made] == [torch.distributed.group.WORLD, beside]
+        assert {file for _, file in made} == {path}
+        assert strategies.file_of(HashStore()) == ""
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_ranks_that_name_no_store_meet_where_they_are_told(is_private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, handlers = HashStore(), dict(torch.distributed.rendezvous.__globals__["_rendezvous_handlers"])
+    monkeypatch.setitem(torch.distributed.rendezvous.__globals__, "_rendezvous_handlers", handlers)
+    monkeypatch.setattr(strategies, "_rendezvous_handlers", handlers)
+    strategies.meet_in(lambda: store if is_private else None)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    if not is_private:
+        with pytest.raises(ValueError, match="MASTER_ADDR expected"):
+            torch.distributed.init_process_group("gloo")
+        return
+    torch.distributed.init_process_group("gloo")
+    try:
+        strategies.default_store().set("here", "")
+        assert store.num_keys() > 0
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_stores_are_of_one_kind() -> None:
     assert issubclass(strategies.TCPStore, strategies.Store)
     assert issubclass(strategies.PrefixStore, strategies.Store)

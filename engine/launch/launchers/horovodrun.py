@@ -9,6 +9,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.strategies import STRATEGIES
 from midstride.engine.errors import StrategyUnavailable
 from midstride.engine.launch.launchers.base import Launcher
+from midstride.engine.processes.loopback import interfaces
 from midstride.engine.processes.registered_ranks import RegisteredRanks
 from midstride.engine.session.session import Session
 
@@ -33,9 +34,10 @@ class Horovodrun(Launcher):
 
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
         """Return the command of horovodrun."""
-        world = job.world
+        world, loopback = job.world, interfaces({}).get("GLOO_SOCKET_IFNAME")
         return [
             *(sys.executable, "-m", "midstride.engine.launch.horovodrun_agent", "--gloo", "--disable-cache"),
+            *(("--network-interfaces", loopback) if loopback and not world.hosts else ()),
             *("--start-timeout", str(_START_S), "-np", str(world.processes)),
             *("-H", world.hosts or f"localhost:{world.processes}"),
             *(sys.executable, "-m", "midstride.engine.launch.horovod_rank", str(session.folder)),
@@ -48,5 +50,6 @@ class Horovodrun(Launcher):
             # Rank 0 keeps what the ranks agree in; if it dies, the others' polls for it need no C++ stacks in the log.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             **super().environment(session, job, base),
+            **({} if job.world.hosts else interfaces(base)),
             RegisteredRanks.VARIABLE: "here" if job.world.hosts else "all",
         }

@@ -35,6 +35,4 @@ class Torchrun(Launcher):
 
     def environment(self, session: Session, job: TrainingJob, base: Mapping[str, str]) -> dict[str, str]:
         """Return the world's environment."""
-        # Agent and ranks sharing one store makes a second meeting fail on stale addresses.
-        inherited = super().environment(session, job, base)
-        return {**inherited, **interfaces(base), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        return {**super().environment(session, job, base), **interfaces(base)}

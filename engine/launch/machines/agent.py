@@ -15,17 +15,13 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.run import main as torchrun
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, SnapshotError, StopRequested, WorldError
 from midstride.engine.launch.elastic_ranks import ranks_forked
+from midstride.engine.launch.elastic_rendezvous import Rendezvous
 from midstride.engine.launch.launchers.join import Join
 from midstride.engine.launch.machines.connections import LauncherConnection
 from midstride.engine.launch.machines.join import LAUNCHER_GONE, lock_folder
@@ -43,7 +39,6 @@ from midstride.engine.world import World
 
 __all__ = ["RoundHandler", "main"]
 
-_BACKEND = "midstride"
 _RANK = "midstride.engine.launch.machines.rank"
 #: a folder that was written elsewhere may be seen a little later, over NFS
 _SEEN_S = 5.0
@@ -62,7 +57,7 @@ class AgentStore(HashStore):
         """Return at once."""
 
 
-class RoundHandler(RendezvousHandler):
+class RoundHandler(Rendezvous):
     """Hands the rounds that the launcher forms to torchrun's agent.
 
     Args:
@@ -92,24 +87,9 @@ class RoundHandler(RendezvousHandler):
         """Return 1 if the agent is to end its ranks and ask for the next round, else 0."""
         return int(self._report.round_ends())
 
-    def get_backend(self) -> str:
-        """Return the name under which this handler is registered."""
-        return _BACKEND
-
     def get_run_id(self) -> str:
         """Return the node's number."""
         return str(self._node)
-
-    def is_closed(self) -> bool:
-        """Return False: the launcher ends the agents."""
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: the run goes on when one node ends."""
-
-    def shutdown(self) -> bool:
-        """Return True: there is nothing to close."""
-        return True
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -158,16 +138,13 @@ def _run_node() -> None:
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # then agents need not ask each other for their ranks
     report = NodeReport(launcher, node, session)
     meeting = RendezvousStoreInfo(host, document["store_port"])
-    rendezvous_handler_registry.register(
-        _BACKEND, lambda _: RoundHandler(report, meeting, node, has_threads=has_threads)
-    )
-    _run_agent(report, run, session)
+    _run_agent(RoundHandler(report, meeting, node, has_threads=has_threads), report, run, session)
 
 
-def _run_agent(report: NodeReport, run: Run, session: Session) -> None:
+def _run_agent(rounds: RoundHandler, report: NodeReport, run: Run, session: Session) -> None:
     machines = run.job.world.machines
     arguments = [
-        *(f"--rdzv-backend={_BACKEND}", f"--nnodes={machines.least}:{machines.most}"),
+        *(rounds.use(), f"--nnodes={machines.least}:{machines.most}"),
         *(f"--nproc-per-node={machines.processes}", f"--max-restarts={_RESTARTS}", "--monitor-interval=0.1"),
         *("--log-dir", str(session.folder / "agent")),
         *("--module", _RANK, str(session.folder)),

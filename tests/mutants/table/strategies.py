@@ -134,4 +134,13 @@ STRATEGIES = [
     Mutant("ranks under horovodrun meet as ddp", "_default_strategy",
         'return "horovod" if world.launcher == "horovodrun" else "ddp"', 'return "ddp"',
         "test_placement.py"),
+    Mutant("a pickle of a process that is no rank is read", "check_peers",
+        "_verify(received[other].numpy().tobytes(), _proof(key, other, rank), rank, other)", "pass",
+        "test_no_pickle_of_an_intruder_is_read"),
+    Mutant("ranks of one machine meet at a port", "rendezvous_store",
+        "(meeting := Meeting.named()) is not None", "(meeting := Meeting.named()) is not None and False",
+        "test_on_one_machine_another_user_reaches_no_store"),
+    Mutant("a folder that others can enter is taken for this user's own", "own_folder",
+        "not folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)", "True",
+        "test_no_other_user_can_take_the_folder"),
 ]

@@ -124,13 +124,8 @@ def test_end_within(code: str, within_s: float, ended: bool) -> None:
 
 
 def test_the_environment_of_ranks() -> None:
-    first, second = rank_environments(2, 29500, base={"KEPT": "1"})
+    first, second = rank_environments(2, "/proc/1/fd/3", base={"KEPT": "1"})
     assert first | {"RANK": "1", "LOCAL_RANK": "1"} == second
-    assert {name: first[name] for name in ("KEPT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")} == {
-        "KEPT": "1",
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }
-    assert first["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    expected = {"KEPT": "1", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    assert first == first | expected | {"MIDSTRIDE_MEETING": "/proc/1/fd/3"}
+    assert 0 < int(first["MASTER_PORT"]) < 65_536

@@ -1,4 +1,4 @@
-"""Where ranks meet: at a free port of one machine, or at another machine, which is named if nothing knows it."""
+"""Where ranks meet: in a private file of one machine, or at another machine, which is named if nothing knows it."""
 
 import fcntl
 import os
@@ -16,6 +16,7 @@ from support.launched import at, in_step
 from midstride.engine.errors import EngineError, JobError, WorldError
 from midstride.engine.processes.loopback import ADDRESS
 from midstride.engine.processes.process_identity import local_world_id
+from midstride.engine.session.private_file import own_folder
 from midstride.engine.strategies import rendezvous
 from midstride.engine.strategies.torch_collective import TorchCollective
 from midstride.engine.world import World
@@ -66,7 +67,7 @@ WAITS = [
     ("rank 0 of 3 waits for ranks 1, 2, not connected yet; for [0-9]+ s more", "waited 0 s for ranks 1, 2: see what"),
     (
         "rank 1 of 3 waits for rank 0, which has not written yet into .*; for [0-9]+ s",
-        "rank 0 wrote no port to meet at",
+        "rank 0 did not write into .* where to meet",
     ),
 ]
 
@@ -89,15 +90,15 @@ def of_rank(rank: int, launcher: str) -> dict[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of temporary files."""
+    """The folder of this user's short-lived files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+    return own_folder()
 
 
 @pytest.mark.parametrize("first", [0, 2], ids=["rank 0 first", "rank 0 last"])
 @pytest.mark.parametrize("launcher", LOCAL)
-def test_ranks_meet_at_a_free_port_despite_a_killed_world(launcher: str, first: int, folder: Path) -> None:
-    stores = []  # kept until all are done: the others are served by rank 0's
+def test_ranks_meet_in_a_file_despite_a_killed_world(launcher: str, first: int, folder: Path) -> None:
+    stores = []  # kept until all are done: rank 0 holds the file
 
     def joined(rank: int) -> bytes:
         store = rendezvous.rendezvous_store(World.from_environment(of_rank(rank, launcher)))
@@ -107,15 +108,14 @@ def test_ranks_meet_at_a_free_port_despite_a_killed_world(launcher: str, first: 
         return b"".join(store.get(f"joined/{other}") for other in range(3))
 
     with mock.patch.dict(os.environ, of_rank(0, launcher)), ThreadPoolExecutor(3) as ranks:
-        path = folder / f"midstride-port-{os.getuid()}-{local_world_id()}"
-        path.write_text("9")
-        (folder / f"midstride-port-{os.getuid()}-of-another-world").write_text("10")
+        (folder / f"ranks-{local_world_id()}").write_text("/proc/9/fd/9")
+        (folder / "ranks-of-another-world").write_text("/proc/9/fd/10")
         assert list(ranks.map(joined, sorted(range(3), key=lambda rank: (rank - first) % 3))) == [b"012"] * 3
     assert list(folder.iterdir()) == []
 
 
 def test_the_file_of_another_world_whose_ranks_meet_now_stays(folder: Path) -> None:
-    other = folder / f"midstride-port-{os.getuid()}-of-another-world"
+    other = folder / "ranks-of-another-world"
     with other.open("w") as held, ThreadPoolExecutor(2) as ranks:
         fcntl.flock(held, fcntl.LOCK_EX)
         worlds = [World(rank=rank, size=2, local_rank=rank, local_size=2) for rank in range(2)]
