@@ -11,10 +11,22 @@ __all__ = [
     "format_number",
     "format_run_name",
     "format_seconds",
+    "format_value",
+    "is_secret",
     "markdown_table",
+    "printable",
     "url_name",
 ]
 
+#: names whose values are not shown; tokenizers have special tokens, which are no secrets
+_SECRET = re.compile(r"(.*_)?(password|passwd|passphrase|secret|credentials?|token|(api|access|private|secret)_?key)")
+_NO_SECRET = re.compile(r"((pad|eos|bos|unk|mask|cls|sep|start|end|stop|special|image|audio)_)+token")
+_HIDDEN = "'(not shown)'"
+_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+#: a text under a name, in a dict as Python writes it
+_ENTRY = re.compile(f"({_TEXT}): ({_TEXT})")
+#: control characters, less tab and line feed, and those that turn the direction of text
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _UUID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -44,6 +56,36 @@ def format_names(names: Sequence[str], most: int = 5) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def printable(text: str) -> str:
+    r"""Return a text with its control characters written out: a terminal would obey them.
+
+    >>> printable("a\x1b[2J\tb\x9b")
+    'a\\x1b[2J\tb\\x9b'
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a setting says that its value must not be shown.
+
+    >>> [is_secret(name) for name in ("model.hub_token", "args: api_key", "tokens", "pad_token")]
+    [True, True, False, False]
+    """
+    last = (re.findall(r"[a-z0-9_]+", name.lower()) or [""])[-1]
+    return _SECRET.fullmatch(last) is not None and _NO_SECRET.fullmatch(last) is None
+
+
+def format_value(name: str, value: object) -> str:
+    """Write the value of a setting as Python does; texts that are secrets by their names are left out.
+
+    >>> format_value("hub", {"token": "hf_1234", "retries": 3}), format_value("token", "hf_1234")
+    ("{'token': '(not shown)', 'retries': 3}", "'(not shown)'")
+    """
+    if isinstance(value, str) and is_secret(name):
+        return _HIDDEN
+    return _ENTRY.sub(lambda found: f"{found[1]}: {_HIDDEN}" if is_secret(found[1][1:-1]) else found[0], repr(value))
 
 
 def format_seconds(value: float | None) -> str:

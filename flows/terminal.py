@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from midstride.engine.cli.table import escape
 from midstride.engine.formatting import format_number
 from midstride.engine.registry.comparison import PromotionDecision
 from midstride.engine.registry.night_report import NightlyReport

@@ -33,6 +33,7 @@ import xxhash
 from torch import Tensor
 
 from midstride.engine.errors import IdentityChanged
+from midstride.engine.formatting import format_value
 from midstride.engine.objects.kinds.functions import digest_of_code
 from midstride.engine.objects.user_modules import functions_of, names_in, user_modules
 
@@ -136,7 +137,7 @@ def identity_changes(saved: dict[str, Any], running: dict[str, Any]) -> dict[str
     1 and 1.0 differ, since as limits they mean one batch and all batches.
     """
     return {
-        key: f"the snapshot has {saved.get(key)!r}, this run has {value!r}"
+        key: f"the snapshot has {format_value(key, saved.get(key))}, this run has {format_value(key, value)}"
         for key, value in running.items()
         if saved.get(key) != value or type(saved.get(key)) is not type(value)
     }

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from midstride.engine.checkpointing.identity import identity_changes, identity_of, is_json
 from midstride.engine.errors import IdentityChanged
+from midstride.engine.formatting import format_value
 from midstride.engine.optim.schedulers import SchedulerConfig
 
 __all__ = ["Settings"]
@@ -108,9 +109,10 @@ class Settings:
 
     def _warning(self, name: str, asked: Any, in_force: Any) -> str:
         if in_force == asked or self._is_accepted:
-            return f"{name} is {in_force!r} now, and takes effect"
+            return f"{name} is {format_value(name, in_force)} now, and takes effect"
         self._overridden[name] = {"asked": asked, "in_force": in_force}
-        return f"{name} is asked to be {asked!r} now, and stays {in_force!r}: the snapshot brings it along"
+        values = f"{format_value(name, asked)} now, and stays {format_value(name, in_force)}"
+        return f"{name} is asked to be {values}: the snapshot brings it along"
 
     def facts(self) -> dict[str, Any]:
         """Return the settings at the start of the run, those in force, and those that the snapshot overrides."""

@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.markup import escape
 
 from midstride.engine.cli.output import AsJson, print_json
-from midstride.engine.cli.table import show_table, table_console
+from midstride.engine.cli.table import escape, show_table, table_console
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import UserError
+from midstride.engine.formatting import printable
 from midstride.engine.registry.registry import FOLDER, Champion, ModelRegistry
 from midstride.engine.registry.tracker_promotion import publish_champion
 from midstride.engine.runs.run import job_of
@@ -54,7 +54,7 @@ def show(url: Url, *, job: Job = None, as_json: AsJson = False) -> int:
         print_json(fields)
         return 0
     for name in ("run", "promoted", "why", "weights"):
-        print(f"{name:>8}  {fields[name]}")
+        print(f"{name:>8}  {printable(str(fields[name]))}")
     return 0
 
 
@@ -63,7 +63,8 @@ def rollback(url: Url, *, job: Job = None) -> int:
     """Make the champion before this one champion again; given once more, the one before that."""
     registry = _only_registry(url, job)
     left, back = _current(registry), registry.roll_back()
-    print(f"{back.run} is champion of {registry.name} again, after {left.run}: {registry.weights_url(back)}")
+    where = registry.weights_url(back)
+    print(printable(f"{back.run} is champion of {registry.name} again, after {left.run}: {where}"))
     runs = Store.open(url)
     for run in (left, back):  # a champion outlives its run
         if (its_job := job_of(runs.at(run.run))) is not None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from pydantic_core import to_json
 from rich.console import Console
-from rich.markup import escape
 
-from midstride.engine.cli.table import show_table, table_console
+from midstride.engine.cli.table import escape, show_table, table_console
+from midstride.engine.formatting import printable
 from midstride.engine.session.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def show_outcome(outcome: Outcome) -> None:
 def show_error(text: str) -> None:
     """Print an error in red on standard error; a terminal wraps between words."""
     console = Console(stderr=True, highlight=False)
-    console.print(text, style="red", markup=False, soft_wrap=not console.is_terminal)
+    console.print(printable(text), style="red", markup=False, soft_wrap=not console.is_terminal)
 
 
 def show_audit(run: str, audit: "Audit") -> None:

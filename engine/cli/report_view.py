@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from midstride.engine.cli.table import show_table
+from midstride.engine.cli.table import escape, show_table
 from midstride.engine.formatting import format_number, format_seconds
 from midstride.engine.runs.report_text import lost_steps, summary_rows
 from midstride.engine.runs.run_report import Interruption, Report

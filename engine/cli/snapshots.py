@@ -1,16 +1,16 @@
 """`midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all runs of a store."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from rich.markup import escape
 
 from midstride.engine.cli.output import AsJson, busy, print_json
-from midstride.engine.cli.table import show_table, table_console
+from midstride.engine.cli.table import escape, show_table, table_console
 from midstride.engine.errors import JobError, UserError
+from midstride.engine.formatting import printable
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.inspection import Finding, inspect_run
 from midstride.engine.snapshots.lease import newest
@@ -55,7 +55,7 @@ def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
         print_json(result)
         return 0
     for name, went in result.items():
-        print(f"{name}: {len(went['removed'])} removed, {len(went['kept'])} kept")
+        print(f"{printable(name)}: {len(went['removed'])} removed, {len(went['kept'])} kept")
     return 0
 
 
@@ -68,21 +68,32 @@ def repair(url: Url, /, *, yes: Yes = False) -> int:
             left += _repair(name, store, yes)
     if left and not yes:
         print("nothing was changed: --yes does what is said here")
-    return 1 if left and not yes else 0
+    return 1 if left else 0
 
 
 def _repair(name: str, store: Store, yes: bool) -> int:
-    """Say what there is to do about a run, and do it if asked to; return how much of it can be done."""
+    """Say what there is to do about a run, and do it if asked to; return how much of it can be done, and is not."""
     done: set[str] = set()
+    left = 0
     while found := [one for one in repairs(store) if one.message not in done]:
         for one in found:
-            print(f"{name}: {one.message}")
-            if yes and one.act is not None:
-                one.act()
+            print(printable(f"{name}: {one.message}"))
+            if one.act is not None:
+                left += int(not (yes and _is_done(name, one.act)))
         done |= {one.message for one in found}
         if not yes:
             break
-    return sum(one.act is not None for one in found)
+    return left
+
+
+def _is_done(name: str, act: Callable[[], object]) -> bool:
+    """Repair one thing; say why if that is not possible, for example because a link leads elsewhere."""
+    try:
+        act()
+    except OSError as error:
+        print(printable(f"{name}: this was not done: {error}"))
+        return False
+    return True
 
 
 def _prune(store: Store, keep: int) -> dict[str, list[str]]:
@@ -122,7 +133,7 @@ def _show(found: dict[str, list[Finding]], as_json: bool) -> None:
         for finding in findings:
             if finding.reason:  # not in the table, where a path would be broken
                 style = None if finding.is_good else "red"
-                console.print(f"{finding.name}: {finding.reason}", style=style, markup=False, soft_wrap=True)
+                console.print(printable(f"{finding.name}: {finding.reason}"), style=style, markup=False, soft_wrap=True)
 
 
 def _cells(finding: Finding) -> list[str]:
@@ -131,4 +142,4 @@ def _cells(finding: Finding) -> list[str]:
         time = datetime.fromtimestamp(taken.manifest["time"]).strftime("%m-%d %H:%M:%S")
         cells = [str(taken.position.step), str(taken.generation), f"{taken.bytes:,}", time]
     state = escape(finding.state)
-    return [finding.name, *cells, state if finding.is_good else f"[red]{state}[/]"]
+    return [escape(finding.name), *cells, state if finding.is_good else f"[red]{state}[/]"]

@@ -2,16 +2,24 @@
 
 from collections.abc import Sequence
 
+from rich import markup
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-__all__ = ["show_table", "table_console"]
+from midstride.engine.formatting import printable
+
+__all__ = ["escape", "show_table", "table_console"]
 
 #: columns of a terminal on which nothing is wrapped
 _WIDE = 10_000
 #: columns of what is no terminal, such as a file
 _WIDTH = 160
+
+
+def escape(text: str) -> str:
+    """Return markup that shows `text`, its control characters written out."""
+    return markup.escape(printable(text))
 
 
 def table_console() -> Console:

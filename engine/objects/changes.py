@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
+from midstride.engine.formatting import is_secret
 from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.state.object_nodes import Instance, Same, View, key_path, step, value_path
 from midstride.engine.state.tensor_digest import tensor_digest
@@ -229,7 +230,7 @@ class CodeChange:
         then, now = self.differing[path]
         if isinstance(saved, (Same, View)) or _text(saved) != then:
             return False
-        line = f"{path} ({then}, now {now})"
+        line = path if is_secret(path) else f"{path} ({then}, now {now})"
         if self.takes_settings or (isinstance(saved, Instance) and saved.form in _CODE):
             self._taken.add(path)
             return self._note("built otherwise, and the new one holds", line)

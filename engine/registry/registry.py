@@ -8,6 +8,7 @@ number is in use. A roll-back promotes the one before again; no file is ever ove
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ __all__ = ["FOLDER", "Champion", "ModelRegistry", "champion_weights_explained"]
 log = logging.getLogger(__name__)
 
 FOLDER = "_champions"
+#: names as `_path` makes them
+_NAME = re.compile(r"(\d{6}|[1-9]\d{6,17})\.json", re.ASCII)
 #: the keys of a champion's file, and their types
 _KINDS: dict[str, Kind] = {
     "number": int,
@@ -206,8 +209,7 @@ class ModelRegistry:
         self._store.write(f"weights/{run}/{MANIFEST}", encode_document(saved.manifest))
 
     def _numbers(self) -> list[int]:
-        stems = (name.removesuffix(".json") for name in self._store.list() if name.endswith(".json"))
-        return sorted(int(stem) for stem in stems if stem.isdigit())
+        return sorted(int(name.removesuffix(".json")) for name in self._store.list() if _NAME.fullmatch(name))
 
 
 @contextmanager

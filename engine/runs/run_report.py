@@ -11,6 +11,7 @@ from pydantic import Field
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import MonitorOptions, Record
 from midstride.engine.errors import SnapshotError
+from midstride.engine.formatting import format_value
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run, job_of
 from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of, why_ended
@@ -148,7 +149,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
         failures=_failures(attempts),
         left_out=facts.get("left_out", ()),
         overridden={
-            name: f"{found['in_force']!r}, not {found['asked']!r}"
+            name: f"{format_value(name, found['in_force'])}, not {format_value(name, found['asked'])}"
             for name, found in facts.get("overridden", {}).items()
         },
         slow=tuple(f"attempt {attempt.number}: {line}" for attempt in attempts for line in attempt.slow),

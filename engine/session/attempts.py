@@ -19,7 +19,7 @@ from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.session.ending import Ending
 from midstride.engine.session.events import Event
 from midstride.engine.session.outcome import CODES, SUPERSEDED, Outcome
-from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds
+from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds, decode_object
 from midstride.engine.storage.store import Store
 
 __all__ = ["Attempt", "AttemptLog", "Verdict", "fatal_snapshots", "retry_verdict"]
@@ -180,11 +180,10 @@ class AttemptLog:
     def _attempt(self, name: str) -> Attempt | None:
         where = f"{self._store.url}/{name}"
         try:
-            return _decode(self._store.read(name), where)
+            with self._store.reading(name):
+                return _decode(self._store.read(name), where)
         except SnapshotDamaged as error:
             log.warning("that attempt does not count: %s", error)
-        except (ValueError, RecursionError, IsADirectoryError) as error:
-            log.warning("%s is not what was written, that attempt does not count: %s", where, error)
         return None
 
     def verdict(self, retries: int, *, after: int = 0) -> Verdict:
@@ -281,9 +280,7 @@ def _encode(attempt: Attempt) -> bytes:
 
 
 def _decode(data: bytes, where: str) -> Attempt:
-    found = json.loads(data)
-    if not isinstance(found, dict) or "number" not in found:
-        raise SnapshotDamaged(f"{where} holds another document")
+    found = decode_object(data, where, number=int)
     check_kinds(found, where, **_KINDS)
     if found.get("outcome", "lost") not in (*CODES, "lost"):
         raise SnapshotDamaged(f"{where} names an outcome that there is not: {found['outcome']!r}")

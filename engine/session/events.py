@@ -15,14 +15,19 @@ round       number, nodes, ranks, why                    (nodes that train from 
 """
 
 import json
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.session.private_file import open_own
+from midstride.engine.storage.checksums import NUMBER, decode_object
 
 __all__ = ["Event", "EventLog", "EventTail"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,14 @@ class EventTail:
         except FileNotFoundError:
             return []
         self._offset += len(whole) + len(newline)
-        return [_event(json.loads(line)) for line in whole.splitlines() if line.strip()]
+        found = (self._event(line) for line in whole.splitlines() if line.strip())
+        return [event for event in found if event is not None]
 
-
-def _event(document: dict[str, Any]) -> Event:
-    return Event(document.pop("kind"), document.pop("time"), document)
+    def _event(self, line: bytes) -> Event | None:
+        """Return the event of a line; None of one that is cut off, as a full disk leaves it."""
+        try:
+            document = decode_object(line, str(self.path), kind=str, time=NUMBER)
+        except SnapshotDamaged as error:
+            log.warning("an event is left out: %s", error)
+            return None
+        return Event(document.pop("kind"), document.pop("time"), document)

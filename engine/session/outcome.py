@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from types import NoneType
 from typing import Literal
 
 from midstride.engine import errors
@@ -74,8 +75,8 @@ class Outcome:
         return json.dumps(asdict(self), indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> "Outcome":
-        """Return the outcome that `to_json` wrote.
+    def from_json(cls, text: str | bytes, where: str = "the outcome of a rank") -> "Outcome":
+        """Return the outcome that `to_json` wrote; `where` names it in messages.
 
         Raises:
             WorldError: the text is not what `to_json` writes.
@@ -83,9 +84,11 @@ class Outcome:
         try:
             outcome = cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
-            raise WorldError(f"the outcome of a rank is not what was written: {error}") from error
-        if outcome.kind not in CODES or type(outcome.rank) is not int or type(outcome.error) is not str:
-            raise WorldError(f"the outcome of a rank is not what was written: {text!r:.200}")
+            raise WorldError(f"{where} is not what was written: {error}") from error
+        kinds: dict[str, type | tuple[type, ...]] = {"error": str, "type": str, "rank": int, "time": (float, int)}
+        is_right = all(isinstance(getattr(outcome, name), kind) for name, kind in kinds.items())
+        if not is_right or outcome.kind not in (*CODES,) or type(outcome.step) not in (int, NoneType):
+            raise WorldError(f"{where} is not what was written: {text!r:.200}")
         return outcome
 
 

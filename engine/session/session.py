@@ -22,10 +22,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from midstride.engine.errors import WorldError
+from midstride.engine.errors import SnapshotDamaged, WorldError
 from midstride.engine.processes.lifetime import SESSION
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.private_file import read_own
+from midstride.engine.storage.checksums import Kind, decode_object
 from midstride.engine.storage.draft import draft_of
 
 __all__ = ["Session"]
@@ -36,6 +37,9 @@ _ROOM_BYTES = 1 << 16
 
 #: how the world ended and why the store has no word of it
 _UNRECORDED = "unrecorded.json"
+#: the files in which ranks say how they ended
+_OUTCOMES = "outcome-rank-*.json"
+_DIGITS = 9
 
 
 class Session:
@@ -98,12 +102,24 @@ class Session:
         return self.folder / "log.txt"
 
     def document(self) -> dict[str, Any]:
-        """Return what stands in job.json: "job", "run" and "attempt"."""
-        try:
-            document: dict[str, Any] = json.loads(read_own(self.folder / "job.json"))
-        except FileNotFoundError:
-            raise WorldError(f"{self.folder} is no session: it holds no job.json") from None
+        """Return what stands in job.json: "job", "run" and "attempt".
+
+        Raises:
+            WorldError: it is missing, or not what was written.
+        """
+        if (document := self._read("job.json", job=dict, run=str, attempt=int)) is None:
+            raise WorldError(f"{self.folder} is no session: it holds no job.json")
         return document
+
+    def _read(self, name: str, **kinds: Kind) -> dict[str, Any] | None:
+        """Return the document in the file `name`; None if there is none."""
+        path = self.folder / name
+        try:
+            return decode_object(read_own(path), str(path), **kinds)
+        except FileNotFoundError:
+            return None
+        except SnapshotDamaged as error:
+            raise WorldError(str(error)) from error
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Write how a rank ended; only the first outcome of each rank is written."""
@@ -113,7 +129,7 @@ class Session:
 
     def outcomes(self) -> list[Outcome]:
         """Return what the ranks have written so far, in the order of ranks."""
-        return [Outcome.from_json(read_own(path).decode()) for path in sorted(self.folder.glob("outcome-rank-*.json"))]
+        return [Outcome.from_json(read_own(path), str(path)) for path in sorted(self.folder.glob(_OUTCOMES))]
 
     def keep_unrecorded(self, outcome: Outcome, why: str) -> None:
         """Keep an outcome that could not be recorded in the store, and `why`; the next launch records it."""
@@ -121,24 +137,25 @@ class Session:
 
     def unrecorded(self) -> tuple[Outcome, str] | None:
         """Return what `keep_unrecorded` has written; None if it was never called."""
-        try:
-            kept = json.loads(read_own(self.folder / _UNRECORDED))
-        except FileNotFoundError:
+        if (kept := self._read(_UNRECORDED, outcome=str, why=str)) is None:
             return None
-        return Outcome.from_json(kept["outcome"]), kept["why"]
+        return Outcome.from_json(kept["outcome"], str(self.folder / _UNRECORDED)), kept["why"]
 
     @property
     def ranks(self) -> int | None:
         """How many ranks the world has; None where the job says it."""
         try:
-            return int(read_own(self.folder / "ranks"))
+            text = read_own(self.folder / "ranks")
         except FileNotFoundError:
             return None
+        if not text.isdigit() or len(text) > _DIGITS:
+            raise WorldError(f"{self.folder / 'ranks'} is not what was written: {text!r:.80} is no number of ranks")
+        return int(text)
 
     def begin_round(self, ranks: int) -> None:
         """Remove what the ranks of the last round have written: the world has `ranks` new ones."""
         _write(self.folder / "ranks", str(ranks))
-        for pattern in ("outcome-rank-*.json", "heartbeat-rank-*"):
+        for pattern in (_OUTCOMES, "heartbeat-rank-*"):
             for path in self.folder.glob(pattern):
                 path.unlink()
 

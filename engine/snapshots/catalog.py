@@ -17,7 +17,7 @@ from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.metric_rows import MetricSegments, join_segments, missing_steps
 from midstride.engine.snapshots.position import Position, file_stem, parse_name, snapshot_name
 from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
-from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds
+from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds, decode_object
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.verification import read_document, read_verified, verify_files
 
@@ -229,9 +229,10 @@ class Catalog:
         return {name: self._reason(name) for name in marked}
 
     def _reason(self, name: str) -> str:
+        path = f"{self._folder}/{name}/{_ASIDE}"
         try:
-            return str(json.loads(self._store.read(f"{self._folder}/{name}/{_ASIDE}"))["reason"])
-        except (ValueError, KeyError, TypeError, OSError) as error:
+            return str(decode_object(self._store.read(path), path, reason=str)["reason"])
+        except (SnapshotDamaged, OSError) as error:
             return f"its {_ASIDE} does not say why: {error}"
 
     def discard(self, snapshot: Snapshot) -> None:

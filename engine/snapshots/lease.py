@@ -10,6 +10,7 @@ them in case it is lost. So the lineage of a run is in two leases, however many 
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -42,6 +43,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _FOLDER = "lease"
+#: names as `lease_path` makes them
+_NAME = re.compile(r"(\d{6}|[1-9]\d{6,17})\.json", re.ASCII)
 #: the keys of a lease's document, and their types
 _KINDS: dict[str, Kind] = {
     "generation": int,
@@ -225,6 +228,8 @@ def _lease_at(store: Store, generation: int) -> dict[str, Any]:
     if document["generation"] != generation:
         where = f"{store.url}/{path}"
         raise SnapshotDamaged(f"{where} is the lease of generation {document['generation']}: {WAYS_OUT}")
+    if wrong := [name for name in document["ancestors"] if not isinstance(name, str)]:
+        raise SnapshotDamaged(f"{store.url}/{path} names {wrong[0]!r:.80} as a snapshot: {WAYS_OUT}")
     return document
 
 
@@ -235,5 +240,4 @@ def lease_path(generation: int) -> str:
 
 def generations(store: Store) -> list[int]:
     """Return the generations that have a lease, whole or not, oldest first."""
-    stems = (name.removesuffix(".json") for name in store.list(_FOLDER) if name.endswith(".json"))
-    return sorted(int(stem) for stem in stems if stem.isdigit())
+    return sorted(int(name.removesuffix(".json")) for name in store.list(_FOLDER) if _NAME.fullmatch(name))

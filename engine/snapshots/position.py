@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 __all__ = ["Position", "file_stem", "parse_name", "rank_stem", "snapshot_name"]
 
-_NAME = re.compile(r"(?P<step>\d{12,})(?:\.(?P<after>\d{4,}))?-g(?P<generation>\d{6,})(?:-\d{2,})?")
+#: numbers have at most 18 digits
+_NAME = re.compile(r"(?P<step>\d{12,18})(?:\.(?P<after>\d{4,18}))?-g(?P<generation>\d{6,18})(?:-\d{2,18})?", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)

@@ -5,13 +5,13 @@ them. Damaged snapshots, and other damaged weights, are set aside, so that older
 no copy holds is named and stays missing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from midstride.engine.errors import SnapshotDamaged
+from midstride.engine.errors import SnapshotDamaged, SnapshotUnreadable
 from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import BLOCK, Lease, generations, lease_document, lease_path, read_lease
 from midstride.engine.snapshots.position import parse_name
@@ -41,20 +41,21 @@ def repairs(store: Store) -> list[Repair]:
 
 
 def _leases(store: Store) -> Iterator[Repair]:
-    known = _described(store)
-    newest = max([*generations(store), *known], default=0)
-    for generation in range(1, newest + 1):
+    known, present = _described(store), {*generations(store)}
+    newest = max([*present, *known], default=0)
+    needed = _ancestors(known.get(newest))
+    for generation in sorted(number for number in {*present, *known, *needed} if number > 0):
         try:
             read_lease(store, generation)
             continue
         except SnapshotDamaged as error:
             path, fault = lease_path(generation), str(error).partition(": `")[0]
         if (lease := known.get(generation)) is None and generation == newest:
-            lease = _empty(store, generation)
+            lease = _empty(store, known, generation)
         if lease is None:
-            if generation in _ancestors(known.get(newest)):
+            if generation in needed:
                 yield Repair(f"{fault}; {_NO_COPY}", None)
-            elif generation in generations(store):
+            elif generation in present:
                 yield Repair(
                     f"{fault}; no snapshot is left of it, and none that counts came from one: remove it",
                     partial(store.remove, path),
@@ -102,16 +103,18 @@ def _documents(store: Store) -> Iterator[dict[str, Any]]:
             document = read_document(store, path, generation=int, run_id=str, ancestors=list)
         except (FileNotFoundError, SnapshotDamaged):
             continue
-        if path.startswith(SNAPSHOTS) or lease_path(document["generation"]) == path:
+        parsed = parse_name(path.split("/")[1])
+        of = lease_path(document["generation"]) == path if parsed is None else parsed[1] == document["generation"]
+        if of and all(isinstance(name, str) for name in document["ancestors"]):
             yield document
 
 
-def _empty(store: Store, generation: int) -> Lease | None:
+def _empty(store: Store, known: Mapping[int, Lease], generation: int) -> Lease | None:
     """Return a lease for a generation that has committed nothing: it goes on from whatever is the newest before it."""
     named = {name: parsed for name in store.list(SNAPSHOTS) if (parsed := parse_name(name))}
     older = {number for _, number in named.values() if number < generation}
     for number in sorted(older, reverse=True):
-        lease = _described(store).get(number)
+        lease = known.get(number)
         mine = [
             name for name, (_, of) in named.items() if of == number and store.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")
         ]
@@ -186,7 +189,15 @@ def _log(store: Store) -> Iterator[Repair]:
     for fault in catalog.log_faults():
         yield Repair(f"{fault}; no snapshot has those rows: the log keeps a gap", None)
     text = catalog.metric_log().encode()
-    if store.exists("metrics.csv") and len(store.read("metrics.csv")) > 0 and store.read("metrics.csv") != text:
+    try:
+        with store.reading("metrics.csv"):
+            found = store.read("metrics.csv")
+    except FileNotFoundError:
+        return
+    except SnapshotUnreadable as error:
+        yield Repair(f"{error}; write it anew", lambda: store.write("metrics.csv", text))
+        return
+    if found not in (b"", text):
         yield Repair(
             "metrics.csv is not what the snapshots say; write it anew", lambda: store.write("metrics.csv", text)
         )

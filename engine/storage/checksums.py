@@ -17,6 +17,7 @@ __all__ = [
     "check_kinds",
     "check_size",
     "decode_document",
+    "decode_object",
     "digest_of",
     "encode_document",
 ]
@@ -106,6 +107,24 @@ def decode_document(data: bytes, path: str, /, **kinds: Kind) -> dict[str, Any]:
         raise SnapshotDamaged(f"{path} holds another document: it says nothing of {', '.join(missing)}")
     check_kinds(document, path, **kinds)
     return dict(document)
+
+
+def decode_object(data: bytes, path: str, /, **kinds: Kind) -> dict[str, Any]:
+    """Return the JSON object in `data`, which has no checksum.
+
+    Raises:
+        SnapshotDamaged: it is none, or a key of `kinds` is missing or of another type.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotDamaged(f"{path} is not what was written: no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise SnapshotDamaged(f"{path} is not what was written: an object is needed, not {document!r:.80}")
+    if missing := [key for key in kinds if key not in document]:
+        raise SnapshotDamaged(f"{path} holds another document: it says nothing of {', '.join(missing)}")
+    check_kinds(document, path, **kinds)
+    return document
 
 
 def check_kinds(document: Mapping[str, Any], path: str, /, **kinds: Kind) -> None:

@@ -38,7 +38,7 @@ class LocalStore(Store):
     def write(  # noqa: D102
         self, path: str, data: bytes | memoryview, *, check: Callable[[], None] | None = None
     ) -> None:
-        target = self._at(path)
+        target = self._unlinked(path)
         draft = _draft(target, data)
         try:
             if check:
@@ -55,7 +55,7 @@ class LocalStore(Store):
         drafts: list[tuple[Path, Path]] = []
         try:
             for name, data in files:
-                target = self._at(f"{folder}/{name}")
+                target = self._unlinked(f"{folder}/{name}")
                 drafts.append((_draft(target, data), target))
             for draft, target in drafts:
                 _give_name(draft, target)
@@ -66,7 +66,7 @@ class LocalStore(Store):
         _sync_folder(self._at(folder))  # once for all names
 
     def create(self, path: str, data: bytes) -> bool:  # noqa: D102
-        target = self._at(path)
+        target = self._unlinked(path)
         draft = _draft(target, data)
         try:
             target.hardlink_to(draft)  # unlike rename, fails if the target is there; unlike O_EXCL, brings its content
@@ -109,14 +109,19 @@ class LocalStore(Store):
             raise SnapshotDamaged(f"{path!r} leads out of {self.url}")
         return self._folder / path
 
+    def _unlinked(self, path: str) -> Path:
+        """Return the path of a file, in folders that are no links, except for those directly in this one."""
+        target = self._at(path)
+        if any((self._folder / folder).is_symlink() for folder in [*PurePath(path).parents][:-2]):
+            raise OSError(errno.ELOOP, "its folder is a link, which is not followed", str(target))
+        return target
+
     def _opened(self, path: str) -> io.FileIO:
         """Open a regular file for reading. Links (which lead elsewhere) and FIFOs are refused.
 
         The folders directly in this one can be links, for example to snapshots on another disk.
         """
-        target = self._at(path)
-        if any((self._folder / folder).is_symlink() for folder in [*PurePath(path).parents][:-2]):
-            raise OSError(errno.ELOOP, "its folder is a link, which is not followed", str(target))
+        target = self._unlinked(path)
         file = io.open(target, "rb", buffering=0, opener=_unfollowed)  # noqa: SIM115, UP020 - as pathlib has it
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file
@@ -191,7 +196,7 @@ class LocalStore(Store):
                     draft.unlink(missing_ok=True)
 
     def remove(self, path: str) -> None:  # noqa: D102
-        target = self._at(path)
+        target = self._unlinked(path)
         try:
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)

@@ -2,21 +2,31 @@
 
 import shutil
 import stat
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+from prefect import get_client
 from prefect.blocks.system import Secret
 from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_HOME,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
 )
+from prefect.states import Scheduled
 from support.attacker import attack
+from support.flow_runs import results
 from support.prefect_server import EMPTY
+from support.prefect_worker import Worker, ended, run_of
 
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.fault_injection import FaultPlan
 from midstride.flows import server
+from midstride.flows.deployment import deploy
+from midstride.flows.server_setup import create_pool
 
 #: what is served, seconds given to it, what is said
 STARTS = {
@@ -39,18 +49,24 @@ def test_a_server_that_does_not_start_says_why(case: str, monkeypatch: pytest.Mo
         pass
 
 
+@contextmanager
+def embedded(shared_folder: Path, home: Path, *, protected: bool = True) -> Iterator[str]:
+    """Give the address of an embedded server of its own; without a password it is the control."""
+    shutil.copy(shared_folder / EMPTY, home / "prefect.db")
+    chosen = {PREFECT_API_URL: None, PREFECT_HOME: home, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 300}
+    with pytest.MonkeyPatch.context() as patch, temporary_settings(chosen), ExitStack() as running:
+        patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{home}/prefect.db")
+        patch.setattr(server, "_drain", lambda: None)  # it ends threads that other tests have, too
+        if not protected:
+            patch.setattr(server, "_login", str)
+        yield running.enter_context(server.api(lambda text: nullcontext()))
+
+
 @pytest.mark.parametrize("protected", [False, True], ids=["the control", "with a password"])
 def test_another_user_reads_no_secret_of_the_embedded_server(
     protected: bool, shared_folder: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(shared_folder / EMPTY, tmp_path / "prefect.db")
-    chosen = {PREFECT_API_URL: None, PREFECT_HOME: tmp_path, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 300}
-    with pytest.MonkeyPatch.context() as patch, temporary_settings(chosen), ExitStack() as running:
-        patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{tmp_path}/prefect.db")
-        patch.setattr(server, "_drain", lambda: None)  # it ends threads that other tests have, too
-        if not protected:
-            patch.setattr(server, "_login", str)
-        address = running.enter_context(server.api(lambda text: nullcontext()))
+    with embedded(shared_folder, tmp_path, protected=protected) as address:
         Secret(value="hunter2").save("theirs")
         told = attack("read_prefect", address)
         assert Secret.load("theirs").get() == "hunter2", "the user's own processes read it"
@@ -59,3 +75,35 @@ def test_another_user_reads_no_secret_of_the_embedded_server(
         assert told.startswith("failed: HTTPError: HTTP Error 401")
         password = tmp_path / server.PASSWORD_FILE
         assert stat.S_IMODE(password.stat().st_mode) == 0o600
+
+
+def test_a_worker_with_the_password_retries_a_run(
+    make_job: Callable[..., TrainingJob],
+    shared_folder: Path,
+    undisturbed_alone: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = make_job(processes=1, retries_without_progress=0)
+    plan = FaultPlan(tmp_path / "plan").add("kill", step=3, phase="backward")
+    (tmp_path / "home").mkdir()
+    with embedded(shared_folder, tmp_path) as address:
+        create_pool("locked")
+        deploy(job, "locked", pool="locked")
+        password = PREFECT_API_AUTH_STRING.value()
+        assert password
+        for name, value in {"PREFECT_API_AUTH_STRING": password.get_secret_value(), **plan.environment}.items():
+            monkeypatch.setenv(name, value)
+        worker = Worker(tmp_path, address, "locked")
+        try:
+            run = ended(run_of("train/locked"))
+            assert run.state_name == "Failed", (tmp_path / "log.txt").read_text()
+            plan.assert_all_fired()
+            with get_client(sync_client=True) as client:  # as Retry in the UI does
+                client.set_flow_run_state(run.id, Scheduled(name="AwaitingRetry"), force=True)
+            assert ended(run).state_name == "Completed", (tmp_path / "log.txt").read_text()
+            worker.wait_until_idle()
+        finally:
+            worker.stop()
+    assert results(job, str(run.id)) == undisturbed_alone
+    assert password.get_secret_value() not in (tmp_path / "log.txt").read_text()

@@ -64,7 +64,7 @@ STRATEGIES = [
     Mutant("Horovod drops the last reference to a tensor under its lock", "_Exchange.__init__",
         "reference.grad = tensor", "",
         "test_a_request_while_horovod_ends_is_no_deadlock"),
-    Mutant("the checksum over ranks includes Horovod's padding", "_gather",
+    Mutant("the checksum over ranks includes Horovod's padding", "_gather_bytes",
         "data.view(torch.uint8)[:total]", "data.view(torch.uint8)",
         "test_horovod.py::test_what_ranks_exchange"),
     Mutant("parameters frozen in a fit under ddp cannot train later", "WatchesFrozen.stop_watching",

@@ -10,14 +10,18 @@ import pytest
 import torch
 from support.snapshot_writers import alone, state_at
 
-from midstride.engine.errors import EngineError, SnapshotDamaged
+from midstride.engine.errors import EngineError, SnapshotDamaged, WorldError
+from midstride.engine.loggers.delivery import read_run_json
 from midstride.engine.runs.audit import audit
 from midstride.engine.runs.run_report import report_at
 from midstride.engine.runs.summary import summary_of
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
+from midstride.engine.session.events import EventLog, EventTail
 from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.session import Session
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.inspection import inspect_run
+from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.repair import repairs
 from midstride.engine.snapshots.weights import best_to_show, folder_to_test
 from midstride.engine.storage.checksums import encode_document
@@ -53,6 +57,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attempts = AttemptLog(store)
     attempts.record(attempts.begin(), Outcome("died", "out of memory"))
     store.write("job.json", encode_document({"job": {}}))
+    store.write("run.json", b"{}")
+    store.write("report.json", b"{}")
     assert writer.close(10.0)
     return Path(store.url)
 
@@ -87,6 +93,78 @@ def test_a_wrong_value_is_an_error_of_the_engine(pattern: str, run: Path, tmp_pa
             for marker in folder.rglob("aside.json"):
                 marker.unlink()
     assert refused or pattern in ("attempts/*", "job.json"), "these do not count then, with a warning"
+
+
+#: what stands in place of a whole document
+WHOLE = (b"", b"[]", b"1", b"null", b'"x"', b'{"a":', b"[" * 100_000, b"\xff\xfe", b'[{"number": 1}]', b"{}")
+
+
+@pytest.mark.parametrize("pattern", [*DOCUMENTS, "snapshots/*/rank-*.json", "run.json", "report.json"])
+def test_a_document_of_another_kind_is_an_error_of_the_engine(pattern: str, run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    said = []
+    for file in folder.glob(pattern):
+        for wrong in WHOLE:
+            for reader in (*READERS.values(), read_run_json, _told):
+                file.write_bytes(wrong)
+                try:
+                    reader(Store.open(folder))
+                except EngineError as error:
+                    said.append((str(error), file))
+                for marker in folder.rglob("aside.json"):
+                    marker.unlink()
+
+    names = [(words, {file.name, file.parent.name, f"{folder} holds no snapshot"}) for words, file in said]
+    assert [words for words, named in names if not any(name in words for name in named)] == []
+
+
+def _told(store: Store) -> None:
+    """Follow what a snapshot that was set aside says of it."""
+    catalog = SnapshotCatalog(store)
+    catalog.set_aside_reasons()
+    for snapshot in catalog.snapshots():
+        read(store, snapshot, 0)
+
+
+@pytest.mark.parametrize("wrong", WHOLE)
+def test_a_mark_of_another_kind_says_so(wrong: bytes, run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (name,) = [path.name for path in folder.glob("snapshots/*")]
+    (folder / "snapshots" / name / "aside.json").write_bytes(wrong)
+    assert "aside.json does not say why" in SnapshotCatalog(Store.open(folder)).set_aside_reasons()[name]
+
+
+#: what reads a file of a session
+SESSION: dict[str, Callable[[Session], object]] = {
+    "job.json": Session.document,
+    "outcome-rank-00000.json": Session.outcomes,
+    "unrecorded.json": Session.unrecorded,
+    "ranks": lambda session: session.ranks,
+}
+
+
+@pytest.mark.parametrize("name", SESSION)
+def test_a_wrong_file_of_a_session_is_named(name: str, tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    assert SESSION[name](session) in (None, []) if name != "job.json" else True
+    for wrong in (*WHOLE, b"-1", b"9" * 5000):
+        (tmp_path / name).write_bytes(wrong)
+        if (name, wrong) == ("ranks", b"1"):
+            continue
+        with pytest.raises(WorldError, match=name):
+            SESSION[name](session)
+
+
+def test_an_event_that_is_cut_off_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.emit("step", step=1)
+    with log.path.open("ab") as file:
+        file.write(b"".join(wrong[:100] + b"\n" for wrong in WHOLE))
+    log.emit("step", step=2)
+    assert [event.fields["step"] for event in EventTail(log.path).new()] == [1, 2]
+    assert caplog.text.count("an event is left out") == len(WHOLE) - 1  # an empty line is none
 
 
 def test_the_key_its_value_and_the_right_type_are_named(run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What `midstride snapshots` shows: everything that lies in a run, and what is wrong with it."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from unit.cli.test_app import run
 
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.inspection import inspect_run
-from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.lease import Lease, acquire, lease_document
 from midstride.engine.snapshots.position import Position
+from midstride.engine.storage.checksums import encode_document
 from midstride.engine.storage.store import Store
 
 NAMES = [f"{step:012d}-g000001" for step in (1, 2, 3)]
@@ -194,3 +197,66 @@ def test_steps_without_rows_are_found(folder: Path) -> None:
     reasons = [finding.reason for finding in inspect_run(store, read=True) if not finding.is_good]
     assert reasons == ["the metric log has no rows of steps 1 to 2, 4"]
     assert run("snapshots", "verify", str(folder)) == 1
+
+
+# --- what others may have put there -----------------------------------------------------------------------------------
+
+
+def of_generation(generation: int) -> bytes:
+    return lease_document(Lease(generation, None, "run"), {})
+
+
+#: what lies in the folder of a run
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "a lease of a huge number": lambda folder: (folder / "lease" / f"{10**17}.json").write_bytes(b"{}"),
+    "a number that no lease has": lambda folder: (folder / "lease" / f"{'9' * 200}.json").write_bytes(b"{}"),
+    "a digit that is none": lambda folder: (folder / "lease" / "00000².json").write_bytes(b"{}"),
+    "20,000 leases": lambda folder: [
+        (folder / "lease" / f"{number:06d}.json").write_bytes(b"{}" if number % 2 else of_generation(number))
+        for number in range(2, 20_002)
+    ],
+    "a manifest of a huge generation": lambda folder: (folder / "snapshots" / NAMES[0] / "manifest.json").write_bytes(
+        encode_document({"generation": 10**17, "run_id": "x", "ancestors": [1]})
+    ),
+    "a FIFO for metrics.csv": lambda folder: os.mkfifo(folder / "metrics.csv"),
+    "a FIFO for a lease": lambda folder: os.mkfifo(folder / "lease" / "000002.json"),
+    "a FIFO for an attempt": lambda folder: os.mkfifo(folder / "attempts" / "000001.json"),
+    "a FIFO for a manifest": lambda folder: swapped(folder / "snapshots" / NAMES[2] / "manifest.json", os.mkfifo),
+    "a FIFO for a snapshot": lambda folder: os.mkfifo(folder / "snapshots" / "000000000009-g000001"),
+    "a FIFO for weights": lambda folder: swapped(next(folder.glob("best/*/*.safetensors")), os.mkfifo),
+}
+
+
+def swapped(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_repair_ends_whatever_lies_in_a_run(what: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "attempts").mkdir()
+    STRANGE[what](folder)
+    for arguments in (("repair",), ("repair", "--yes"), ("verify",), ("list",)):
+        assert run("snapshots", arguments[0], str(folder), *arguments[1:]) in (0, 1, 2)
+    assert run("report", str(folder)) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_repair_writes_nothing_through_a_link(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (folder / "snapshots" / NAMES[2]).rename(elsewhere)
+    (folder / "snapshots" / NAMES[2]).symlink_to(elsewhere)
+    (elsewhere / "metrics.csv").write_text("changed")
+    before = {path: path.read_bytes() for path in elsewhere.iterdir()}
+    assert run("snapshots", "repair", str(folder), "--yes") == 1
+    assert "its folder is a link, which is not followed" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+def test_names_are_shown_without_their_control_characters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.rename(folder.parent / "a\x1b[2J\x9bb")
+    for command in (["runs"], ["snapshots", "list"], ["snapshots", "verify"], ["snapshots", "repair"]):
+        assert run(*command, str(folder.parent)) in (0, 1)
+        out, err = capsys.readouterr()
+        assert "\x1b" not in out + err
+        assert "\x9b" not in out + err
