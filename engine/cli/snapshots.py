@@ -72,7 +72,7 @@ def repair(url: Url, /, *, yes: Yes = False) -> int:
 
 
 def _repair(name: str, store: Store, yes: bool) -> int:
-    """Say what there is to do about a run, and do it if asked to; return how much of it can be done, and is not."""
+    """Print the repairs of a run, make them if asked to, and return the number not made."""
     done: set[str] = set()
     left = 0
     while found := [one for one in repairs(store) if one.message not in done]:
@@ -87,7 +87,7 @@ def _repair(name: str, store: Store, yes: bool) -> int:
 
 
 def _is_done(name: str, act: Callable[[], object]) -> bool:
-    """Repair one thing; say why if that is not possible, for example because a link leads elsewhere."""
+    """Make one repair. Print the reason if that fails, such as a link that leads elsewhere."""
     try:
         act()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The loopback address, on which gloo listens in a world on one machine: no other machine reaches it."""
+"""The loopback address, on which gloo listens in a world on one machine."""
 
 import fcntl
 import os
@@ -61,7 +61,7 @@ def free_port() -> int:
 
 
 def rank_environments(size: int, meeting: str, base: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
-    """Return the environment of each rank of a world on this machine, as torchrun would write it.
+    """Return the environment of each rank of a world on this machine, as torchrun writes it.
 
     Args:
         size: of the world.
