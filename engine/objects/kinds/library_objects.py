@@ -110,7 +110,7 @@ class AttributeObjects(UserObjects):
         kind: type = type(value)
         if not is_made_anew(kind):
             walk.constants[path] = kind_name(kind)
-        is_quiet = walk.is_quiet or callable(value) or issubclass(kind, Dataset)
+        is_quiet = walk.is_quiet or walk.is_small or callable(value) or issubclass(kind, Dataset)
         with walk.inside(is_library=True, is_quiet=is_quiet):
             return self.described(walk, value, path)
 
