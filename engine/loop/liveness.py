@@ -81,7 +81,7 @@ class _Flow:
                 now = set(self.live_after(at, live))
                 for is_read, name in reversed(self.effects[at]):
                     (now.add if is_read else now.discard)(name)
-                if now != live[at]:
+                if frozenset(now) != live[at]:
                     live[at], is_changed = frozenset(now), True
         return live
 

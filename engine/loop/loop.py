@@ -99,7 +99,8 @@ class Loop:
             placement, faults = resolve_placement(DeviceRequest(accelerator=accelerator), Hardware.here())
             if faults:
                 raise JobError.of("Loop(...)", faults)
-        self._resume, self._take_over = resume, take_over
+        self._resume: Resume = resume
+        self._take_over = take_over
         self._devices, self._summary = placement.strategy.devices, placement.summary
         #: the namespace whose attributes are part of snapshots
         self.state = LoopState()

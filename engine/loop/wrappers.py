@@ -24,7 +24,9 @@ _REFUSED: dict[type, str] = {
     itertools.pairwise: "keep the item before in loop.state",
     itertools.accumulate: "keep the sum in loop.state",
     itertools.zip_longest: "zip loaders of the loop",
-    **({itertools.batched: "give the DataLoader a larger batch_size"} if hasattr(itertools, "batched") else {}),
+    **(
+        {batched: "give the DataLoader a larger batch_size"} if (batched := getattr(itertools, "batched", None)) else {}
+    ),
 }
 #: wrappers that pass items on
 _PASSES_ON = (map, filter, itertools.chain, itertools.starmap, itertools.takewhile)
