@@ -82,18 +82,17 @@ def test_a_worker_with_the_password_retries_a_run(
     shared_folder: Path,
     undisturbed_alone: dict[str, bytes],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = make_job(processes=1, retries_without_progress=0)
     plan = FaultPlan(tmp_path / "plan").add("kill", step=3, phase="backward")
     (tmp_path / "home").mkdir()
-    with embedded(shared_folder, tmp_path) as address:
+    with pytest.MonkeyPatch.context() as patch, embedded(shared_folder, tmp_path) as address:
         create_pool("locked")
         deploy(job, "locked", pool="locked")
         password = PREFECT_API_AUTH_STRING.value()
         assert password
-        for name, value in {"PREFECT_API_AUTH_STRING": password.get_secret_value(), **plan.environment}.items():
-            monkeypatch.setenv(name, value)
+        for name, value in {"PREFECT_API_AUTH_STRING": password, **plan.environment}.items():
+            patch.setenv(name, value)
         worker = Worker(tmp_path, address, "locked")
         try:
             run = ended(run_of("train/locked"))
@@ -106,4 +105,4 @@ def test_a_worker_with_the_password_retries_a_run(
         finally:
             worker.stop()
     assert results(job, str(run.id)) == undisturbed_alone
-    assert password.get_secret_value() not in (tmp_path / "log.txt").read_text()
+    assert password not in (tmp_path / "log.txt").read_text()
