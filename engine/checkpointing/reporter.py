@@ -52,16 +52,22 @@ class Reporter:
 
     def begin(self, progress: Progress, batches: int | None, options: TrainerOptions, generation: int | None) -> None:
         """Report the start of training at `progress`, and the total number of steps if it is known."""
-        ends = [options.max_steps] if options.max_steps else []
-        if options.max_epochs and batches is not None:
-            ends.append(options.max_epochs * -(-batches // options.accumulate_grad_batches))
-        self._steps = min(ends, default=None)
+        self.expect(progress, batches, options)
         self._from = (time.monotonic(), progress.step)
         if self._bar:
             from midstride.engine.session.terminal_view import TerminalView
 
             self._view = TerminalView().__enter__()
         self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
+
+    def expect(self, progress: Progress, batches: int | None, options: TrainerOptions) -> None:
+        """Set the total number of steps, if further epochs have `batches` batches, the number in the current one."""
+        ends = [options.max_steps] if options.max_steps else []
+        if options.max_epochs and batches is not None:
+            steps = -(-batches // options.accumulate_grad_batches)
+            left = (options.max_epochs - progress.epoch) * steps - progress.batch // options.accumulate_grad_batches
+            ends.append(progress.step + left)
+        self._steps = min(ends, default=None)
 
     def step(self, progress: Progress, batches: int | None, outputs: Any, metric_logger: MetricLogger) -> None:
         """Report a step, unless one was reported less than `PERIOD_S` ago."""

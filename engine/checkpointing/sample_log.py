@@ -77,6 +77,9 @@ class SampleLog:
         self._merged: list[BatchRange] = []
         #: epoch and batch of batches that were left out because their loss was not finite
         self.left_out: list[tuple[int, int]] = []
+        #: epoch, batch, rank, index and error of samples that could not be read, over all ranks
+        self.bad: list[tuple[int, int, int, str, str]] = []
+        self._open_bad: list[tuple[int, int, int, str, str]] = []
         #: number of batches left out since the last one that was trained on
         self.left_out_in_a_row = 0
         self._open: list[BatchRange] = []
@@ -142,6 +145,14 @@ class SampleLog:
         self.left_out.append((epoch, batch))
         self.left_out_in_a_row += 1
 
+    def note_bad(self, epoch: int, batch: int, index: str, error: str) -> None:
+        """Record a sample that could not be read, and was left out of this batch of this rank."""
+        self._open_bad.append((epoch, batch, self._rank, index, error))
+
+    def bad_indices(self) -> set[str]:
+        """Return the indices of samples that could not be read: of all ranks as of the last `merge_ranks`, and here."""
+        return {one[3] for one in (*self.bad, *self._open_bad)}
+
     def break_off(self, epoch: int) -> None:
         """Record that the rest of `epoch` is left out on every rank, as training was stopped within it."""
         self._broken_off.append(epoch)
@@ -153,9 +164,10 @@ class SampleLog:
     def merge_ranks(self, gather: Callable[[object], list[Any]]) -> None:
         """Merge the shares of the ranks; every rank calls this at the same point."""
         # Several ranks may read the same samples.
-        everyone = gather((self._rank, self._plans, self._open, self._stateful))
-        self._stateful = set().union(*(stateful for *_, stateful in everyone))
-        readers = {rank: (plans, shares) for rank, plans, shares, _ in everyone}
+        everyone = gather((self._rank, self._plans, self._open, self._stateful, self._open_bad))
+        self._stateful = set().union(*(one[3] for one in everyone))
+        self.bad, self._open_bad = sorted({*self.bad, *(bad for one in everyone for bad in one[4])}), []
+        readers = {one[0]: (one[1], one[2]) for one in everyone}
         first, *others = [plans for plans, _ in readers.values()]
         for epoch, whole in first.items():
             if all(epoch in plans for plans in others):
@@ -179,6 +191,7 @@ class SampleLog:
         state |= {"planned": [astuple(one) for one in self._planned]} if self._planned else {}
         state |= {"left_out_in_a_row": self.left_out_in_a_row} if self.left_out_in_a_row else {}
         state |= {"broken_off": list(self._broken_off)} if self._broken_off else {}
+        state |= {"bad_samples": [list(one) for one in self.bad]} if self.bad else {}
         return {**state, "stateful": sorted(self._stateful)} if self._stateful else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -188,4 +201,5 @@ class SampleLog:
         self._stateful = set(state_dict.get("stateful", ()))
         self._broken_off = list(state_dict.get("broken_off", ()))
         self.left_out_in_a_row = state_dict.get("left_out_in_a_row", 0)
+        self.bad, self._open_bad = [(*one,) for one in state_dict.get("bad_samples", ())], []
         self.left_out, self._open, self._plans = list(state_dict["left_out"]), [], {}

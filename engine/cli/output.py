@@ -121,6 +121,8 @@ def show_audit(run: str, audit: "Audit") -> None:
     show_table(console, escape(run), columns, rows, texts=("epoch", "verdict"))
     for fault in audit.faults:
         console.print(escape(fault), style="red")
+    for bad in audit.bad_samples:
+        console.print(escape(bad), style="yellow")
     uncounted = [str(epoch.epoch) for epoch in audit.epochs if not epoch.is_counted]
     state = "law 3 holds" if audit.is_clean else "law 3 is broken"
     if audit.is_clean and uncounted:

@@ -29,6 +29,7 @@ from midstride.engine.storage.urls import PASSWORD, holds_password, url_fault
 
 __all__ = [
     "LONG_PRECISIONS",
+    "BadSampleOptions",
     "IdentityOption",
     "MonitorOptions",
     "NightlyOptions",
@@ -204,6 +205,12 @@ class NightlyOptions(Options):
     warm_start: bool = Field(False, title="Warm start", description="Start each night from the champion's weights.")
 
 
+class BadSampleOptions(Options):
+    """How many training samples that cannot be read are left out."""
+
+    skip: Count = Field(title="Skip", description="Largest number of different samples that are left out in a run.")
+
+
 class TrainerOptions(Options):
     """Length and manner of a training."""
 
@@ -233,6 +240,12 @@ class TrainerOptions(Options):
         "fail",
         title="A loss that is not finite",
         description="fail: end the run. skip: leave the batch out on every rank and list it in the report.",
+    )
+    bad_samples: BadSampleOptions | None = Field(
+        None,
+        title="Samples that cannot be read",
+        description="Leave out up to this many samples of the training data whose reading raises an error; if empty, "
+        "the first one ends the run.",
     )
     val_check_interval: Annotated[Count | Fraction, *Whole] = Field(
         1.0,

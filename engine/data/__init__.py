@@ -2,6 +2,7 @@
 
 accelerate_internals  tells Accelerate of a pass over a StatefulDataLoader, and of its end
 attribute_fingerprint  a fast check that attributes have not changed, in place of a walk over the objects
+bad_samples            samples whose reading raises an error, left out of their batches
 combined               several loaders at once, read side by side or one after the other
 data_owners            objects that hold data, such as data sets: described as nodes, and restored in place
 dataloader_order       makes a user's map-style DataLoader resumable: the order of its samplers on this rank
@@ -21,6 +22,7 @@ stateful_loader        `StatefulDataLoader`: a DataLoader with `state_dict`, for
 torch_internals        private attributes of `torch.utils.data`, used in this file only
 worker_data            the data of a loader as its workers have them: as of the start of a pass
 worker_memory          the shared memory in which workers hand over batches: errors that say the way out
+whole_loader           loaders of any other kind, such as generators and those of libraries, read as a whole
 workers                starts a loader's workers, ends them with their rank, and reports lost ones
 iterable/              iterable data sets, resumed by their own state or by reading again
 rng/                   random numbers in the data, separate from the main process's generators

@@ -6,8 +6,8 @@ max_size_cycle    with the longest                starts over, in another order
 max_size          with the longest                gives None
 sequential        with the last loader            is followed by the next
 
-If all lengths are known, the position is one integer: a loader of n batches is at batch `position % n` of its pass
-number `position // n`.
+Epochs of a loader may differ in length, so each loader has a position of its own: the number of its pass, and of the
+batch in it.
 """
 
 import copy
@@ -16,8 +16,11 @@ from typing import Any, Literal, get_args
 
 from torch.utils.data import DataLoader
 
+from midstride.engine.data.bad_samples import BadSample
+from midstride.engine.data.data_check import DataDigests
 from midstride.engine.data.limits import limited
 from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.whole_loader import is_loader
 from midstride.engine.errors import UserError
 from midstride.engine.trees import map_leaves, named_leaves
 
@@ -68,7 +71,7 @@ def named_loaders(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[A
     if not named:
         raise UserError(f"{name} is an empty {type(loaders).__name__}: put a DataLoader in it, or return None.")
     for path, leaf in named:
-        if not isinstance(leaf, DataLoader):
+        if not is_loader(leaf):
             raise UserError(f"{path} is a {type(leaf).__name__}; a torch.utils.data.DataLoader is needed.")
 
     def nest_of(values: Sequence[Any]) -> Any:
@@ -104,12 +107,16 @@ class _Stream:
         """Number of its first pass in the next epoch."""
         return self.first + self.lap + (self.position > 0)
 
-    def read(self) -> Any:
-        """Return the next batch, of a new pass if one has ended; `_MISSING` if a pass has no batch."""
+    def open(self) -> Iterator[Any]:
+        """Return the iterator over the current pass, whose length the loader knows from now on."""
         if self._iterator is None:
             self.begun += self.position == 0
             self._iterator = self.loader.batches(self.first + self.lap, self.position)
-        batch = next(self._iterator, _MISSING)
+        return self._iterator
+
+    def read(self) -> Any:
+        """Return the next batch, of a new pass if one has ended; `_MISSING` if a pass has no batch."""
+        batch = next(self.open(), _MISSING)
         self.position += 1
         if self.loader.at_end or batch is _MISSING:
             self.lap, self.position, self._iterator = self.lap + 1, 0, None
@@ -118,6 +125,10 @@ class _Stream:
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
         return {"first": self.first, "lap": self.lap, "position": self.position}
+
+    def again(self) -> "_Stream":
+        """Return a stream at the same position."""
+        return _Stream(self.loader, **self.state_dict())
 
 
 class CombinedResumableLoader(ResumableLoader):
@@ -156,7 +167,12 @@ class CombinedResumableLoader(ResumableLoader):
                 "end tells. Give a number of batches, or 1.0 for all."
             )
         self._streams = [_Stream(loader, 0) for loader in self.loaders]
-        self.max_batches = len(self) if self.is_sized else 0
+        #: epoch and batch of `_streams`; None if they were not read
+        self._position: tuple[int, int] | None = None
+        self._most: int | None = None  #: number of batches in the epoch; None if it ends with a loader
+        endless = [loader.endless for loader in loaders]
+        if endless and None not in (endless if mode == "min_size" else endless[:0]):
+            self.endless = next(filter(None, endless), None)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch on this rank, after the limit."""
@@ -175,9 +191,10 @@ class CombinedResumableLoader(ResumableLoader):
     @property
     def unlimited_batches(self) -> int | None:
         """Number of batches in an epoch before the limit; None if a loader does not know its length."""
-        lengths = [loader.estimated_batches for loader in self.loaders]
+        shortest = self.mode == "min_size"
+        lengths = [loader.estimated_batches for loader in self.loaders if not (shortest and loader.endless)]
         known = [length for length in lengths if length is not None]
-        if len(known) < len(lengths):
+        if len(known) < len(lengths) or not known:
             return None
         return sum(known) if self.mode == "sequential" else (min if self.mode == "min_size" else max)(known)
 
@@ -186,20 +203,30 @@ class CombinedResumableLoader(ResumableLoader):
         return {"combined": self.mode, "loaders": [loader.order_identity() for loader in self.loaders]}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of `epoch` from batch `start` on."""
-        most = len(self) if self.is_sized else self._limit if isinstance(self._limit, int) else None
-        if self._limit == 0 or (most is not None and start >= most):
-            return
+        """Open `epoch`; return an iterator over its batches from batch `start` on."""
         self._streams = self._streams_at(epoch, start)
-        number = start
+        if (
+            self.mode != "sequential"
+        ):  # else each is opened in its turn, since training may change its sampler until then
+            for stream in self._streams:
+                if not stream.has_ended:
+                    stream.open()
+        if not start or self._most is None:
+            self._most = None if self._limit == 1.0 and not isinstance(self._limit, int) else self.estimated_batches
+        return self._read(epoch, start)
+
+    def _read(self, epoch: int, start: int) -> Iterator[Any]:
+        if self._limit == 0 or (self._most is not None and start >= self._most):
+            return
+        number, begun = start, 0
         self.at_end = False
         while not self.at_end:
-            begun = self._passes_begun()
             if (batch := self._next_batch()) is _MISSING:
                 return
             self.begins_pass = self.is_sized and self._passes_begun() > begun
-            number += 1
-            self.at_end = number == most or self._is_over()
+            begun, number = self._passes_begun(), number + 1
+            self._position = epoch, number
+            self.at_end = number == self._most or self._is_over()
             yield batch
 
     def _next_batch(self) -> Any:
@@ -222,10 +249,10 @@ class CombinedResumableLoader(ResumableLoader):
         return any(ended) if self.mode == "min_size" else all(ended)
 
     def _streams_at(self, epoch: int, start: int) -> list[_Stream]:
-        """Return the streams at batch `start`; with unknown lengths, those of the loaded state."""
-        if not self.is_sized:
-            if start:
-                return self._streams
+        """Return the streams at batch `start`: those of the loaded state, or by lengths that all epochs share."""
+        if self._position == (epoch, start) or (start and not self.is_sized):
+            return [stream.again() for stream in self._streams]
+        if not self.is_sized or (self._position is not None and (self._position[0], start) == (epoch - 1, 0)):
             return [_Stream(stream.loader, stream.next_first) for stream in self._streams]
         streams, before = [], 0
         for loader in self.loaders:
@@ -236,6 +263,19 @@ class CombinedResumableLoader(ResumableLoader):
             streams.append(_Stream(loader, epoch * laps, lap, position))
             before += length
         return streams
+
+    def data_digests(self) -> Sequence[DataDigests]:
+        """Return digests of samples of all loaders, to compare them."""
+        return [found for loader in self.loaders for found in loader.data_digests()]
+
+    def take_bad_samples(self) -> list[BadSample]:
+        """Return the samples of all loaders that could not be read since the last call."""
+        return [bad for loader in self.loaders for bad in loader.take_bad_samples()]
+
+    def accept_data(self) -> None:
+        """Compare no more with the samples of earlier attempts."""
+        for loader in self.loaders:
+            loader.accept_data()
 
     def shared_order(self) -> str | None:
         """Return digests of the orders that all ranks share in the current passes."""
@@ -248,16 +288,22 @@ class CombinedResumableLoader(ResumableLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the loaders, and their positions if lengths are unknown."""
-        streams = [] if self.is_sized else [stream.state_dict() for stream in self._streams]
-        return {"streams": streams, "parts": [loader.state_dict() for loader in self.loaders]}
+        state = {
+            "streams": [stream.state_dict() for stream in self._streams],
+            "parts": [loader.state_dict() for loader in self.loaders],
+        }
+        at = {} if self._position is None else {"at": [*self._position]}
+        return {**state, **at, **({} if self._most is None else {"most": self._most})}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore states and positions."""
         for loader, state in zip(self.loaders, state_dict["parts"], strict=True):
             loader.load_state_dict(state)
-        if not self.is_sized:
+        if state_dict["streams"]:
             streams = zip(self.loaders, state_dict["streams"], strict=True)
             self._streams = [_Stream(loader, **state) for loader, state in streams]
+        at = state_dict.get("at")
+        self._position, self._most = None if at is None else (at[0], at[1]), state_dict.get("most")
 
     def restored(self) -> None:
         """Call `restored` of every loader."""
@@ -273,4 +319,7 @@ class CombinedResumableLoader(ResumableLoader):
         """Return a loader that can load a state while this one is read."""
         clone = copy.copy(self)
         clone.loaders = [loader.clone() for loader in self.loaders]
+        clone._streams = [
+            _Stream(own, **old.state_dict()) for own, old in zip(clone.loaders, self._streams, strict=True)
+        ]
         return clone

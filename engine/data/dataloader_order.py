@@ -1,6 +1,7 @@
 """Makes a user's map-style DataLoader resumable, in the order of its samplers on this rank."""
 
 import logging
+from functools import partial
 from typing import Any, Literal
 
 from torch.utils.data import (
@@ -17,11 +18,11 @@ from midstride.engine.data.order import BatchOrder, InOrder, SampleOrder, Shuffl
 from midstride.engine.data.rng.per_sample import Rng
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.torch_internals import has_num_samples
-from midstride.engine.errors import NotExact, UserError
+from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix
 from midstride.engine.world import World
 
-__all__ = ["check_loader", "evaluation_loader", "training_loader"]
+__all__ = ["evaluation_loader", "training_loader"]
 
 log = logging.getLogger(__name__)
 _STAGES = ("validate", "test", "predict")
@@ -38,9 +39,9 @@ def training_loader(
     """
     _check(loader, "train")
     key = mix(seed, 0)
-    order = _order(loader, world, what="train", key=key, seed=seed, shard=shard, rest="padded")
+    order = _order(loader, world, what="train", key=key, seed=seed, shard=shard, rest="padded", limit=limit)
     exact = MapLoader(loader, order, key, limit, rng=rng, what="train")
-    if len(exact) == 0:
+    if exact.estimated_batches == 0:
         rank_samples = order.rank_samples() if isinstance(order, StridedOrder) else 0
         reason = (
             f"batch_size {order.batch_size} is larger than a rank's {rank_samples} of {len(order.sequence)} samples, "
@@ -70,29 +71,11 @@ def evaluation_loader(
     """
     _check(loader, stage)
     key = mix(mix(seed, 1 + _STAGES.index(stage)), number)
-    order = _order(loader, world, what=stage, key=key, seed=seed, shard=shard, rest="kept")
+    order = _order(loader, world, what=stage, key=key, seed=seed, shard=shard, rest="kept", limit=limit)
     return MapLoader(loader, order, key, limit, rng=rng, what=stage)
 
 
-def check_loader(loader: object, what: str) -> None:
-    """Check that `loader` is a DataLoader, and does not override methods that would not be called.
-
-    Raises:
-        UserError: it is no DataLoader.
-        NotExact: it overrides `__iter__` or `_get_iterator`.
-    """
-    if not isinstance(loader, DataLoader):
-        raise UserError(f"the {what} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
-    for name in ("__iter__", "_get_iterator"):
-        if getattr(type(loader), name) is not getattr(DataLoader, name):
-            raise NotExact(
-                f"the {what} loader is a {type(loader).__name__} with {'an' if name == '__iter__' else 'a'} {name} of "
-                "its own, which would be left out. Do in the data set or in collate_fn what it does."
-            )
-
-
 def _check(loader: DataLoader[Any], what: str) -> None:
-    check_loader(loader, what)
     dataset: Any = loader.dataset
     if hasattr(dataset, "__len__") and len(dataset) == 0:
         raise UserError(f"the {what} data set {type(dataset).__name__} has length 0: there is nothing to read.")
@@ -107,12 +90,15 @@ def _order(
     seed: int,
     shard: bool,
     rest: Literal["padded", "kept"],
+    limit: float,
 ) -> BatchOrder:
     """Return the order of batches that the samplers of `loader` define on this rank."""
     batches: Any = loader.batch_sampler
     own = world.size > 1 and (not shard or _shards_itself(loader, world, what))
+    # batches that the readers of the sampler take in an epoch at most
+    most = limit * (1 if own else world.size) if isinstance(limit, int) and limit else None
     if batches is not None and type(batches) is not BatchSampler:
-        sampled = SamplerOrder(batches, loader, key, what, shared=not own)
+        sampled = SamplerOrder(batches, loader, key, what, shared=not own, most=most)
         return BatchSamplerOrder(sampled, rank=world.rank, size=world.size, rest=rest, own=own)
     # For a torch BatchSampler that the user has built, the loader itself has neither sampler nor batch size.
     sampler, batch_size, drop_last = (
@@ -122,21 +108,30 @@ def _order(
     if type(sampler) is DistributedSampler and shard:
         own = False
         tail = "dropped" if sampler.drop_last and rest == "padded" else rest
-    sequence = _sample_order(sampler, loader, what=what, key=key, seed=seed, training=rest != "kept", own=own)
+    training, most = rest != "kept", None if most is None else most * batch_size
+    sequence = _sample_order(sampler, loader, what=what, key=key, seed=seed, training=training, own=own, most=most)
     return StridedOrder(sequence, batch_size, drop_last, world.rank, world.size, tail, own)
 
 
 def _sample_order(
-    sampler: Any, loader: DataLoader[Any], *, what: str, key: int, seed: int, training: bool, own: bool
+    sampler: Any,
+    loader: DataLoader[Any],
+    *,
+    what: str,
+    key: int,
+    seed: int,
+    training: bool,
+    own: bool,
+    most: int | None,
 ) -> SampleOrder:
     if type(sampler) is SequentialSampler:
-        return InOrder(len(sampler))
+        return InOrder(len(sampler), partial(len, sampler))
     if type(sampler) is DistributedSampler and not own:
         dataset: Any = sampler.dataset
         samples = len(dataset)
-        return (
-            Shuffled(samples, sampler.seed, "DistributedSampler") if sampler.shuffle and training else InOrder(samples)
-        )
+        if sampler.shuffle and training:
+            return Shuffled(samples, sampler.seed, "DistributedSampler", partial(len, dataset))
+        return InOrder(samples, partial(len, dataset))
     plain = (
         type(sampler) is RandomSampler
         and not sampler.replacement
@@ -144,11 +139,11 @@ def _sample_order(
         and sampler.generator is None
     )
     if plain and training:
-        return Shuffled(len(sampler), seed)
+        return Shuffled(len(sampler), seed, now=partial(len, sampler))
     if plain:
         log.warning("the %s loader has shuffle=True: it is read in order, every sample once", what)
-        return InOrder(len(sampler))
-    return SamplerOrder(sampler, loader, key, what, shared=not own)
+        return InOrder(len(sampler), partial(len, sampler))
+    return SamplerOrder(sampler, loader, key, what, shared=not own, most=most)
 
 
 def _shards_itself(loader: DataLoader[Any], world: World, what: str) -> bool:

@@ -9,10 +9,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from midstride.engine.data.limits import limited
 from midstride.engine.data.map_style import COUNTED, MapLoader
-from midstride.engine.data.order import BatchOrder, BatchRequest, SampleOrder
+from midstride.engine.data.order import ENDLESS, BatchOrder, BatchRequest, InOrder, SampleOrder
 from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.errors import NotExact
 from midstride.engine.lanes import Lanes
+from midstride.engine.seeds import mix
 
 __all__ = ["LaneLoader", "check_lanes", "nest_in_lanes"]
 
@@ -60,18 +61,18 @@ class LaneOrder(BatchOrder):
         lanes: dict[int, Any] = dict(self.lanes)
         return replace(self, lanes={lane: replace(order, sequence=sequence) for lane, order in lanes.items()})
 
-    def __len__(self) -> int:
-        """Return the number of batches of the lane that has the most."""
-        return max(self.limited(len(order)) for order in self.lanes.values())
-
     def at(self, number: int) -> list[int]:
         """Return the lanes that have a batch `number`."""
         return [lane for lane, order in self.lanes.items() if number < self.limited(len(order))]
 
-    def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
-        """Yield the requests of all lanes from batch `start` on: for each batch number, one of each lane."""
-        every = {lane: order.requests(key, start) for lane, order in self.lanes.items()}
-        for number in range(start, len(self)):
+    def count(self, samples: int) -> int:
+        """Return the number of batches of the lane that has the most, of an epoch of `samples` samples."""
+        return max(self.limited(order.count(samples)) for order in self.lanes.values())
+
+    def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
+        """Yield the requests of all lanes from batch `start` to `end`: for each batch number, one of each lane."""
+        every = {lane: order.requests(key, start, end) for lane, order in self.lanes.items()}
+        for number in range(start, min(end, len(self))):
             for lane in self.at(number):
                 yield next(every[lane])
 
@@ -92,6 +93,11 @@ class LaneLoader(MapLoader):
     def of(cls, loader: MapLoader, lanes: Lanes) -> "LaneLoader":
         """Return a loader for all lanes of this rank, from a `loader` for one lane."""
         order: Any = loader.order
+        if not loader.is_sized:
+            raise NotExact(
+                f"the {loader._what} loader with lanes: its sampler does not end: set limit_train_batches, or leave "
+                "lanes out."
+            )
         every = {lane: replace(order, rank=lane) for lane in lanes.own}
         return cls(
             loader.source,
@@ -115,33 +121,42 @@ class LaneLoader(MapLoader):
         return [size]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[dict[int, Any]]:
-        """Yield the batches of `epoch` from batch `start` on."""
-        order, end = self.order, len(self)
+        """Open `epoch`; return an iterator over its batches from batch `start` on."""
+        self.order.sequence.open(epoch, resumed=start > 0)
+        return self._read(epoch, start, len(self))
+
+    def _read(self, epoch: int, start: int, end: int) -> Iterator[dict[int, Any]]:
+        order = self.order
         if start >= end:
             return
-        ends = [order.limited(len(lane)) for lane in order.lanes.values()]
-        before = sum(min(start, end) for end in ends)
-        iterator = self._start_pass(epoch, start, sum(ends) - before, before=before)
+        before = sum(min(start, order.limited(len(lane))) for lane in order.lanes.values())
+        iterator = self._start_pass(epoch, start, end, before=before)
         for number in range(start, end):
             read = {lane: self._next(iterator, number) for lane in order.at(number)}
             self.at_end = number == end - 1
             if self.at_end:
-                self._data.end_pass()
+                self._end_pass()
             self.indices_by_lane = {lane: indices for lane, (_, indices) in read.items()}
             yield {lane: batch for lane, (batch, _) in read.items()}
+
+    def _opening(self, epoch: int) -> BatchRequest | None:
+        """Return a request for the first samples of the epoch."""
+        first: Any = next(iter(self.order.lanes.values()))
+        return next(replace(first, rank=0).requests(mix(self._sampler.key, epoch), 0, 1), None)
 
     def planned_indices(self) -> Iterator[dict[int, list[Any]]] | None:  # type: ignore[override]
         """Return the indices of each batch, by lane, that a sampler gives this rank in the current epoch."""
         order = self.order
-        if "sampler" not in order.sequence.identity or len(order.sequence) > COUNTED:
+        has_changed = isinstance(order.sequence, InOrder) and order.sequence.has_changed
+        if not (has_changed or "sampler" in order.sequence.identity) or len(order.sequence) > COUNTED:
             return None
         fetches = order.requests(0, 0)
         return ({lane: next(fetches).indices for lane in order.at(number)} for number in range(len(order)))
 
     def shared_order(self) -> str | None:
-        """Return a digest of the sampler's order of the current epoch; None without a sampler."""
+        """Return a digest of the sampler's order of the current epoch, or its length."""
         sequence = self.order.sequence
-        return sequence.digest() if isinstance(sequence, SamplerOrder) else None
+        return sequence.digest() if isinstance(sequence, SamplerOrder) else f"{len(sequence)} samples"
 
 
 def check_lanes(loader: DataLoader[Any], name: str, *, shard: bool) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
+from midstride.engine.data.bad_samples import BadSample
+from midstride.engine.data.data_check import DataDigests
 from midstride.engine.state.stateful import AlikeOnRanks
 
 __all__ = ["FitLoaders", "ResumableLoader"]
@@ -17,16 +19,16 @@ class ResumableLoader(ABC):
     The loop counts the batches, and passes the position to start from.
     """
 
-    #: number of batches in an epoch on the rank that has the most; see `set_max_batches`
-    max_batches: int
     #: number of samples in a full batch of this rank; None if batches have no fixed size
     batch_size: int | None
     #: whether the last batch that was returned is the last of the epoch; in training, the same on every rank
     at_end: bool = False
     #: whether the last batch that was returned is the first of a pass of one of several loaders, on every rank
     begins_pass: bool = False
-    #: whether the loader has a length
+    #: whether the number of batches is known when an epoch is opened; epochs may differ in it
     is_sized: bool = True
+    #: name of the sampler that does not end; None if epochs end
+    endless: str | None = None
     #: indices in the data set of the samples of the last batch, in order; None if they have none
     last_indices: Sequence[int] | None = None
     #: digest of the samples of the last batch and of their position in the epoch, for samples without indices
@@ -36,17 +38,17 @@ class ResumableLoader(ABC):
     #: why a run cannot resume with another number of ranks, as text; None if it can
     fixed_world: str | None = None
 
-    def set_max_batches(self, batches: int) -> None:
-        """Set the number of batches of the rank that has the most, as the ranks have found out."""
-        self.max_batches = batches
-
     def set_at_end(self, at_end: bool) -> None:
         """Set whether the epoch's last batch was returned, such as by an earlier attempt."""
         self.at_end = at_end
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of batches in an epoch on this rank, after the limit; TypeError unless `is_sized`."""
+        """Return the number of batches of this rank in the epoch opened last, after the limit; at first, in the first.
+
+        Raises:
+            TypeError: not `is_sized`.
+        """
 
     @property
     def estimated_batches(self) -> int | None:
@@ -60,7 +62,7 @@ class ResumableLoader(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of `epoch` from batch `start` on, to the end of the epoch.
+        """Open `epoch`; return an iterator over its batches from batch `start` on, to the end of the epoch.
 
         With `start` > 0, it resumes the pass whose state was loaded.
         """
@@ -90,6 +92,18 @@ class ResumableLoader(ABC):
         Changes matter if a resume would read the data again, and get other samples.
         """
         return None
+
+    def data_digests(self) -> Sequence[DataDigests]:
+        """Return digests of samples to compare with those of other ranks and attempts, once after the first batch."""
+        return ()
+
+    def take_bad_samples(self) -> list[BadSample]:
+        """Return the samples that could not be read since the last call."""
+        return []
+
+    def accept_data(self) -> None:
+        """Compare no more with the samples of earlier attempts."""
+        return
 
     def shared_order(self) -> str | None:
         """Return a digest of the order of the current epoch that all ranks share; None if training cannot change it."""

@@ -5,15 +5,16 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
-from midstride.engine.data.limits import limited
+from midstride.engine.data.bad_samples import BadSample, PartialBatch, no_sample_left
+from midstride.engine.data.data_check import CheckedSamples, DataCheck, DataDigests, SampleCheck
+from midstride.engine.data.limits import limited, stream_limits
 from midstride.engine.data.loader import ResumableLoader
-from midstride.engine.data.order import BatchOrder, BatchRequest, InOrder, StridedOrder
+from midstride.engine.data.order import ENDLESS, BatchOrder, BatchRequest, InOrder, StridedOrder
 from midstride.engine.data.read_side_effects import ReadSideEffects
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
@@ -21,6 +22,7 @@ from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import Idle, SeededCollate, SeededDataset, WorkerFailure, format_indices
 from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers
+from midstride.engine.errors import UserCodeError
 from midstride.engine.objects.generator_search import path_to_module
 from midstride.engine.seeds import mix
 
@@ -34,10 +36,6 @@ PROBED = 64
 COUNTED = 10_000_000
 
 
-def _length(dataset: Any) -> int | None:
-    return len(dataset) if hasattr(dataset, "__len__") else None
-
-
 def _batching_of(loader: DataLoader[Any]) -> str:
     batches: Any = loader.batch_sampler
     return f"batch_size={batches.batch_size}, drop_last={batches.drop_last}" if type(batches) is BatchSampler else ""
@@ -46,26 +44,51 @@ def _batching_of(loader: DataLoader[Any]) -> str:
 class _BatchSampler:
     """The batch sampler: yields requests, from a position that is set before each pass."""
 
-    def __init__(self, order: BatchOrder, key: int, *, probe: bool) -> None:
+    def __init__(self, order: BatchOrder, key: int, *, probe: bool, workers: int) -> None:
         self.order, self.key, self._probe = order, key, PROBED if probe else 0
-        self.epoch = self.start = self.count = 0
-        #: number of idle requests, so that each batch is read by the same worker as without a resume
-        self.idle = 0
+        self._workers = workers
+        self.epoch = self._idle = 0
+        #: request for samples to compare, before the batches of the next pass; None if there is none
+        self.check: SampleCheck | None = None
         #: indices of batches that are requested and not yet returned
         self.pending: deque[list[Any]] = deque()
+        self._requests: Iterator[BatchRequest] = iter(())
+        self._ahead: BatchRequest | None = None
 
-    def __len__(self) -> int:
-        return self.count
+    def begin(self, epoch: int, start: int, end: int, *, idle: int) -> None:
+        """Set the next pass: over the batches of `epoch` from `start` to `end`, or to the end of the epoch.
 
-    def __iter__(self) -> Iterator[BatchRequest | Idle]:
+        Args:
+            epoch: the epoch, whose order is open.
+            start: number of the first batch.
+            end: number of the batch after the last one; workers read none beyond a limit.
+            idle: number of idle requests, so that each batch is read by the same worker as without a resume.
+        """
+        self.epoch, self._idle = epoch, idle
         self.pending.clear()
-        yield from [Idle()] * self.idle
-        # No more than will be used, so that workers do not read batches beyond a limit.
-        for fetch in islice(self.order.requests(mix(self.key, self.epoch), self.start), self.count):
-            self.pending.append(fetch.indices)
-            probe = min(self._probe, len(fetch.indices))
+        self._requests, self._ahead = self.order.requests(mix(self.key, epoch), start, end), None
+
+    def has_more(self) -> bool:
+        """Return whether a batch of the pass was not returned yet.
+
+        Called before each batch: then a sampler that is drawn in blocks draws here, and not while a batch is read.
+        """
+        if not self.pending and self._ahead is None:
+            self._ahead = next(self._requests, None)
+        return bool(self.pending) or self._ahead is not None
+
+    def __iter__(self) -> Iterator[BatchRequest | SampleCheck | Idle]:
+        if self.check is not None:
+            check, self.check = self.check, None
+            yield check
+            yield from [Idle()] * (self._workers - 1)
+        yield from [Idle()] * self._idle
+        while (request := self._ahead or next(self._requests, None)) is not None:
+            self._ahead = None
+            self.pending.append(request.indices)
+            probe = min(self._probe, len(request.indices))
             self._probe -= probe
-            yield fetch._replace(probe=probe) if probe else fetch
+            yield request._replace(probe=probe) if probe else request
 
 
 class MapLoader(ResumableLoader):
@@ -93,36 +116,46 @@ class MapLoader(ResumableLoader):
         self.order, self.source = order, loader
         self._limit, self._rng, self._what = limit, rng, what
         self._seeds = SampleSeeder(rng, shared=loader.num_workers > 0)
-        self._sampler = _BatchSampler(order, key, probe=rng == "lazy")
+        self._sampler = _BatchSampler(order, key, probe=rng == "lazy", workers=loader.num_workers)
+        self._bad_samples: list[BadSample] = []
+        self._check: DataCheck | None = None  #: compares samples with those of other ranks and attempts
         self._in_main = loader.num_workers == 0
         self._has_numbers = isinstance(order.sequence, InOrder)  # else a sampler may give any object as an index
         self._rng_isolation = RngIsolation()
         self._data = WorkerData(loader, copies=not self._in_main)
         self._has_read = False
-        #: length of the data set when its order was made, if it has one
-        self._samples, self._has_warned_of_length = _length(loader.dataset), False
+        self._samples = len(order.sequence) if order.sequence.is_sized else None
         self._batching, self._has_warned_of_batching = _batching_of(loader), False
         self._module: nn.Module | None = None  #: the module in training
         #: text that says that workers read the module in training; None if they do not
         self._module_warning: str | None = None
         self._loader = self._build_dataloader(loader, key)
-        self.max_batches = len(self)
+        self.is_sized, self.endless = order.sequence.is_sized, order.sequence.endless
         self.batch_size = order.batch_size
+        if not self.is_sized:
+            stream_limits(f"the {what} loader", None, limit)
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch on this rank, after the limit."""
+        """Return the number of batches of this rank in the epoch opened last, after the limit."""
         return limited(len(self.order), self._limit)
 
     @property
-    def unlimited_batches(self) -> int:
-        """Number of batches in an epoch on this rank, before the limit."""
-        return len(self.order)
+    def estimated_batches(self) -> int | None:
+        """Number of batches in the epoch opened last; for a sampler that does not end, the limit or None."""
+        if self.is_sized:
+            return len(self)
+        return self._limit if isinstance(self._limit, int) else None
+
+    @property
+    def unlimited_batches(self) -> int | None:
+        """Number of batches of this rank in the epoch opened last, before the limit; None if it is unknown."""
+        return len(self.order) if self.is_sized else None
 
     def order_identity(self) -> dict[str, Any]:
         """Return global batch size, number of samples, `drop_last`, and the identity of the order."""
         return {
             "global_batch_size": self.order.global_batch_size,
-            "samples": len(self.order.sequence),
+            "samples": self._samples,
             "drop_last": getattr(self.order, "drop_last", False),
             **self.order.sequence.identity,
         }
@@ -159,29 +192,36 @@ class MapLoader(ResumableLoader):
             raise TypeError("batches that the user's own code makes have no size to set")
         self.order = self._sampler.order = replace(self.order, batch_size=batch_size)
         self.batch_size = batch_size
-        self.max_batches = limited(len(replace(self.order, rank=0)), self._limit)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of `epoch` from batch `start` on."""
-        count = len(self) - start
-        if count <= 0:
-            return
-        iterator = self._start_pass(epoch, start, count, before=start)
-        last = start + count - 1
-        for number in range(start, last + 1):
-            batch, self.last_indices = self._next(iterator, number)
-            self.at_end = number == last
-            if self.at_end:
-                self._data.end_pass()
-            yield batch
-
-    def _start_pass(self, epoch: int, start: int, count: int, *, before: int) -> Iterator[Any]:
-        """Return an iterator over `count` requests of `epoch`, from batch `start` on; `before` precede them."""
-        self._warn_of_length()
+        """Open `epoch`; return an iterator over its batches from batch `start` on."""
         self._warn_of_batching()
         self.order.sequence.open(epoch, resumed=start > 0)
-        self._sampler.epoch, self._sampler.start, self._sampler.count = epoch, start, count
-        self._sampler.idle = before % self._loader.num_workers if self._loader.num_workers else 0
+        return self._read(epoch, start, len(self) if self.is_sized else (self.estimated_batches or ENDLESS))
+
+    def _read(self, epoch: int, start: int, end: int) -> Iterator[Any]:
+        if start >= end:
+            return
+        iterator, number = self._start_pass(epoch, start, end, before=start), start
+        while self._sampler.has_more():
+            batch, self.last_indices = self._next(iterator, number)
+            number += 1
+            self.at_end = not self._sampler.has_more()
+            if self.at_end:
+                self._end_pass()
+            yield batch
+
+    def _end_pass(self) -> None:
+        """Handle that the last batch of the pass was read."""
+        self._data.end_pass()
+        self.order.sequence.close()
+
+    def _start_pass(self, epoch: int, start: int, end: int, *, before: int) -> Iterator[Any]:
+        """Return an iterator over the batches of `epoch` from `start` to `end`; `before` requests precede them."""
+        workers = self._loader.num_workers
+        self._sampler.begin(epoch, start, end, idle=before % workers if workers else 0)
+        if self._check is not None:
+            self._sampler.check = self._check.request(self._opening(epoch), is_first=epoch == start == 0)
         with self._data.data_of_pass(resumed=start > 0):
             collate: Any = self._loader.collate_fn
             collate.set_collate(self.source.collate_fn)
@@ -203,21 +243,6 @@ class MapLoader(ResumableLoader):
         is_held = self._in_main or module is None or any(path_to_module(one, module) is not None for one in data)
         return ReadSideEffects(*data, module if is_held else None)
 
-    def _warn_of_length(self) -> None:
-        """Warn once if the length of the data set has changed, which the order ignores."""
-        if not self._has_numbers or self._has_warned_of_length:
-            return
-        if (now := _length(self.source.dataset)) != self._samples:
-            self._has_warned_of_length = True
-            log.warning(
-                "the %s data set has %s samples now, and had %s at first: the order of samples stays one of %s. Begin "
-                "with all of them, and let a sampler of your own choose",
-                self._what,
-                now,
-                self._samples,
-                self._samples,
-            )
-
     def _warn_of_batching(self) -> None:
         """Warn once if the user has changed the batch size, which is ignored."""
         if not self._has_warned_of_batching and (now := _batching_of(self.source)) != self._batching:
@@ -225,6 +250,40 @@ class MapLoader(ResumableLoader):
             words = "the batch sampler of the %s loader has %s now, and had %s at first: batches stay as they were. "
             words += "A batch sampler of your own may give batches of any size, as many in each epoch"
             log.warning(words, self._what, now, self._batching)
+
+    def _opening(self, epoch: int) -> BatchRequest | None:
+        """Return a request for the first samples of the epoch, the same on all ranks; None if they are unknown."""
+        order: Any = self.order
+        if not self.is_sized:
+            return None
+        return next(replace(order, rank=0).requests(mix(self._sampler.key, epoch), 0, 1), None)
+
+    def take_bad_samples(self) -> list[BadSample]:
+        """Return the samples that could not be read since the last call."""
+        found, self._bad_samples = self._bad_samples, []
+        return found
+
+    def skip_bad_samples(self) -> None:
+        """Leave out samples whose reading raises an error; `take_bad_samples` returns them."""
+        dataset: Any = self._loader.dataset
+        dataset.skips_bad = True
+
+    def check_data(self) -> None:
+        """Compare some samples with those of other ranks, and of earlier attempts."""
+        order = self.order
+        # Reading without workers has side effects, which only `_read_in_process` reverts. States are those of rank 0.
+        is_reverted = self._rng == "lazy" and not (self._in_main and self._loader.pin_memory)
+        if is_reverted and not getattr(order, "own", False):
+            self._check = DataCheck(self.source.dataset, f"the {self._what} loader")
+
+    def data_digests(self) -> list[DataDigests]:
+        """Return the digests of the samples that were read to be compared, once in an attempt."""
+        return [] if self._check is None else self._check.take()
+
+    def accept_data(self) -> None:
+        """Compare no more with the samples of earlier attempts."""
+        if self._check is not None:
+            self._check.accept()
 
     def attach(self, module: nn.Module) -> None:
         """Exclude `module`, which is being trained, from the data that workers get at the start of a pass."""
@@ -236,8 +295,11 @@ class MapLoader(ResumableLoader):
             )
 
     def changed_in_pass(self) -> str | None:
-        """Return text that says that workers read the module in training; None if they do not."""
-        return self._module_warning
+        """Return text that says that workers read the module, or that training has changed an endless sampler."""
+        sequence = self.order.sequence
+        if self.is_sized or not isinstance(sequence, SamplerOrder):
+            return self._module_warning
+        return self._module_warning or sequence.changed_in_pass()
 
     def _read_in_process(self, side_effects: ReadSideEffects) -> Iterator[Any]:
         """Yield what the DataLoader would without workers, in two thirds of its time."""
@@ -245,13 +307,15 @@ class MapLoader(ResumableLoader):
         collate = self._loader.collate_fn
         for request in self._sampler:
             assert not isinstance(request, Idle)
-            if request.probe or not self._has_read:
+            if isinstance(request, SampleCheck):
+                yield self._read_once(request, side_effects)
+            elif request.probe or not self._has_read:
                 self._has_read = True
                 yield self._read_once(request, side_effects)
             else:
                 yield collate(dataset.__getitems__(request))
 
-    def _read_once(self, request: BatchRequest, side_effects: ReadSideEffects) -> Any:
+    def _read_once(self, request: BatchRequest | SampleCheck, side_effects: ReadSideEffects) -> Any:
         """Return a batch that may be read several times, with the side effects of one reading.
 
         Side effects on data in this process are state, which repeated readings must not change.
@@ -260,46 +324,58 @@ class MapLoader(ResumableLoader):
         collate = self._loader.collate_fn
         before = copy.deepcopy(side_effects.nodes())
         batch = collate(dataset.__getitems__(request))
-        if isinstance(batch, WorkerFailure) or side_effects.changed_since(before) is None:
+        if isinstance(batch, (WorkerFailure, PartialBatch)) or side_effects.changed_since(before) is None:
             return batch
         side_effects.restore(before)
+        if isinstance(request, SampleCheck):
+            return batch
         return collate(dataset.__getitems__(request._replace(probe=0)))
 
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
         """Return the next batch, part of batch `number` of the epoch, and the indices of its samples."""
-        if self._in_main:
-            with self._isolated:
-                batch = next_batch(iterator, self._where, number)
-        else:
-            while isinstance(batch := next_batch(iterator, self._where, number), Idle):
-                pass
+        if self._check is not None:
+            self._check.before_batch()
+        while isinstance(batch := self._next_answer(iterator, number), (Idle, CheckedSamples)):
+            if self._check is not None and isinstance(batch, CheckedSamples):
+                self._check.answered(batch)
+        if self._check is not None:
+            self._check.batch_read()
+        if isinstance(batch, PartialBatch):
+            self._bad_samples += batch.bad
+            if batch.batch is None:
+                raise UserCodeError(f"{no_sample_left(batch.bad)}{self._where(number)}")
+            batch = batch.batch
         indices = self._sampler.pending.popleft()
         return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
+
+    def _next_answer(self, iterator: Iterator[Any], number: int) -> Any:
+        if not self._in_main:
+            return next_batch(iterator, self._where, number)
+        with self._isolated:
+            return next_batch(iterator, self._where, number)
 
     def planned_indices(self) -> Iterator[list[Any]] | None:
         """Return the items of each batch that a sampler gives this rank in the current epoch."""
         sequence = self.order.sequence
-        is_own = "sampler" in sequence.identity or getattr(self.order, "own", False)
-        if not is_own or len(sequence) > COUNTED:
+        has_changed = isinstance(sequence, InOrder) and sequence.has_changed
+        is_own = has_changed or "sampler" in sequence.identity or getattr(self.order, "own", False)
+        if not is_own or not self.is_sized or len(sequence) > COUNTED:
             return None
-        return (fetch.indices for fetch in islice(self.order.requests(0, 0), len(self)))
+        return (fetch.indices for fetch in self.order.requests(0, 0, len(self)))
 
     def shared_order(self) -> str | None:
-        """Return a digest of the sampler's order of the current epoch, if all ranks share it."""
-        order = self.order
-        if (
-            not isinstance(order.sequence, SamplerOrder)
-            or getattr(order, "own", False)
-            or getattr(order, "size", 1) == 1
-        ):
+        """Return a digest of the sampler's order of the current epoch, or its length, if all ranks share it."""
+        order, sequence = self.order, self.order.sequence
+        if getattr(order, "own", False) or getattr(order, "size", 1) == 1:
             return None
-        return order.sequence.digest()
+        return sequence.digest() if isinstance(sequence, SamplerOrder) else f"{len(sequence)} samples"
 
     def _where(self, number: int) -> str:
         rank = getattr(self.order, "rank", 0)
+        samples = self._sampler.pending[0] if self._sampler.pending else []  # none while samples are compared
         return (
             f"\nin batch {number} of epoch {self._sampler.epoch} of the {self._what} loader on rank {rank}, "
-            f"samples {format_indices(self._sampler.pending[0])}"
+            f"samples {format_indices(samples)}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -309,6 +385,7 @@ class MapLoader(ResumableLoader):
             "sampler": self.order.sequence.state_dict(),
             "random_collate": self._seeds.collate_drew,
             **self._data.state_dict(collate.collate),
+            **({} if self._check is None else self._check.state_dict()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -316,6 +393,8 @@ class MapLoader(ResumableLoader):
         self.order.sequence.load_state_dict(state_dict["sampler"])
         self._seeds.set_collate_drew(state_dict["random_collate"])
         self._data.load_state_dict(state_dict)
+        if self._check is not None:
+            self._check.load_state_dict(state_dict)
 
     def restored(self) -> None:
         """Record the data that persistent workers began with."""
@@ -329,7 +408,7 @@ class MapLoader(ResumableLoader):
         """Return a loader that can load a state while this one is read."""
         clone = copy.copy(self)
         clone.order = self.order.clone()
-        clone._seeds, clone._data = copy.copy(self._seeds), copy.copy(self._data)
+        clone._seeds, clone._data, clone._check = copy.copy(self._seeds), copy.copy(self._data), copy.copy(self._check)
         return clone
 
     def _build_dataloader(self, loader: DataLoader[Any], key: int) -> DataLoader[Any]:

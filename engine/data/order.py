@@ -4,8 +4,10 @@ An epoch has one sequence of samples, which the ranks share in strides, as with 
 a global batch depend only on the global batch size.
 """
 
+import copy
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -13,10 +15,12 @@ import numpy as np
 
 from midstride.engine.data.permutation import Permutation, Positions, permutation
 
-__all__ = ["BatchOrder", "BatchRequest", "InOrder", "SampleOrder", "Shuffled", "StridedOrder"]
+__all__ = ["ENDLESS", "BatchOrder", "BatchRequest", "InOrder", "SampleOrder", "Shuffled", "StridedOrder"]
 
 #: number of indices that are computed at once
 BLOCK = 16_384
+#: number of batches that no epoch has
+ENDLESS = sys.maxsize
 
 
 class BatchRequest(NamedTuple):
@@ -38,7 +42,15 @@ class BatchRequest(NamedTuple):
 
 
 class SampleOrder(ABC):
-    """The samples of an epoch in order, before ranks share them."""
+    """The samples of an epoch in order, before ranks share them.
+
+    Epochs may have different numbers of samples; before the first epoch is opened, the number is that of the first.
+    """
+
+    #: whether the number of samples is known when an epoch is opened; else the order is drawn in blocks
+    is_sized: bool = True
+    #: name of the sampler that does not end; None if epochs end
+    endless: str | None = None
 
     @property
     @abstractmethod
@@ -47,7 +59,7 @@ class SampleOrder(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of samples in an epoch."""
+        """Return the number of samples in the current epoch; TypeError unless `is_sized`."""
 
     @abstractmethod
     def open(self, epoch: int, *, resumed: bool) -> None:
@@ -56,6 +68,14 @@ class SampleOrder(ABC):
     @abstractmethod
     def indices_at(self, positions: Positions) -> list[Any]:
         """Return the indices at `positions`, of shape (n,), of the current epoch."""
+
+    def count_to(self, position: int) -> int:
+        """Return the number of samples in the current epoch, or any larger number than `position` if there are more."""
+        return len(self)
+
+    def close(self) -> None:
+        """Handle that the last batch of the epoch was returned."""
+        return
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that does not follow from the number of the epoch."""
@@ -70,34 +90,62 @@ class SampleOrder(ABC):
 
 
 class InOrder(SampleOrder):
-    """The order 0, 1, 2, ..."""
+    """The order 0, 1, 2, ...
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
+    Args:
+        samples: number of samples when the loader was built.
+        now: returns the present number of samples, for data that grow or shrink; it counts from the next epoch.
+    """
+
+    def __init__(self, samples: int, now: Callable[[], int] | None = None) -> None:
+        self._built = self._samples = samples
+        self._now = now
 
     @property
     def identity(self) -> dict[str, Any]:
         """{"shuffle": False}."""
         return {"shuffle": False}
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the current epoch has another number of samples than when the loader was built."""
+        return self._samples != self._built
+
     def __len__(self) -> int:
         return self._samples
 
     def open(self, epoch: int, *, resumed: bool) -> None:
-        """Do nothing: every epoch is the same."""
+        """Count the samples anew, unless the epoch is resumed."""
+        if self._now is not None and not resumed:
+            self._samples = self._now()
 
     def indices_at(self, positions: Positions) -> list[Any]:
         """Return the positions themselves."""
         return list(positions.tolist())
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of samples, if it has changed since the loader was built."""
+        return {"samples": self._samples} if self.has_changed else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Restore the number of samples."""
+        self._samples = state_dict.get("samples", self._built)
+
+    def clone(self) -> "SampleOrder":
+        """Return a copy."""
+        return copy.copy(self)
+
 
 class Shuffled(InOrder):
     """The order of `DistributedSampler(seed=seed)`: a permutation for each epoch."""
 
-    def __init__(self, samples: int, seed: int, sampler: str | None = None) -> None:
-        super().__init__(samples)
+    def __init__(
+        self, samples: int, seed: int, sampler: str | None = None, now: Callable[[], int] | None = None
+    ) -> None:
+        super().__init__(samples, now)
         self._seed, self._sampler = seed, sampler
-        self._epoch: int | None = None
+        #: epoch and number of samples of the permutation
+        self._drawn: tuple[int, int] | None = None
         self._permutation: Permutation
 
     @property
@@ -107,8 +155,9 @@ class Shuffled(InOrder):
 
     def open(self, epoch: int, *, resumed: bool) -> None:
         """Draw the permutation of `epoch`."""
-        if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, permutation(len(self), self._seed + epoch)
+        super().open(epoch, resumed=resumed)
+        if self._drawn != (epoch, len(self)):
+            self._drawn, self._permutation = (epoch, len(self)), permutation(len(self), self._seed + epoch)
 
     def indices_at(self, positions: Positions) -> list[Any]:
         """Return the samples at `positions`."""
@@ -131,13 +180,23 @@ class BatchOrder(ABC):
         """Return an order whose sequence can load a state while this one is read."""
         return replace(self, sequence=self.sequence.clone())  # type: ignore[type-var]  # a dataclass
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Return the batches this rank reads in an epoch."""
+        """Return the batches this rank reads in the current epoch."""
+        return self.count(len(self.sequence))
 
     @abstractmethod
-    def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
-        """Yield requests for the batches of the current epoch, from batch `start` on; `key` is passed on in them."""
+    def count(self, samples: int) -> int:
+        """Return the batches this rank reads of an epoch of `samples` samples, or of batches in a batch sampler."""
+
+    @abstractmethod
+    def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
+        """Yield requests for the batches of the current epoch, from batch `start` to `end` or the end of the epoch.
+
+        Args:
+            key: passed on in the requests.
+            start: number of the first batch.
+            end: number of the batch after the last one; samples after it are not drawn.
+        """
 
 
 @dataclass(frozen=True)
@@ -169,44 +228,49 @@ class StridedOrder(BatchOrder):
         """Number of samples in full batches of all ranks."""
         return self.batch_size * self.size
 
-    def rank_samples(self) -> int:
-        """Return the number of samples that this rank reads in an epoch, with padding."""
-        samples = len(self.sequence)
+    def rank_samples(self, samples: int | None = None) -> int:
+        """Return the number of samples that this rank reads of an epoch of `samples`, with padding."""
+        samples = len(self.sequence) if samples is None else samples
         if self.own:
             return samples
         if self.rest == "kept":
             return len(range(self.rank, samples, self.size))
         return -(-samples // self.size) if self.rest == "padded" else samples // self.size
 
-    def __len__(self) -> int:
-        """Return the batches this rank reads in an epoch."""
+    def count(self, samples: int) -> int:
+        """Return the batches this rank reads of an epoch of `samples` samples."""
         if self.drop_last:
-            return self.rank_samples() // self.batch_size
-        return -(-self.rank_samples() // self.batch_size)
+            return self.rank_samples(samples) // self.batch_size
+        return -(-self.rank_samples(samples) // self.batch_size)
 
     def indices(self, epoch: int) -> list[Any]:
         """Return the indices that this rank reads in `epoch`, in order, including those that `drop_last` leaves out."""
         self.sequence.open(epoch, resumed=False)
-        return self._indices(np.arange(self.rank_samples()))
+        return self._indices(np.arange(self.rank_samples()), len(self.sequence))
 
-    def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
-        """Yield requests for the batches of the current epoch from batch `start` on, at a cost independent of `start`.
+    def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
+        """Yield requests for the batches of the current epoch, at a cost independent of `start` if it `is_sized`.
 
         Sample j of batch p is at the global position p * G + rank + j * size, where G is the global batch size. Its
         random numbers are a function of that position, whatever the number of ranks or workers.
         """
         batch_size, global_batch_size = self.batch_size, self.global_batch_size
-        at_once = max(1, BLOCK // batch_size)
-        for block in range(start, len(self), at_once):
-            end = min(block + at_once, len(self))
-            numbers = np.arange(block * batch_size, min(end * batch_size, self.rank_samples()))
-            indices = self._indices(numbers)
-            for batch in range(block, end):
+        drawn = batch_size if self.own else global_batch_size  # samples of the sequence in a batch of all its readers
+        at_once = max(1, BLOCK // (batch_size if self.sequence.is_sized else drawn))
+        for block in range(start, end, at_once):
+            stop = min(block + at_once, end)
+            samples = self.sequence.count_to(stop * drawn)
+            stop = min(stop, self.count(samples))
+            numbers = np.arange(block * batch_size, min(stop * batch_size, self.rank_samples(samples)))
+            indices = self._indices(numbers, samples)
+            for batch in range(block, stop):
                 first = (batch - block) * batch_size
                 first_position = batch * global_batch_size + self.rank
                 yield BatchRequest(key, first_position, self.size, indices[first : first + batch_size])
+            if stop < min(block + at_once, end):
+                return
 
-    def _indices(self, numbers: Positions) -> list[Any]:
+    def _indices(self, numbers: Positions, samples: int) -> list[Any]:
         if self.own:
             return self.sequence.indices_at(numbers)
-        return self.sequence.indices_at((numbers * self.size + self.rank) % len(self.sequence))
+        return self.sequence.indices_at((numbers * self.size + self.rank) % samples)

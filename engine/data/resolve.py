@@ -16,12 +16,13 @@ from midstride.engine.data.combined import (
     convert_combined,
     named_loaders,
 )
-from midstride.engine.data.dataloader_order import check_loader, evaluation_loader, training_loader
+from midstride.engine.data.dataloader_order import evaluation_loader, training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.lane_loader import LaneLoader, check_lanes, nest_in_lanes
 from midstride.engine.data.limits import no_batch_left
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.map_style import MapLoader
+from midstride.engine.data.whole_loader import Batches, WholeLoader, is_loader, is_read_whole
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.lanes import Lanes
 from midstride.engine.seeds import mix
@@ -90,7 +91,7 @@ class LoaderResolver:
     ) -> None:
         self._settings, self._options, self._ranks = settings, settings.options, ranks
         self._module = module
-        train, evaluate = convert_combined(train), convert_combined(evaluate)
+        train, evaluate = _loaders_of(train), _loaders_of(evaluate)
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
         #: object that the training loader comes from
         self.source = module if train is None else train
@@ -154,21 +155,32 @@ class LoaderResolver:
         """Return training loader `number`; the first uses the run's seed, the others seeds derived from it."""
         settings, rng = self._settings, self._options.rng
         seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
+        if not is_loader(loader):
+            raise UserError(f"{name} is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
         self._check_lanes(loader, name)
-        if _is_iterable(loader):
-            check_loader(loader, "train")
+        if (kind := _iterable_kind(loader)) is not None:
             key = mix(mix(seed, 0), settings.world.rank)
             checked, agree = rng == "lazy", self._ranks.all_agree
-            iterable = IterableLoader(loader, name=name, key=key, limit=limit, check_repeatability=checked, agree=agree)
+            iterable = kind(loader, name=name, key=key, limit=limit, check_repeatability=checked, agree=agree)
             if isinstance(self._module, nn.Module):
                 iterable.attach(self._module)
             return iterable
-        return self._resumable(
-            training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
-        )
+        mapped = training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
+        resumable = self._resumable(mapped)
+        resumable.check_data()
+        if self._options.bad_samples is not None:
+            resumable.skip_bad_samples()
+        return resumable
 
     def _check_lanes(self, loader: Any, name: str) -> None:
-        if self._settings.lanes is not None and isinstance(loader, DataLoader):
+        if self._settings.lanes is None:
+            return
+        if is_read_whole(loader):
+            raise NotExact(
+                f"{name} with lanes: a {type(loader).__name__} is read as a whole, and cannot be divided into lanes: "
+                "return a DataLoader, or leave lanes out."
+            )
+        if isinstance(loader, DataLoader):
             check_lanes(loader, name, shard=self._options.use_distributed_sampler)
 
     def _resumable(self, loader: MapLoader) -> MapLoader:
@@ -188,13 +200,9 @@ class LoaderResolver:
         self.given[stage] = given
         option, limit = self._limit(stage)
         resumables = [] if given is None or given == [] else self._evaluation(given, stage, limit)
-        counts = self._ranks.gather([len(resumable) if resumable.is_sized else None for resumable in resumables])
-        if len({len(rank) for rank in counts}) > 1:
-            raise UserError(
-                f"the ranks have {[len(rank) for rank in counts]} {stage} loaders: all need the same number."
-            )
-        for resumable, ranks in zip(resumables, zip(*counts, strict=True), strict=True):
-            resumable.set_max_batches(max((count for count in ranks if count is not None), default=0))
+        counts = self._ranks.gather(len(resumables))
+        if len({*counts}) > 1:
+            raise UserError(f"the ranks have {counts} {stage} loaders: all need the same number.")
         self._made += resumables
         if 0.0 < limit < 1.0:
             self._check_limit(resumables, stage, option, limit)
@@ -238,10 +246,9 @@ class LoaderResolver:
     def _evaluate(self, loader: Any, name: str, number: int, *, stage: str, limit: float) -> ResumableLoader:
         settings, rng = self._settings, self._options.rng
         self._check_lanes(loader, name)
-        if _is_iterable(loader):
-            check_loader(loader, stage)
+        if (kind := _iterable_kind(loader)) is not None:
             key = mix(mix(mix(settings.seed, 1 + _STAGES.index(stage)), number), settings.world.rank)
-            return IterableLoader(loader, name=name, key=key, limit=limit, check_repeatability=rng == "lazy")
+            return kind(loader, name=name, key=key, limit=limit, check_repeatability=rng == "lazy")
         exact = evaluation_loader(
             loader,
             settings.world,
@@ -260,20 +267,28 @@ class LoaderResolver:
                 f"the data are the class {self._owner.__name__}: give an instance, {self._owner.__name__}()"
             )
         method = getattr(self._owner, name, None)
-        return (
-            None if method is None else convert_combined(call_user_code(f"{type(self._owner).__name__}.{name}", method))
-        )
+        return None if method is None else _loaders_of(call_user_code(f"{type(self._owner).__name__}.{name}", method))
+
+
+def _loaders_of(given: Any) -> Any:
+    """Return `given`; converted if it is a CombinedLoader of Lightning's, or a list of batches."""
+    if type(given) is list and given and not _is_loader(given):
+        return Batches(given)
+    return convert_combined(given)
 
 
 def _is_loader(source: Any) -> bool:
     """Return whether `source` is a loader or a nest of loaders, rather than an object whose methods return them."""
     if isinstance(source, (dict, list, tuple)):
         return any(_is_loader(inner) for inner in (source.values() if isinstance(source, dict) else source))
-    return isinstance(source, (DataLoader, CombinedLoader))
+    return isinstance(source, CombinedLoader) or is_loader(source)
 
 
-def _is_iterable(loader: Any) -> bool:
-    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+def _iterable_kind(loader: Any) -> type[IterableLoader] | None:
+    """Return the class that reads `loader`, if its batches have no order that is known."""
+    if is_read_whole(loader):
+        return WholeLoader
+    return IterableLoader if isinstance(loader.dataset, IterableDataset) else None
 
 
 def _check_alike(identities: tuple[dict[str, Any], ...]) -> None:

@@ -2,7 +2,9 @@
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import isgeneratorfunction
 from itertools import islice, repeat
@@ -14,11 +16,11 @@ import xxhash
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from midstride.engine.data.order import BatchOrder, BatchRequest, SampleOrder
+from midstride.engine.data.order import BLOCK, ENDLESS, BatchOrder, BatchRequest, SampleOrder
 from midstride.engine.data.permutation import Positions
 from midstride.engine.data.rng.isolation import seeded_rng
 from midstride.engine.data.sampler_state import SamplerState, samplers_in
-from midstride.engine.errors import NotExact, UnsupportedState, UserCodeError, UserError
+from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError, UserError
 from midstride.engine.objects.generator_search import find_generators
 from midstride.engine.seeds import mix
 from midstride.engine.state.codec import encode_lazily
@@ -31,16 +33,30 @@ log = logging.getLogger(__name__)
 
 #: plain indices as an array of shape (n,), other items as a list
 Items = list[Any] | NDArray[np.int64]
-#: items per sample of the data set beyond which a sampler is considered endless
-_ENDLESS = 100
+#: number of batches of each rank that are dealt at once
+_AT_ONCE = 16
+#: number of first items by which ranks compare orders that are drawn in blocks
+_COMPARED = 64
+#: types of samplers without code of their own
+_SIZED = (list, tuple, range, np.ndarray, torch.Tensor)
+_OTHER_ORDER = (
+    "{what} gives another order when it is run again from the same state: it draws from a source that cannot be put "
+    "back, or keeps what cannot be found. Keep counters and generators as attributes made in __init__, or give it "
+    "state_dict and load_state_dict that hold all of its state."
+)
 _WAY_OUT = "Keep counters and generators as attributes made in __init__, or give it state_dict and load_state_dict."
 
 
 class SamplerOrder(SampleOrder):
-    """The items of a sampler, which is run to its end at the start of each epoch.
+    """The items of a sampler, whose epochs may have any length.
 
-    While it runs, the main generators are seeded by (key, epoch); they are restored afterwards. The items of the epoch
-    are part of snapshots, since a sampler that depends on training would give others if it ran again.
+    A sampler is run to its end at the start of each epoch, or as far as a limit needs its items. The items of the epoch
+    are part of snapshots, since a sampler that depends on training would give others if it ran again. A sampler that
+    does not end there is drawn in blocks instead: a resumed run starts from its state at the start of the epoch, and
+    draws the items before its position again.
+
+    While it runs, the main generators are seeded by (key, epoch), or by (key, epoch, block); they are restored
+    afterwards.
 
     Args:
         sampler: a sampler or batch sampler; it and its attributes are changed in place only.
@@ -48,21 +64,41 @@ class SamplerOrder(SampleOrder):
         key: hash that seeds the main generators.
         what: name of the loader in messages.
         shared: whether every rank has the same sampler, and they share its items.
+        most: number of items that an epoch needs at most; None for all.
 
     Raises:
         NotExact: after its state is restored, it gives another order.
-        UserError: it gives no items, or different numbers of items in two epochs.
+        UserError: it gives no items.
     """
 
-    def __init__(self, sampler: Any, loader: DataLoader[Any], key: int, what: str, *, shared: bool = True) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        loader: DataLoader[Any],
+        key: int,
+        what: str,
+        *,
+        shared: bool = True,
+        most: int | None = None,
+    ) -> None:
         self._sampler, self._dataset, self._key = sampler, loader.dataset, key
         self._what = f"the {what} loader's {type(sampler).__name__}"
-        samples: Any = self._dataset
-        self._max_items = _ENDLESS * (len(samples) if hasattr(samples, "__len__") else 1_000_000) + 1_000_000
+        self._most = ENDLESS if most is None else most
+        self._largest = _largest_epoch(sampler, loader.dataset)
         self._state, self._base_seed = SamplerState(sampler, self._dataset), BaseSeed(loader, sampler)
-        self._items: Items = []
+        self._items = DrawnItems()
+        #: the epoch that is drawn in blocks; None at its end
+        self._drawing: _Drawing | None = None
+        self._epoch = 0
+        #: whether the sampler's own state is a position in an epoch, so that it gives the rest of the epoch first
+        self._is_position = False
+        self._is_loaded = False
+        #: state that was loaded, and what the sampler says since, which may be known only when it is run
+        self._given: tuple[dict[str, Any], dict[str, Any]] | None = None
+        #: whether an epoch that is drawn in blocks is under way
+        self._is_under_way = False
         self._state_at_start: dict[str, Any] = {}
-        self._state_after_run: dict[str, Any] | None = None
+        self._state_after_draw: dict[str, Any] | None = None
         #: digest of the epoch's items, if the snapshot could not hold them and the sampler has to run again
         self._expected: str | None = None
         #: whether no warning of changes within an epoch is due; torch's samplers draw all items at once, too
@@ -79,114 +115,211 @@ class SamplerOrder(SampleOrder):
         """Run copies of the sampler for two epochs, also from restored states; return a digest of the first epoch."""
         built = self._state.full()
         one, other, resumed = (_copy_of(self._sampler, self._dataset) for _ in range(3))
-        epochs = [self._run(one, 0)]
+        first = self._run(one, 0)
+        self.is_sized = first is not None
+        if first is None:
+            self.endless = None if _says_more(self._sampler, self._largest) else self._what
+            one = _copy_of(self._sampler, self._dataset)
+        epochs = [self._first_items(one, 0) if first is None else first]
+        if not len(epochs[0]):
+            raise UserError(f"{self._what} gives nothing: there is nothing to read.")
         ended = SamplerState(one, self._dataset)
         between, graph = ended.full(), ended.graph_state()
-        epochs.append(self._run(one, 1))
+        epochs.append(self._trial_run(one, 1))
         # Copies may share generators, and objects that cannot be copied.
         SamplerState(other, self._dataset).restore_full(built)
-        again = [self._run(other, 0)]
+        if not self._are_equal(epochs[0], self._trial_run(other, 0)):
+            raise NotExact(_OTHER_ORDER.format(what=self._what))
+        self._resume_copy(resumed, between, graph)
+        if not self._are_equal(epochs[1], self._trial_run(resumed, 1)):
+            self._is_position = any(path.endswith("/") for path in between)
+            resumed = _copy_of(self._sampler, self._dataset)
+            if not self._is_position or not self._resumes_position(resumed, between, graph, epochs[1]):
+                raise NotExact(_OTHER_ORDER.format(what=self._what))
+        self._state.restore_full(built)
+        self._items.begin(epochs[0] if self.is_sized else None)
+        return digest_of_items(epochs[0])
+
+    def _resume_copy(self, sampler: Any, state: Any, graph: Any) -> None:
+        """Give a copy of the sampler the state at the end of an epoch."""
+        copied = SamplerState(sampler, self._dataset)
         try:
-            begun = SamplerState(resumed, self._dataset)
-            begun.restore_full(between)
-            begun.restore_graph_state(graph)
+            self._restore(copied.restore_full, state, sampler)
+            copied.restore_graph_state(graph)
         except NotExact as error:
             raise NotExact(f"{self._what} cannot be given its state back: {error}. {_WAY_OUT}") from error
         except Exception as error:
             raise UserCodeError.of(f"{self._what}, given its state back", error) from error
-        again.append(self._run(resumed, 1))
-        self._state.restore_full(built)
-        if [*map(digest_of_items, epochs)] != [*map(digest_of_items, again)]:
-            raise NotExact(
-                f"{self._what} gives another order when it is run again from the same state: it draws from a source "
-                f"that cannot be put back, or keeps what cannot be found. {_WAY_OUT}"
-            )
-        return self._checked_indices(*epochs)
 
-    def _checked_indices(self, first: Items, second: Items) -> str:
-        if len(first) != len(second):
-            raise UserError(
-                f"{self._what} gives {len(first)} items in one epoch and {len(second)} in the next; "
-                "all epochs need the same number."
+    def _resumes_position(self, sampler: Any, state: Any, graph: Any, expected: Items) -> bool:
+        """Return whether the state of the sampler is a position in an epoch, with the rest of which it resumes."""
+        self._resume_copy(sampler, state, graph)
+        self._read_rest(sampler)
+        return self._are_equal(expected, self._trial_run(sampler, 1))
+
+    def _read_rest(self, sampler: Any) -> None:
+        """Read the epoch to its end that a sampler resumes whose state is a position in it."""
+        with self.seeded(0, 0):
+            deque(islice(map(next, repeat(iter(sampler))), self._largest), maxlen=0)
+
+    def _restore(self, restore: Callable[[Any], None], state: Any, sampler: Any) -> None:
+        """Call `restore` with `state`; start the sampler first if it makes generators or objects when it is first run.
+
+        Raises:
+            NotExact: an object or a generator of the state does not exist in the sampler.
+        """
+        try:
+            restore(state)
+        except NotExact:
+            with self.seeded(0, 0):
+                next(iter(sampler), None)
+            restore(state)
+
+    @staticmethod
+    def _are_equal(items: Items, again: Items) -> bool:
+        return digest_of_items(items) == digest_of_items(again)
+
+    def _trial_run(self, sampler: Any, epoch: int) -> Items:
+        """Return the items of an epoch, or the first ones if the first epoch is drawn in blocks."""
+        if not self.is_sized:
+            return self._first_items(sampler, epoch)
+        return self._whole(self._run(sampler, epoch), epoch)
+
+    def _first_items(self, sampler: Any, epoch: int) -> Items:
+        drawing = _Drawing(self, sampler, epoch)
+        return as_items(drawing.next_block(min(BLOCK, self._most)))
+
+    def _whole(self, items: Items | None, epoch: int) -> Items:
+        if items is None:
+            raise NotExact(
+                f"{self._what} has ended its first epoch, and gives more than {self._largest} indices in epoch {epoch}:"
+                " it does not end. Let it end after an epoch's worth of items, or set limit_train_batches."
             )
-        if not len(first):
-            raise UserError(f"{self._what} gives nothing: there is nothing to read.")
-        self._length = len(first)
-        return digest_of_items(first)
+        return items
 
     def __len__(self) -> int:
-        return self._length
+        if not self.is_sized:
+            raise TypeError(f"{self._what} is drawn in blocks: only reading to its end tells how many items it gives")
+        return len(self._items)
 
     def open(self, epoch: int, *, resumed: bool) -> None:
         """Run the sampler for `epoch`; if resumed, the items are those of the state."""
-        if resumed:
+        self._epoch = epoch
+        if self._is_loaded and not resumed:
+            self._is_loaded, self._given = False, None
+            if self._is_position:
+                self._read_rest(self._sampler)
+        if not self.is_sized:
+            self._open_in_blocks(resumed=resumed)
+        elif resumed:
             self._run_again(epoch)
-            return
-        if not self._has_warned and self._state_after_run is not None:
-            self._warn_of_change(self._state_after_run)
-        self._state_at_start, self._expected = self._state.changes(), None
-        self._items = self._run(self._sampler, epoch)
-        self._state_after_run = None if self._has_warned else self._state.changes()
-        if len(self._items) != self._length:
-            raise UserError(
-                f"{self._what} gives {len(self._items)} items in epoch {epoch}, {self._length} in the first; "
-                "all epochs need the same number."
-            )
+        else:
+            self._state_at_start, self._expected = self._state.changes(), None
+            self._items.begin(self._whole(self._run(self._sampler, epoch), epoch))
+            self._state_after_draw = None if self._has_warned else self._state.changes()
+
+    def _open_in_blocks(self, *, resumed: bool) -> None:
+        if resumed:
+            self._restore_start()
+            self._is_loaded, self._given = False, None
+        else:
+            self._state_at_start = self._state.changes()
+        self._items.begin(None)
+        self._is_under_way, self._state_after_draw = True, None
+        self._drawing = _Drawing(self, self._sampler, self._epoch)
+
+    def count_to(self, position: int) -> int:
+        """Return the number of items in the epoch, or, drawing in blocks, of those drawn if there are `position`."""
+        if self.is_sized:
+            return len(self._items)
+        while self._drawing is not None and self._items.end < position:
+            block = self._drawing.next_block(min(BLOCK, self._most - self._items.end))
+            self._items.add(as_items(block))
+            if not block or self._items.end >= self._most:
+                self._drawing = None
+            self._state_after_draw = self._state.changes()
+        return self._items.end
 
     def _run_again(self, epoch: int) -> None:
         """Run the sampler from its state at the start of the epoch, if its items could not be written."""
         if self._expected is None:
             return
         now = self._state.changes()
-        self._state.restore(self._state_at_start)
-        self._items = self._run(self._sampler, epoch)
+        self._restore_start()
+        items = self._whole(self._run(self._sampler, epoch), epoch)
+        self._items.begin(items)
         self._state.restore(now)
-        if (digest := digest_of_items(self._items)) != self._expected:
+        if (digest := digest_of_items(items)) != self._expected:
             raise NotExact(
                 f"{self._what} gives another order in epoch {epoch} than before the run died (digest {self._expected}, "
                 f"now {digest}): it reads what training changes, and its items cannot be written. Let it give plain "
                 "numbers or text, lists or tuples of them, or start over under another run name."
             )
 
-    def _warn_of_change(self, after: dict[str, Any]) -> None:
-        """Warn once if training changes a sampler within an epoch; in plain PyTorch it would draw during the epoch."""
-        if differences(after, self._state.changes()):
+    def _restore_start(self) -> None:
+        """Restore the sampler as it was before the epoch."""
+        self._restore(self._state.restore, self._state_at_start, self._sampler)
+        if self._is_position and self._state_at_start:
+            self._read_rest(self._sampler)
+
+    def close(self) -> None:
+        """Warn once if training has changed the sampler within the epoch; plain PyTorch would draw during the epoch."""
+        if not self._has_warned and self.changed_in_pass() is not None and self.is_sized:
             self._has_warned = True
             log.warning(
                 "training changes %s while its epoch is under way. Here it is run whole at the start of each epoch: "
                 "what changes takes effect with the next one.",
                 self._what,
             )
+        self._is_under_way = False
+
+    def changed_in_pass(self) -> str | None:
+        """Return text if training has changed the sampler since items were last drawn in this epoch; else None."""
+        after = self._state_after_draw
+        return None if after is None or not differences(after, self._state.changes()) else self._what
 
     def indices_at(self, positions: Positions) -> list[Any]:
-        """Return the items at `positions`."""
-        if isinstance(self._items, list):
-            return [self._items[position] for position in positions.tolist()]
-        return list(self._items[positions].tolist())
-
-    def items(self) -> list[Any]:
-        """Return all items of the current epoch."""
-        return self.indices_at(np.arange(self._length))
+        """Return the items at `positions`, in rising order; items before them are dropped when drawing in blocks."""
+        if not self.is_sized and len(positions):
+            self._items.drop(int(positions[0]))
+        return self._items.at(positions)
 
     def digest(self) -> str:
-        """Return a digest of the items of the current epoch."""
-        return digest_of_items(self._items)
+        """Return a digest of the items of the current epoch, or of the first ones if they are drawn in blocks."""
+        if self.is_sized:
+            return digest_of_items(self._items.kept)
+        self.count_to(_COMPARED)
+        return digest_of_items(self._items.head[:_COMPARED])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's state, and the items of the current epoch."""
-        packed = pack_items(self._items)
+        base_seed = self._base_seed.state_dict()
+        if not self.is_sized:
+            state = {"begin": self._state_at_start} if self._is_under_way else {"now": self._changes()}
+            return {**state, "base_seed": base_seed}
+        packed = pack_items(self._items.kept)
         if packed is None:
-            packed = {"begin": self._state_at_start, "digest": digest_of_items(self._items)}
-        return {"now": self._state.changes(), "items": packed, "base_seed": self._base_seed.state_dict()}
+            packed = {"begin": self._state_at_start, "digest": digest_of_items(self._items.kept)}
+        return {"now": self._changes(), "items": packed, "base_seed": base_seed}
+
+    def _changes(self) -> dict[str, Any]:
+        """Return the state of the sampler: the one that was loaded, if nothing has changed since."""
+        now = self._state.changes()
+        return now if self._given is None or differences(self._given[1], now) else self._given[0]
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore state and items."""
-        packed = state_dict["items"]
+        packed = state_dict.get("items", {})
         if "digest" in packed:
             self._state_at_start, self._expected = packed["begin"], packed["digest"]
-        else:
-            self._items = unpack_items(packed)
-        self._state.restore(state_dict["now"])
+        elif packed:
+            self._items.begin(unpack_items(packed))
+        self._is_under_way = "begin" in state_dict
+        if self._is_under_way:
+            self._state_at_start = state_dict["begin"]
+        state = state_dict["begin" if self._is_under_way else "now"]
+        self._restore(self._state.restore, state, self._sampler)
+        self._is_loaded, self._given = True, (state, self._state.changes()) if self._is_position else None
         self._base_seed.load_state_dict(state_dict["base_seed"])
 
     def clone(self) -> "SamplerOrder":
@@ -194,25 +327,152 @@ class SamplerOrder(SampleOrder):
         clone = copy.copy(self)
         clone._sampler = _copy_of(self._sampler, self._dataset)
         clone._state = self._state.for_copy(clone._sampler)
-        clone._base_seed = copy.copy(self._base_seed)
+        clone._base_seed, clone._items = copy.copy(self._base_seed), copy.copy(self._items)
+        clone._drawing = None
         return clone
 
-    def _run(self, sampler: Any, epoch: int) -> Items:
+    def _run(self, sampler: Any, epoch: int) -> Items | None:
+        """Return the items of an epoch, as many as it needs; None if they are too many to hold."""
+        blocks, count, size = list[Items](), 0, 0
+        with self.seeded(epoch, 0):
+            iterator = self.iterate(sampler, epoch)
+            while count < self._most and size <= self._largest:
+                block = [*map(_kept, islice(iterator, min(BLOCK, self._most - count)))]
+                if not block:
+                    break
+                blocks.append(as_items(block))
+                count, size = count + len(block), size + sum(map(_indices_in, block))
+        return None if size > self._largest else _joined(blocks)
+
+    def iterate(self, sampler: Any, epoch: int) -> Iterator[Any]:
+        """Return an iterator over `sampler`, this one's or a copy, for `epoch`; called in a block of `seeded`."""
+        for one in samplers_in(sampler):
+            if callable(set_epoch := getattr(one, "set_epoch", None)):
+                set_epoch(epoch)
+        # islice calls iter() again, on which a sampler that is its own iterator may start over.
+        return map(next, repeat(self._base_seed.iterate(sampler, epoch)))
+
+    @contextmanager
+    def seeded(self, epoch: int, block: int) -> Iterator[None]:
+        """Seed the main generators for a block of `epoch`; raise errors of the sampler as those of the user's code."""
+        seed = mix(self._key, epoch)
         try:
-            with seeded_rng(mix(self._key, epoch)):
-                for one in samplers_in(sampler):
-                    if callable(set_epoch := getattr(one, "set_epoch", None)):
-                        set_epoch(epoch)
-                # islice calls iter() again, on which a sampler that is its own iterator may start over.
-                given = islice(map(next, repeat(self._base_seed.iterate(sampler, epoch))), self._max_items)
-                items = [copy.copy(item) if type(item) is list else item for item in given]
+            with seeded_rng(mix(seed, block) if block else seed):
+                yield
         except Exception as error:
-            if is_retryable(error):
+            if isinstance(error, EngineError) or is_retryable(error):
                 raise
             raise UserCodeError.of(f"{self._what}, epoch {epoch}", error) from error
-        if len(items) == self._max_items:
-            raise NotExact(f"{self._what} does not end: let it end after an epoch's worth of items.")
-        return as_items(items)
+
+
+class _Drawing:
+    """An epoch of a sampler that is drawn in blocks.
+
+    Args:
+        order: order of the sampler.
+        sampler: the sampler, or a copy of it.
+        epoch: the epoch.
+    """
+
+    def __init__(self, order: SamplerOrder, sampler: Any, epoch: int) -> None:
+        self._order, self._sampler, self._epoch = order, sampler, epoch
+        self._iterator: Iterator[Any] | None = None
+        self._blocks = 0
+
+    def next_block(self, most: int) -> list[Any]:
+        """Return the next items: at most `most` of them, and of about `BLOCK` indices; none at the end."""
+        items, size = list[Any](), 0
+        with self._order.seeded(self._epoch, self._blocks):
+            if self._iterator is None:
+                self._iterator = self._order.iterate(self._sampler, self._epoch)
+            for item in islice(self._iterator, most):
+                items.append(_kept(item))
+                size += _indices_in(item)
+                if size >= BLOCK:
+                    break
+        self._blocks += 1
+        return items
+
+
+class DrawnItems:
+    """The items of an epoch that were drawn and not dropped."""
+
+    #: number of first items that are not dropped: DistributedSampler repeats them at the end of an epoch
+    HEAD = 1024
+
+    def __init__(self) -> None:
+        #: items that were not dropped
+        self.kept: Items = []
+        #: first items of an epoch that is drawn in blocks
+        self.head: Items = []
+        self._first = 0
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def end(self) -> int:
+        """Number of items drawn."""
+        return self._first + len(self.kept)
+
+    def begin(self, items: Items | None) -> None:
+        """Start an epoch with all of its items; None to add them later."""
+        self.kept, self.head, self._first = [] if items is None else items, [], 0
+
+    def add(self, items: Items) -> None:
+        """Add the next items of the epoch."""
+        if len(self.head) < self.HEAD:
+            self.head = _joined([self.head, items[: self.HEAD - len(self.head)]])
+        self.kept = _joined([self.kept, items])
+
+    def drop(self, first: int) -> None:
+        """Drop the items before `first`, except the head."""
+        if first > self._first:
+            self.kept, self._first = self.kept[first - self._first :], min(first, self.end)
+
+    def at(self, positions: Positions) -> list[Any]:
+        """Return the items at `positions`."""
+        if self._first == 0 and not isinstance(self.kept, list):
+            return list(self.kept[positions].tolist())
+        first, kept, head = self._first, self.kept, self.head
+        found = [kept[at - first] if at >= first else head[at] for at in positions.tolist()]
+        return [item.item() for item in found] if found and isinstance(kept, np.ndarray) else found
+
+
+def _joined(blocks: list[Items]) -> Items:
+    """Return the items of all blocks: an array if all are arrays."""
+    blocks = [block for block in blocks if len(block)]
+    if len(blocks) == 1:
+        return blocks[0]
+    if blocks and not any(isinstance(block, list) for block in blocks):
+        return np.concatenate(blocks)
+    return [item for block in blocks for item in (block if isinstance(block, list) else block.tolist())]
+
+
+def _kept(item: Any) -> Any:
+    """Return `item`; a copy of a list, which the sampler may fill again for the next one."""
+    return copy.copy(item) if type(item) is list else item
+
+
+def _indices_in(item: Any) -> int:
+    return len(item) if type(item) is list else 1
+
+
+def _largest_epoch(sampler: Any, dataset: Any) -> int:
+    """Return the number of indices up to which an epoch is held whole; more of them are drawn in blocks."""
+    samples = len(dataset) if hasattr(dataset, "__len__") else 0
+    known = 0
+    if type(sampler) in _SIZED or all(type(one).__module__.startswith("torch.") for one in samplers_in(sampler)):
+        known = len(sampler) * getattr(sampler, "batch_size", 1)
+    return max(known, 2 * samples, min(16 * samples, 4_000_000)) + 100_000
+
+
+def _says_more(sampler: Any, items: int) -> bool:
+    """Return whether a sampler has a length above `items`."""
+    try:
+        return len(sampler) > items
+    except Exception:  # no length, or one that reading an endless sampler would tell
+        return False
 
 
 def _is_lazy(sampler: Any) -> bool:
@@ -249,26 +509,39 @@ class BatchSamplerOrder(BatchOrder):
     batch_size: int | None = None
     global_batch_size: int | None = None
 
-    def __len__(self) -> int:
-        """Return the batches this rank reads in an epoch."""
-        batches = len(self.sequence)
+    def count(self, samples: int) -> int:
+        """Return the batches this rank reads of an epoch of `samples` batches."""
         if self.own:
-            return batches
-        return -(-batches // self.size) if self.rest == "padded" else len(range(self.rank, batches, self.size))
+            return samples
+        return -(-samples // self.size) if self.rest == "padded" else len(range(self.rank, samples, self.size))
 
-    def requests(self, key: int, start: int) -> Iterator[BatchRequest]:
-        """Yield requests for the batches of the current epoch, from batch `start` on.
+    def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
+        """Yield requests for the batches of the current epoch, from batch `start` to `end` or the end of the epoch.
 
         The position of a sample is that in all batches one after the other; a repeated batch keeps its positions.
         """
-        batches = [list(batch) for batch in self.sequence.items()]
-        firsts = np.cumsum([0, *map(len, batches)])
-        for number in range(start, len(self)):
-            if self.own:  # positions of ranks alternate
-                yield BatchRequest(key, int(firsts[number]) * self.size + self.rank, self.size, batches[number])
-            else:
-                batch = (number * self.size + self.rank) % len(batches)
-                yield BatchRequest(key, int(firsts[batch]), 1, batches[batch])
+        readers = 1 if self.own else self.size
+        opening: list[tuple[int, list[Any]]] = []  # first batches with the positions of their first samples
+        first = 0
+        for block in range(0, end, _AT_ONCE):
+            stop = min(block + _AT_ONCE, end)
+            batches = self.sequence.count_to(stop * readers)
+            numbers = range(block * readers, min(stop * readers, batches))
+            dealt = []
+            for batch in map(list, self.sequence.indices_at(np.arange(numbers.start, numbers.stop))):
+                dealt.append((first, batch))
+                first += len(batch)
+            opening = opening or dealt[:readers]
+            last = min(stop, self.count(batches))
+            dealt += [opening[number % batches] for number in range(numbers.stop, last * readers)]
+            for number in range(max(block, start), last):
+                at, batch = dealt[(number - block) * readers + (0 if self.own else self.rank)]
+                if self.own:  # positions of ranks alternate
+                    yield BatchRequest(key, at * self.size + self.rank, self.size, batch)
+                else:
+                    yield BatchRequest(key, at, 1, batch)
+            if len(numbers) < (stop - block) * readers:
+                return
 
 
 class BaseSeed:

@@ -125,7 +125,7 @@ class SamplerState:
         )
         for path, owner in _owners(self._sampler, self._dataset).items():
             if _has_state_dict(owner):
-                state[f"{path}/"] = owner.state_dict()
+                state |= _own_state(path, owner)
                 continue
             own = attributes_of(owner).items()
             state |= {f"{path}/{name}": value for name, value in own if _is_plain(value)}
@@ -138,7 +138,7 @@ class SamplerState:
         generators = find_generators(self._sampler, beside=self._dataset)
         for path in now.keys() - wanted.keys():
             owner, _, name = path.rpartition("/")
-            if owner in owners:
+            if owner in owners and name:
                 delattr(owners[owner], name)
         for path, value in wanted.items():
             owner, _, name = path.rpartition("/")
@@ -210,6 +210,14 @@ def samplers_in(sampler: Any) -> Iterator[Any]:
 
 def _has_state_dict(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _own_state(path: str, owner: Any) -> State:
+    """Return the state that `owner` says; nothing if it has none before its first epoch."""
+    try:
+        return {f"{path}/": owner.state_dict()}
+    except Exception:
+        return {}
 
 
 def _is_object(value: Any) -> bool:

@@ -5,15 +5,18 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
+from midstride.engine.data.bad_samples import BadSample, PartialBatch
+from midstride.engine.data.data_check import CheckedSamples, SampleCheck, samples_digest
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.per_sample import SampleSeeder
 from midstride.engine.data.rng.repeatability import collate_name
 from midstride.engine.data.worker_memory import full_message
 from midstride.engine.errors import EngineError, NotExact, UserCodeError, UserError, WorldError
+from midstride.engine.user_code import is_retryable
 
 __all__ = ["Idle", "SeededCollate", "SeededDataset", "WorkerFailure", "format_indices"]
 
-_OWN = frozenset({"dataset", "seeds", "failure"})
+_OWN = frozenset({"dataset", "seeds", "failure", "skips_bad"})
 
 
 class WorkerFailure(NamedTuple):
@@ -34,8 +37,12 @@ class Idle(NamedTuple):
     """A request without samples, and its answer. torch gives requests to workers in turn; this one skips a worker."""
 
 
-#: the samples of a batch and its request, for collate_fn
-_FetchedBatch = tuple[list[Any], BatchRequest]
+class _FetchedBatch(NamedTuple):
+    """The samples of a batch, its request, and the samples that could not be read; for collate_fn."""
+
+    samples: list[Any]
+    request: BatchRequest
+    bad: tuple[BadSample, ...] = ()
 
 
 class SeededDataset(Dataset[Any]):
@@ -44,6 +51,8 @@ class SeededDataset(Dataset[Any]):
     def __init__(self, dataset: Any, seeds: SampleSeeder) -> None:
         self.dataset = dataset
         self.seeds = seeds
+        #: whether samples whose reading raises an error are left out
+        self.skips_bad = False
         #: error at the start of the worker
         self.failure: WorkerFailure | None = None
 
@@ -67,22 +76,57 @@ class SeededDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, fetch: BatchRequest | Idle) -> _FetchedBatch | WorkerFailure | Idle:
+    def __getitems__(
+        self, fetch: BatchRequest | SampleCheck | Idle
+    ) -> _FetchedBatch | WorkerFailure | CheckedSamples | Idle:
         if isinstance(fetch, Idle):
             return fetch
+        if isinstance(fetch, SampleCheck):
+            return self._checked(fetch)
         if self.failure is not None:
             return self.failure
         if self.seeds.side_effects is not None:
             self.seeds.side_effects.begin()
         try:
-            return self.seeds.samples(fetch, self.dataset), fetch
+            return _FetchedBatch(self.seeds.samples(fetch, self.dataset), fetch)
         except UserError as error:
             return WorkerFailure(type(error), str(error))
         except Exception as error:
+            if self.skips_bad and not is_retryable(error):
+                return self._readable(fetch)
             name = type(self.dataset).__name__
             where = f"{name}, reading samples {format_indices(fetch.indices)}{_worker_text()}"
             where += self._out_of_range(error, fetch)
             return WorkerFailure.of(where, error)
+
+    def _readable(self, fetch: BatchRequest) -> _FetchedBatch:
+        """Return the samples of a batch that can be read, each with the random numbers of its position."""
+        samples, bad = list[Any](), list[BadSample]()
+        for number, index in enumerate(fetch.indices):
+            one = fetch._replace(first=fetch.first + number * fetch.stride, indices=[index], probe=1)
+            try:
+                samples += self.seeds.samples(one, self.dataset)
+            except UserError:
+                raise
+            except Exception as error:
+                if is_retryable(error):
+                    raise
+                bad.append(BadSample(str(index), f"{type(error).__name__}: {error}"))
+        return _FetchedBatch(samples, fetch, tuple(bad))
+
+    def _checked(self, check: SampleCheck) -> CheckedSamples | WorkerFailure:
+        """Return the digests of samples; an error in reading them is that of a batch."""
+        if self.failure is not None:
+            return self.failure
+        digests = []
+        for request in check.requests:
+            # Read with the seeds of generators that are found to be used: see SampleSeeder.
+            fetched = self.__getitems__(request._replace(probe=1))
+            if isinstance(fetched, WorkerFailure):
+                return fetched
+            assert isinstance(fetched, _FetchedBatch)
+            digests.append(samples_digest(fetched.samples))
+        return CheckedSamples(tuple(digests))
 
     def _out_of_range(self, error: Exception, fetch: BatchRequest) -> str:
         length = len(self.dataset) if hasattr(self.dataset, "__len__") else None
@@ -108,11 +152,13 @@ class SeededCollate:
         """Set the collate_fn; called before workers are started."""
         self.collate = collate
 
-    def __call__(self, fetched: _FetchedBatch | WorkerFailure | Idle) -> Any:
-        """Return the batch of the samples, or a WorkerFailure or Idle unchanged."""
-        if isinstance(fetched, (WorkerFailure, Idle)):
+    def __call__(self, fetched: _FetchedBatch | WorkerFailure | CheckedSamples | Idle) -> Any:
+        """Return the batch of the samples; other answers unchanged."""
+        if isinstance(fetched, (WorkerFailure, CheckedSamples, Idle)):
             return fetched
-        samples, fetch = fetched
+        samples, fetch, bad = fetched
+        if bad:
+            return self._partial(fetched)
         try:
             batch = self.seeds.collate(fetch, samples[0] if self.single else samples, self.collate)
             self.seeds.check_side_effects(fetch, batch, self.collate, single=self.single)
@@ -122,6 +168,18 @@ class SeededCollate:
         except Exception as error:
             where = f"{collate_name(self.collate)}, collating samples {format_indices(fetch.indices)}{_worker_text()}"
             return WorkerFailure.of(where, error)
+
+    def _partial(self, fetched: _FetchedBatch) -> PartialBatch | WorkerFailure:
+        """Return the batch of the samples that could be read."""
+        samples, fetch, bad = fetched
+        if not samples:
+            return PartialBatch(None, bad)
+        try:
+            batch = self.seeds.collate(fetch._replace(probe=0), samples[0] if self.single else samples, self.collate)
+        except Exception as error:
+            where = f"{collate_name(self.collate)}, collating samples {format_indices(fetch.indices)} without "
+            return WorkerFailure.of(where + f"{len(bad)} that cannot be read{_worker_text()}", error)
+        return PartialBatch(batch, bad)
 
 
 def format_indices(indices: list[Any]) -> str:

@@ -40,6 +40,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         rng: "lazy" gives each sample random numbers of its own, independent of the number of ranks; "batch" each batch.
         num_replicas: number of ranks that share the samples; by default that of `torch.distributed`, or 1.
         rank: this rank among them.
+        snapshot_every_n_steps: accepted for torchdata's loader of this name, and ignored: `state_dict` is exact after
+            every batch.
         kwargs: as for DataLoader.
 
     Raises:
@@ -58,6 +60,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         rng: Rng = "lazy",
         num_replicas: int | None = None,
         rank: int | None = None,
+        snapshot_every_n_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
         if (num_replicas is None) != (rank is None):

@@ -27,6 +27,7 @@ __all__ = [
     "path_to_module",
     "restorable",
     "shared_generators",
+    "shared_with_module",
     "used_by_hook",
 ]
 
@@ -67,6 +68,25 @@ def path_to_module(owner: object, module: nn.Module) -> str | None:
     """Return the path at which reading `owner` uses `module` or a trained part of it; None if it does not."""
     parts = {id(part) for part in module.modules() if any(p.requires_grad for p in part.parameters())} | {id(module)}
     return next((path.removeprefix(".") for path, value in _used_by_reading(owner, set()) if id(value) in parts), None)
+
+
+def shared_with_module(owner: object, module: nn.Module) -> dict[str, object]:
+    """Return objects and containers that reading `owner` uses and attributes of `module` hold, by their paths."""
+    known = {id(part) for part in module.modules()}
+    held = {
+        id(value)
+        for part in module.modules()
+        for name, attribute in vars(part).items()
+        if not name.startswith("_") and id(attribute) not in known
+        for _, value in _used_by_reading(attribute, set(known))
+    }
+    used = ((path, value) for path, value in _used_by_reading(owner, set()) if id(value) in held and value is not owner)
+    return {path.removeprefix("."): value for path, value in used if _is_mutable(value)}
+
+
+def _is_mutable(value: object) -> bool:
+    is_code = isinstance(value, (types.FunctionType, types.MethodType, partial, *_GENERATORS, tuple, frozenset))
+    return not is_code and (isinstance(value, _CONTAINERS) or not _is_library(type(value).__module__))
 
 
 def _used_by_reading(owner: object, seen: set[int]) -> Iterator[tuple[str, object]]:

@@ -74,6 +74,7 @@ class Audit:
         rows: rows of the metric log.
         epochs: oldest first.
         faults: of the metric log.
+        bad_samples: samples that could not be read and were left out, as text.
     """
 
     snapshot: str
@@ -81,6 +82,7 @@ class Audit:
     rows: int
     epochs: tuple[EpochAudit, ...] = ()
     faults: tuple[str, ...] = ()
+    bad_samples: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -125,7 +127,11 @@ def _audit(store: Store, catalog: SnapshotCatalog, newest: Snapshot) -> Audit:
         epochs.append(_EpochAuditor(facts["identity"], own, is_over, left_out, planned.get(number)).audit())
     rows = list(csv.DictReader(io.StringIO(join_segments(catalog.rows()))))
     steps = [int(row["step"]) for row in rows]
-    return Audit(newest.name, newest.position.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)))
+    bad = tuple(
+        f"sample {index} could not be read and was left out of epoch {epoch}, batch {batch}, rank {rank}: {error}"
+        for epoch, batch, rank, index, error in account.get("bad_samples", ())
+    )
+    return Audit(newest.name, newest.position.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)), bad)
 
 
 @dataclass
@@ -175,7 +181,8 @@ class _EpochAuditor:
         """True if the order is a function of seed and epoch and uses each sample once."""
         identity, first = self.identity, self.stretches[0]
         told = {"samples", "shuffle", "drop_last", "global_batch_size"} <= set(identity) and "sampler" not in identity
-        return first.indexed and told and (first.world == 1 or identity["use_distributed_sampler"])
+        is_function = self.planned is None  # else the data had another number of samples than at first
+        return first.indexed and told and is_function and (first.world == 1 or identity["use_distributed_sampler"])
 
     def _check_batches(self) -> None:
         """Check that every batch was trained on once, up to the end if the epoch is over."""

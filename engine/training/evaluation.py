@@ -247,13 +247,14 @@ def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start:
     If not, the batch is one to repeat if calls of the module are collectives, and otherwise a placeholder.
     """
     collective, batches = context.collective, loader.batches(0, start)
+    most = max(collective.gather(len(loader))) if loader.is_sized else None
     spare: Any = None
     for index in count(start):
         context.inject_fault("validation")
         batch = next(batches, _NONE)
         own = batch is not _NONE
         # Without a length, the ranks agree on the end.
-        if index >= loader.max_batches if loader.is_sized else collective.all_agree(not own):
+        if collective.all_agree(not own) if most is None else index >= most:
             return
         if index == 0:
             ensure_shared_order(collective, loader, "an evaluation", reads=own)
@@ -292,9 +293,9 @@ def ensure_shared_order(collective: Collective, loader: ResumableLoader, where: 
     orders = [theirs for has_read, theirs in collective.gather((reads, order)) if has_read]
     if len({*orders}) > 1:
         raise UserError(
-            f"samplers of different ranks gave different orders in {where} (digests {', '.join(orders)}), and the "
-            "ranks share one order. Give all samplers the same data, as by torch.distributed.all_gather_object, or "
-            "set use_distributed_sampler=False."
+            f"samplers of different ranks gave different orders in {where} ({', '.join(orders)}), and the ranks share "
+            "one order. Give all samplers the same data, as by torch.distributed.all_gather_object, or set "
+            "use_distributed_sampler=False."
         )
 
 

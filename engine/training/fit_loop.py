@@ -5,13 +5,16 @@ between any two batches, of training or of a validation.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from midstride.engine.checkpointing.boundary import StepBoundary
 from midstride.engine.checkpointing.checkpointer import Checkpointer
-from midstride.engine.errors import NotExact, UserError
-from midstride.engine.modules.monitors import Monitor
+from midstride.engine.data.bad_samples import BadSample
+from midstride.engine.errors import NotExact, UserCodeError, UserError
+from midstride.engine.formatting import format_names
+from midstride.engine.modules.callbacks import LearningRateMonitor
+from midstride.engine.modules.monitors import BestCheckpoint, Monitor
 from midstride.engine.session.ending import STOPPED_BY_CALLBACK, Ending, EndReason
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.training.batch_transfer import batch_transfer
@@ -23,6 +26,18 @@ from midstride.engine.trees import samples_in
 __all__ = ["FitLoop"]
 
 log = logging.getLogger(__name__)
+
+_CAUSES = (
+    "The usual causes are a draw without a seed in setup, such as a random split or a tokenizer that is trained there, "
+    "and the order of a set or of os.listdir. Draw with a seed, sort, or keep the result in a file"
+)
+_DATA_OF_RANKS = "{where} has different samples at the same indices on different ranks. " + _CAUSES + "."
+_DATA_OF_ATTEMPTS = (
+    "{where} has other samples at the same indices than when the run began. " + _CAUSES + "; to go on with the data as "
+    "they are: --accept-change samples (accept_change='samples' in a script)."
+)
+#: callbacks that request no stop
+_NEVER_STOP = (BestCheckpoint, LearningRateMonitor)
 
 
 class FitLoop:
@@ -42,12 +57,12 @@ class FitLoop:
         self.progress, self.loader = context.progress, context.loaders.training
         self._options, self._lanes = context.options, context.lanes
         self._to_device = batch_transfer(context)
+        self._has_compared_data = False
         self._on_fetch = context.faults_at("fetch")
         self._on_batch_start = context.hooks.bound("on_train_batch_start")
         self._on_batch_end = context.hooks.bound("on_train_batch_end")
         loader = self.loader
         loader.set_at_end(self.progress.at_end)
-        self.batches = loader.estimated_batches
         self.optimizer_step = OptimizerStep(context)
         self.boundary = StepBoundary(context, checkpointer)
         validation, is_on = context.loaders.validation, context.options.limit_val_batches != 0
@@ -60,7 +75,25 @@ class FitLoop:
                 f"the run is at batch {self.progress.batch} of its epoch, and the epoch now has {len(loader)} batches: "
                 "use the data and the batch size of before, or another run name to start over."
             )
-        self.val_every = None if self.validation is None else self._val_every(context.options.val_check_interval)
+        self._set_length()
+        self._ensure_end()
+
+    def _set_length(self) -> None:
+        """Set the numbers of batches in the epoch and between validations, which follow the epoch opened last."""
+        #: number of batches in the epoch; None if it is unknown
+        self.batches = self.loader.estimated_batches
+        self.val_every = None if self.validation is None else self._val_every(self._options.val_check_interval)
+
+    def _ensure_end(self) -> None:
+        """Refuse training data without end if nothing would end the fit."""
+        options, loader = self._options, self.loader
+        if loader.endless is None or self.batches is not None or options.max_steps is not None:
+            return
+        if not any(type(callback) not in _NEVER_STOP for callback in self.context.callbacks):
+            raise UserError(
+                f"{loader.endless} does not end, and nothing would end the fit: set max_steps, or "
+                "limit_train_batches for epochs of that many batches"
+            )
 
     def _monitors_of_epochs(self) -> list[Monitor]:
         """Return the monitors that are judged at the end of each epoch, by choice or without a validation."""
@@ -79,7 +112,8 @@ class FitLoop:
                 "number of batches, or 1.0 for the end of each epoch."
             )
         over_epochs = self._options.check_val_every_n_epoch is None
-        if not over_epochs and self.loader.is_sized and interval > len(self.loader):
+        is_first = self.progress.epoch == self.progress.batch == 0 and not self.progress.in_epoch
+        if is_first and not over_epochs and self.loader.is_sized and interval > len(self.loader):
             raise UserError(
                 f"val_check_interval={interval} batches is more than the {self.batches} of an epoch: no validation "
                 "would run. Use a smaller number, a share such as 1.0, or check_val_every_n_epoch=None to count over "
@@ -134,18 +168,36 @@ class FitLoop:
             with context.metric_logger.epoch_hook():
                 context.hooks.call("on_train_epoch_start")
         batches = self.loader.batches(progress.epoch, progress.batch)
+        self._set_length()
+        context.reporter.expect(progress, self.batches, self._options)
         if self.checkpointer is not None:
             batches = self.checkpointer.watched_reads(batches)
         while not progress.at_end and not self.is_done():
             for fault in self._on_fetch:
                 fault()
             heartbeat.begin_work()
-            batch = self._to_device(next(batches))
+            batch = self._to_device(self._next(batches))
             heartbeat.end_work(batches=1)
+            if bad := self.loader.take_bad_samples():
+                self._note_bad(bad)
             if progress.batch == 0 or self.loader.begins_pass:
                 self._check_order()
+            if not self._has_compared_data:
+                self._compare_data()
             self.train_batch(batch)
         self._end_epoch_if_over()
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch.
+
+        Raises:
+            UserError: the epoch has none.
+        """
+        try:
+            return next(batches)
+        except StopIteration:
+            epoch = self.progress.epoch
+            raise UserError(f"the training data have no batch in epoch {epoch}: the run stops before it") from None
 
     def _end_epoch_if_over(self) -> None:
         """End the epoch after its last batch, or after a requested stop; `max_steps` leaves it open, to continue."""
@@ -154,11 +206,45 @@ class FitLoop:
             self.end_epoch()
 
     def _check_order(self) -> None:
-        """Record the order of the epoch in the log of samples; check that ranks which share a sampler have the same."""
+        """Record the order of the epoch in the log of samples; check that ranks have the same length and order."""
         context, progress = self.context, self.progress
         if progress.batch == 0 and (planned := self.loader.planned_indices()) is not None:
             context.samples.plan(progress.epoch, planned)
+        if progress.batch == 0 and self.loader.is_sized:
+            lengths = context.collective.gather(len(self.loader))
+            if len({*lengths}) > 1:
+                raise UserError(
+                    f"the ranks have {lengths} training batches in epoch {progress.epoch}: all need the same number. "
+                    "Change data and samplers alike on all ranks"
+                )
         ensure_shared_order(context.collective, self.loader, f"epoch {progress.epoch}")
+
+    def _note_bad(self, bad: Sequence[BadSample]) -> None:
+        """Record samples that could not be read; fail if there are more than `bad_samples` allows."""
+        samples, progress, options = self.context.samples, self.progress, self._options.bad_samples
+        for one in bad:
+            samples.note_bad(progress.epoch, progress.batch, one.index, one.error)
+            log.warning("sample %s cannot be read and is left out: %s", one.index, one.error)
+        limit, indices = 0 if options is None else options.skip, samples.bad_indices()
+        if len(indices) > limit:
+            raise UserCodeError(
+                f"{len(indices)} samples cannot be read, and bad_samples leaves out {limit}: "
+                f"{format_names(sorted(indices), 20)}. The last one: {bad[-1].error}"
+            )
+
+    def _compare_data(self) -> None:
+        """Refuse data that differ between ranks, or from those of an earlier attempt; called once."""
+        self._has_compared_data = True
+        context = self.context
+        everyone = context.collective.gather([*self.loader.data_digests()])
+        for found in zip(*everyone, strict=False):
+            shared, where = {one.shared for one in found if one.machine == found[0].machine}, found[0].where
+            if len(shared) > 1:
+                raise NotExact(_DATA_OF_RANKS.format(where=where))
+            if any(one.saved != one.again for one in found):
+                if "samples" not in context.settings.accept_change:
+                    raise NotExact(_DATA_OF_ATTEMPTS.format(where=where))
+                self.loader.accept_data()
 
     def train_batch(self, batch: Any) -> None:
         """Train on one batch, and step at the end of an accumulation window."""

@@ -133,6 +133,7 @@ class Trainer(TrainerInterface):
         gradient_clip_val: largest norm (or value) of the gradients; None, or 0, clips nothing.
         gradient_clip_algorithm: "norm" or "value".
         on_nan: action on a loss that is not finite: "fail" ends the run, "skip" skips the batch on all ranks.
+        bad_samples: {"skip": 20} leaves out up to 20 training samples whose reading raises an error; None: none.
         val_check_interval: share of an epoch (0.5) or number of batches (100) between validations; None: a whole epoch.
         check_val_every_n_epoch: validate only in every n-th epoch; None: after every n-th batch, counted over epochs.
         limit_train_batches: share of the training batches (0.1) or number of them (10) to use; None: all.
@@ -178,6 +179,7 @@ class Trainer(TrainerInterface):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         on_nan: Literal["fail", "skip"] = "fail",
+        bad_samples: Mapping[str, int] | None = None,
         val_check_interval: int | float | None = 1.0,
         check_val_every_n_epoch: int | None = 1,
         limit_train_batches: int | float | None = 1.0,

@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -196,6 +196,83 @@ class Buckets(Sampler[list[int]]):
 class Bucketed(Loaded):
     def options(self, samples: Samples) -> dict[str, Any]:
         return {"batch_sampler": Buckets(len(samples))}
+
+
+class Tokens(Sampler[list[int]]):
+    """Batches of at most 24 tokens; how many an epoch has follows from its order. Every epoch takes one sample more."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.epoch = samples, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch, tokens = list[int](), 0
+        order = random.Random(self.epoch).sample(range(self.samples), self.samples)
+        for index in [*order, *order[: self.epoch]]:
+            if tokens + 3 + index % 8 > 24:
+                yield batch
+                batch, tokens = [], 0
+            batch.append(index)
+            tokens += 3 + index % 8
+        yield batch
+
+
+class ByTokens(Loaded):
+    def options(self, samples: Samples) -> dict[str, Any]:
+        return {"batch_sampler": Tokens(len(samples))}
+
+
+class Forever(Sampler[int]):
+    """Does not end; a pass goes on where the one before was left."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.generator = samples, torch.Generator().manual_seed(8)
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield int(torch.randint(self.samples, (), generator=self.generator))
+
+
+class Endless(Loaded):
+    limit: ClassVar = 5
+
+    def options(self, samples: Samples) -> dict[str, Any]:
+        return {"sampler": Forever(len(samples))} if samples is self.training else {}
+
+
+class SaysPosition(Sampler[int]):
+    """Says how many items it gave, and resumes with the rest of them; draws from a generator that it makes late."""
+
+    given = skip = 0
+    generator: torch.Generator | None = None
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = self.generator or torch.Generator().manual_seed(6)
+        self.begun = self.generator.get_state()
+        order = torch.randperm(self.samples, generator=self.generator).tolist()
+        self.given, self.skip = self.skip, 0
+        for index in order[self.given :]:
+            self.given += 1
+            yield index
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.generator is None:
+            raise RuntimeError("not started yet")
+        return {"given": self.given, "generator": self.begun}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skip, self.generator = state["given"], torch.Generator()
+        self.generator.set_state(state["generator"])
+
+
+class Positioned(Loaded):
+    def options(self, samples: Samples) -> dict[str, Any]:
+        return {"sampler": SaysPosition(len(samples))}
 
 
 class Batched(Loaded):

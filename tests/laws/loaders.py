@@ -5,7 +5,9 @@ from laws.loaded import (
     AskedByLists,
     Batched,
     Bucketed,
+    ByTokens,
     Distributed,
+    Endless,
     Held,
     Hidden,
     InOrder,
@@ -14,6 +16,7 @@ from laws.loaded import (
     OwnIterator,
     Part,
     Persistent,
+    Positioned,
     RandomCollate,
     Replaced,
     Reseeded,
@@ -23,7 +26,7 @@ from laws.loaded import (
     Weighted,
     WeightedByGenerator,
 )
-from laws.mining import HardestFirst, Mined, ReadsTheModule
+from laws.mining import Growing, HardestFirst, Mined, ReadsTheModule
 
 #: name -> data module; it is made with the number of ranks and of workers
 LOADERS: dict[str, type[SampleData]] = {
@@ -40,6 +43,9 @@ LOADERS: dict[str, type[SampleData]] = {
     "a sampler that is its own iterator": OwnIterator,
     "a sampler that says its state": SaysItself,
     "a batch sampler of its own": Bucketed,
+    "batches by tokens": ByTokens,
+    "a sampler that does not end": Endless,
+    "a sampler that says its position": Positioned,
     "torch's batch sampler around another": Batched,
     "no batches": Unbatched,
     "no batches, asked by lists": AskedByLists,
@@ -48,6 +54,7 @@ LOADERS: dict[str, type[SampleData]] = {
     "a hook that reseeds": Reseeded,
     "persistent workers": Persistent,
     "weights that training writes": Mined,
+    "a pool that grows": Growing,
     "losses that training keeps": HardestFirst,
     "a sampler that reads the module": ReadsTheModule,
 }

@@ -8,7 +8,7 @@ import torch
 from laws.lives import Samples, Tangled
 from laws.loaded import Loaded, Ranked, Table
 from torch import Tensor
-from torch.utils.data import Sampler, WeightedRandomSampler
+from torch.utils.data import Sampler, Subset, WeightedRandomSampler
 
 
 class ByScore(Sampler[int]):
@@ -66,6 +66,24 @@ class HardestFirst(Mined):
         if samples is self.training:
             Mined.sampler = sampler
         return {"sampler": sampler}
+
+
+class Labelling(Tangled):
+    """Labels further samples after each epoch, as active learning does."""
+
+    def on_train_epoch_end(self) -> None:
+        pool = self.trainer.train_dataloader.dataset
+        pool.indices.extend(range(len(pool.indices), len(pool.indices) + 7))
+
+
+class Growing(Loaded):
+    """A pool of samples that training extends."""
+
+    module: ClassVar = Labelling
+
+    def options(self, samples: Samples) -> dict[str, Any]:
+        pool = Subset(Samples(60), [*range(len(samples) // 2 + 7)]) if samples is self.training else samples
+        return {"dataset": pool, "shuffle": samples is self.training}
 
 
 class ReadsTheModule(Mined):

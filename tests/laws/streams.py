@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from laws.lives import BATCH, SampleData, Samples, Tangled
 from laws.loaded import Rewinding
+from laws.whole_loaders import WHOLE
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, get_worker_info
@@ -306,7 +307,7 @@ NESTS: dict[str, Make] = {
 }
 
 
-STREAMS = {**ITERABLES, **NESTS}
+STREAMS = {**ITERABLES, **NESTS, **WHOLE}
 
 
 class Several(Tangled):

@@ -34,7 +34,8 @@ def feed_of(kind: str, stage: str, *, rank: int = 0, ranks: int = 1, workers: in
     """Return what a rank of a new life reads."""
     data: Any = LOADERS[kind](ranks, workers)
     data.rank = rank
-    arguments: dict[str, Any] = {"seed": 5, "shard": ranks > 1, "limit": 1.0, "rng": "lazy"}
+    limit = getattr(data, "limit", 1.0) if stage == "train" else 1.0
+    arguments: dict[str, Any] = {"seed": 5, "shard": ranks > 1, "limit": limit, "rng": "lazy"}
     if stage == "train":
         return training_loader(data.train_dataloader(), World(rank=rank, size=ranks), **arguments)
     (loader,) = data.val_dataloader()
@@ -48,6 +49,8 @@ def written(feed: ResumableLoader) -> Any:
 
 
 def read(feed: ResumableLoader, epoch: int, start: int, end: int | None = None) -> list[Any]:
+    if end == start:
+        return []
     batches = feed.batches(epoch, start)
     found = [next(batches) for _ in range((len(feed) if end is None else end) - start)]
     batches.close()
@@ -63,7 +66,8 @@ def check_lives(kind: str, stage: str, rank: int, ranks: int, workers: int, *dea
     assert not differences(main, Generators().state_dict())
     for number in deaths:
         draw = random.Random(f"{kind} {stage} {rank} {number}")
-        stops = sorted((draw.randrange(EPOCHS), draw.randint(0, len(whole))) for _ in range(number))
+        deaths_at = (draw.randrange(EPOCHS) for _ in range(number))
+        stops = sorted((epoch, draw.randint(0, len(expected[epoch]))) for epoch in deaths_at)
         found, state = read_in_lives(
             partial(feed_of, kind, stage, rank=rank, ranks=ranks, workers=workers), epochs, stops
         )
@@ -82,9 +86,9 @@ def read_in_lives(
             life.load_state_dict(state)
             assert not differences(state, life.state_dict())
         while (number, start) < death and number < len(epochs):
-            end = death[1] if number == death[0] else len(life)
+            end = death[1] if number == death[0] else None
             found[number] += read(life, epochs[number], start, end)
-            number, start = (number, end) if number == death[0] else (number + 1, 0)
+            number, start = (number + 1, 0) if end is None else (number, end)
         state = written(life)
     return found, state
 
@@ -231,6 +235,7 @@ def test_a_killed_run_ends_with_the_same_bits(
     data: type[SampleData] = LOADERS[case["kind"]]
     ranks = case["ranks"]
     module, options = getattr(data, "module", Tangled), {"val_check_interval": 1.0}
+    options |= {"limit_train_batches": data.limit} if hasattr(data, "limit") else {}
     plain = Setting(ranks, options=options, module=module, data=data)
     plan = FaultPlan(tmp_path / "plan")
     deaths = [DEATHS[(case["death"] + number) % len(DEATHS)] for number in range(case["deaths"])]

@@ -21,7 +21,7 @@ from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
-from midstride.engine.objects.generator_search import path_to_module, restorable, shared_generators
+from midstride.engine.objects.generator_search import path_to_module, restorable, shared_generators, shared_with_module
 
 __all__ = ["IterableLoader"]
 
@@ -67,7 +67,8 @@ class IterableLoader(ResumableLoader):
             raise NotExact(
                 f"{self.name}: data pipes are not read here. Write an IterableDataset that iterates over it."
             )
-        self.source, self.batch_size = loader, loader.batch_size
+        self.source: Any = loader
+        self._source, self.batch_size = loader, loader.batch_size
         self._drop_last, self._agree = loader.drop_last, agree
         #: number of shards, the same in all attempts of a run; 0 if `get_worker_info()` returns None to the data set
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
@@ -83,6 +84,8 @@ class IterableLoader(ResumableLoader):
         self._loader = _build_dataloader(loader, self._reader, self._requests, key)
         self._position = PassPosition.start(max(1, self.shards))
         self._passes, self._has_warned = 0, False
+        #: path -> object that data set and module share, so that training may change it
+        self._shared: dict[str, object] = {}
         #: digests, at the start of the pass, of data that `_data` does not restore
         self._initial_digests: dict[str, str] = {}
         self._collate_side_effects: ReadSideEffects | None = None  #: finds changes of the collate_fn, without workers
@@ -91,12 +94,15 @@ class IterableLoader(ResumableLoader):
         """Read the data set itself instead of copies, if it refers to `module`, which is trained on it."""
         path = path_to_module(self._reader.dataset, module)
         is_live = path is not None and not self.shards
-        self._data = WorkerData(self.source, module, copies=not is_live)
+        self._data = WorkerData(self._source, module, copies=not is_live)
         if is_live:
             self._module_warning = f"{self.name} acts on the module in training ({path})"
             self._reader.read_live()
         elif path is not None:
             self._module_warning = f"{self.name} reads the module as it was when the epoch began ({path})"
+        if not self.shards:
+            self._shared = shared_with_module(self._reader.dataset, module)
+            self._reader.share(self._shared.values())
 
     def __len__(self) -> int:
         raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
@@ -194,7 +200,7 @@ class IterableLoader(ResumableLoader):
         if self._reader.is_shared:
             return users_lines(type(self._reader.dataset).__name__, self._reader.dataset)
         lines: dict[str, str] = {}
-        for path, value in self._data.unrestored().items():
+        for path, value in {**self._data.unrestored(), **self._shared}.items():
             lines |= users_lines(path.replace("/", "."), value)
         return lines
 
@@ -275,7 +281,7 @@ class IterableLoader(ResumableLoader):
         """Return an iterator over the answers to the requests of a pass, from copies of the data that are made now."""
         reader, requests, workers = self._reader, self._requests, self._workers
         own_process = workers and not self._persistent and len(position.read) <= workers
-        reader.set_functions(self.source.collate_fn, self.source.worker_init_fn)
+        reader.set_functions(self._source.collate_fn, self._source.worker_init_fn)
         reader.begin_pass(self.shards, copies=not own_process)
         requests.begin(self._passes, epoch, position, shard_rotation(position, workers))
         # Shards that are read in this process seed these generators, which must not affect training.

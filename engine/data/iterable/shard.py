@@ -43,7 +43,7 @@ class Reader(Protocol):
     where: str
     shards: int
 
-    def dataset_for_pass(self, *, copied: bool = False) -> Any:
+    def dataset_for_pass(self, *, copied: bool = False, for_trial: bool = False) -> Any:
         """Return the data set for one shard in one pass."""
         ...
 
@@ -82,7 +82,7 @@ class Shard:
         #: digest of all samples read, and sum of the marks of their batches
         self.digest, self.total = (saved.digest, saved.total) if saved else (0, 0)
         self.over = False
-        dataset = reader.dataset_for_pass(copied=copied or saved is not None)
+        dataset = reader.dataset_for_pass(copied=copied or saved is not None, for_trial=copied)
         seed = mix(self.key, _OPENING)
         self.info: Any = None
         if reader.shards:

@@ -20,6 +20,7 @@ from midstride.engine.data.iterable.trial import Trial, try_stream
 from midstride.engine.data.seeded_dataset import WorkerFailure
 from midstride.engine.data.torch_internals import set_worker_info, worker_info
 from midstride.engine.errors import EngineError
+from midstride.engine.state.stateful import Stateful
 
 __all__ = ["ShardReader"]
 
@@ -48,7 +49,8 @@ class ShardReader(Dataset[Any]):
         self.set_functions(loader.collate_fn, loader.worker_init_fn)
         self.check_repeatability = check_repeatability
         self._uncopied = False
-        self._is_live = False
+        self._is_live = self._is_whole = False
+        self._shared: list[object] = []
         self._trial: Trial | None = None
         self._open: dict[int, Shard] = {}
 
@@ -64,6 +66,24 @@ class ShardReader(Dataset[Any]):
     def read_live(self) -> None:
         """Read the data set itself, and each batch once, since it refers to the module in training."""
         self._is_live = True
+
+    def share(self, objects: Iterable[object]) -> None:
+        """Do not copy these objects of the data set, which training may change, except in the trial."""
+        self._shared = list(objects)
+
+    def read_whole(self) -> None:
+        """Read the data set itself, which stands for a loader; copies of it are read in the trial only."""
+        self._is_live = self._is_whole = True
+
+    def read_again(self, epoch: int, batches: int, *, to_end: bool) -> None:
+        """Read the first batches of an earlier pass, and see its end if `to_end`, without collating them."""
+        outer = worker_info()
+        try:
+            shard = Shard(self, ShardRequest(-1 - epoch, epoch, 0, batches, None), None, states=0)
+            if to_end:
+                shard.next_digest()
+        finally:
+            set_worker_info(outer)
 
     def begin_pass(self, shards: int, *, copies: bool) -> None:
         """Set the number of shards of the next pass; called before workers are started."""
@@ -101,7 +121,8 @@ class ShardReader(Dataset[Any]):
     def _open_shard(self, request: ShardRequest) -> Shard:
         """Return the shard opened for `request`, from its state if that is trusted by the trial, else replayed."""
         if self._trial is None:
-            self._trial = self._try_stream(request) if self.check_repeatability and not self._is_live else Trial()
+            is_tried = self.check_repeatability and (not self._is_live or self._has_state)
+            self._trial = self._try_stream(request) if is_tried else Trial()
         states = sys.maxsize if self._trial.refused is None else self._trial.passed
         if request.state is None or request.state.batch > states:
             return Shard(self, request, None, states=states)
@@ -115,10 +136,15 @@ class ShardReader(Dataset[Any]):
             )
             return Shard(self, request, None, states=0)
 
+    @property
+    def _has_state(self) -> bool:
+        """Whether the data set stands for a loader with a state of its own."""
+        return self._is_whole and isinstance(self.dataset, Stateful)
+
     def _try_stream(self, request: ShardRequest) -> Trial:
         """Return the result of `try_stream` on copies; warn if states cannot be used."""
         begin = request._replace(batch=0, state=None, digest=None)
-        self.dataset_for_pass(copied=True)
+        self.dataset_for_pass(copied=True, for_trial=True)
         if self._uncopied:
             return Trial("it cannot be copied, so its state cannot be tried")
 
@@ -148,14 +174,25 @@ class ShardReader(Dataset[Any]):
             )
         return trial
 
-    def dataset_for_pass(self, *, copied: bool = False) -> Any:
-        """Return a copy of the data set, if it can be copied, so that changes in one pass do not affect another."""
-        if not (self.copies or copied) or self._uncopied or self._is_live:
+    def dataset_for_pass(self, *, copied: bool = False, for_trial: bool = False) -> Any:
+        """Return a copy of the data set, if it can be copied, so that changes in one pass do not affect another.
+
+        Args:
+            copied: copy it, even if passes read it itself.
+            for_trial: it is read in the trial, also if it stands for a loader, which passes read itself.
+        """
+        is_live = self._is_live and not (for_trial and self._is_whole)
+        if not (self.copies or copied) or self._uncopied or is_live:
             return self.dataset
+        # Modules, which pipelines of torchdata hold, cannot be copied.
+        shared = [*sys.modules.values(), *(self.dataset.not_copied() if self._is_whole else ())]
+        shared += [] if for_trial else self._shared
         try:
-            # Modules, which pipelines of torchdata hold, cannot be copied.
-            return copy.deepcopy(self.dataset, {id(module): module for module in [*sys.modules.values()]})
+            return copy.deepcopy(self.dataset, {id(one): one for one in shared})
         except Exception as error:
+            if self._is_whole:
+                self._uncopied = True
+                return self.dataset
             log.warning(
                 "%s: %s cannot be copied (%s). What it changes in itself while it is read goes on from epoch to epoch, "
                 "and in workers is lost when the run resumes: open files and connections in __iter__, not in __init__.",

@@ -20,8 +20,6 @@ class Looping(DataLoader[Tensor]):
 
 
 class Loops(Small):
-    refused = "the train loader is a Looping with an __iter__ of its own"
-
     def train_dataloader(self) -> Any:
         return Looping(Rows(), 4)
 

@@ -4,15 +4,20 @@ import gc
 import logging
 import random
 import threading
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.line_streams import READ, Drawn, Lines, Stateful, after, feed_of, resumed
-from torch.utils.data import DistributedSampler
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data.iterable.shard import STATE_BYTES
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.errors import NotExact, UserCodeError
@@ -176,3 +181,41 @@ def test_an_exception_in_a_worker_says_where() -> None:
     assert text.startswith("Traceback")
     for words in ("OSError: no line 4", "the training loader over Torn, worker 0 of 2, batch 1", "in epoch 0"):
         assert words in text
+
+
+class Filled(IterableDataset[Tensor]):
+    """Yields how many transitions there are, and fills nothing itself."""
+
+    def __init__(self, transitions: deque[int]) -> None:
+        self.transitions = transitions
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for _ in range(5):
+            yield torch.tensor([float(len(self.transitions))])
+
+
+class Agent(TrainingModule):
+    """Fills the buffer that its data read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.transitions, self.seen = nn.Linear(1, 1), deque[int](), list[float]()
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Filled(self.transitions), batch_size=None)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.transitions.append(batch_idx)
+        self.seen.append(float(batch))
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_a_stream_reads_the_buffer_that_training_fills(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent = Agent()
+    trainer = Trainer(max_epochs=2, snapshots={"every_steps": 1}, enable_progress_bar=False)
+    trainer.fit(agent, run=tmp_path)
+    assert agent.seen == [0.0, 0.0, 1.0, 2.0, 3.0, 5.0, 5.0, 6.0, 7.0, 8.0]  # one batch is read ahead
+    assert "transitions holds has changed since the epoch began" in caplog.text

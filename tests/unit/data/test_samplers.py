@@ -4,6 +4,7 @@ import copy
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,14 @@ from torch.utils.data import (
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.data import StatefulDataLoader
+from midstride.engine.data.dataloader_order import training_loader
+from midstride.engine.data.map_style import MapLoader
 from midstride.engine.data.sampler_order import SamplerOrder, as_items, pack_items, unpack_items
 from midstride.engine.data.sampler_state import SamplerState
 from midstride.engine.errors import NotExact
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.state.differences import differences, same_key_order
+from midstride.engine.world import World
 
 EPOCHS, SAMPLES, BATCH = 6, 24, 4
 
@@ -187,6 +191,11 @@ def sampled(sampler: Any) -> SamplerOrder:
     return SamplerOrder(sampler, DataLoader(range(SAMPLES)), 5, "train")  # type: ignore[arg-type]
 
 
+def items(order: SamplerOrder) -> list[Any]:
+    """Return all items of the epoch that is open."""
+    return order.indices_at(np.arange(len(order)))
+
+
 def resumed(first: SamplerOrder, sampler: Any) -> SamplerOrder:
     """Return the sequence of another life, in the middle of epoch 0 of `first`."""
     encoded = encode(first.state_dict())
@@ -200,21 +209,21 @@ def test_items_outlive_a_sampler_that_would_give_others() -> None:
     sampler = By()
     first = sampled(sampler)
     first.open(0, resumed=False)
-    before = first.items()
+    before = items(first)
     sampler.score.reverse()
     again = By()
     second = resumed(first, again)
-    assert second.items() == before
+    assert items(second) == before
     assert again.score == sampler.score
     second.open(1, resumed=False)
     first.open(1, resumed=False)
-    assert second.items() == first.items() != before
+    assert items(second) == items(first) != before
 
 
 def test_items_that_cannot_be_written_are_found_again_or_refused() -> None:
     first = sampled(By(Shown))
     first.open(0, resumed=False)
-    assert repr(resumed(first, By(Shown)).items()) == repr(first.items())
+    assert repr(items(resumed(first, By(Shown)))) == repr(items(first))
     other = By(Shown)
     state = copy.deepcopy(first.state_dict())
     again = sampled(other)
@@ -299,6 +308,81 @@ def test_a_change_is_seen_at_whichever_snapshot_it_comes(name: str) -> None:
         assert state.changes() == {}
 
 
+class Forever(Sampler[int]):
+    """Does not end; each pass starts over, with a generator that only the pass holds."""
+
+    def __init__(self, batch: int = 0) -> None:
+        self.batch, self.passes = batch, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        generator = torch.Generator().manual_seed(self.passes)
+        while True:
+            order = torch.randperm(SAMPLES, generator=generator).tolist()
+            yield from (order[at : at + self.batch] for at in range(0, SAMPLES, self.batch)) if self.batch else order
+
+
+def endless(kind: str, rank: int = 0, ranks: int = 1, workers: int = 0) -> tuple[Any, MapLoader]:
+    """Return a loader over a sampler that does not end, and what a rank reads of it."""
+    sampling = {"batch_sampler": Forever(3)} if kind == "batches" else {"sampler": Forever(), "batch_size": BATCH}
+    loader: Any = DataLoader(range(SAMPLES), num_workers=workers, **sampling)  # type: ignore[arg-type]
+    arguments: dict[str, Any] = {"seed": 5, "shard": ranks > 1, "limit": 1.0}
+    return loader, training_loader(loader, World(rank=rank, size=ranks), **arguments)
+
+
+@pytest.mark.parametrize("kind", ["items", "batches"])
+def test_an_endless_sampler_is_drawn_in_blocks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midstride.engine.data.sampler_order.BLOCK", 30)
+    plain, whole = endless(kind)
+    assert whole.endless is not None
+    batches = [batch.tolist() for batch in islice(plain, 40)]
+    drawn = [index for batch in batches for index in batch]
+    for rank, ranks, start in ((0, 1, 0), (0, 1, 19), (1, 2, 7)):
+        first, again = endless(kind, rank, ranks)[1], endless(kind, rank, ranks)[1]
+        begun = first.batches(0)
+        for _ in range(start):
+            next(begun)
+        encoded = encode(first.state_dict())
+        again.load_state_dict(decode(encoded.document, encoded.tensors))
+        found = [batch.tolist() for batch in islice(again.batches(0, start), 20 - start)]
+        if kind == "batches":
+            assert found == batches[rank::ranks][start:20]
+        else:
+            assert [index for batch in found for index in batch] == drawn[rank::ranks][start * BATCH : 20 * BATCH]
+
+
+def test_an_endless_sampler_holds_a_bounded_number_of_indices() -> None:
+    _, read = endless("items")
+    order: Any = read.order.sequence
+    order.open(0, resumed=False)
+    held = 0
+    for request in islice(read.order.requests(0, 0), 1_000_000 // BATCH):
+        held = max(held, len(order._items.kept) + len(order._items.head))
+        assert len(request.indices) == BATCH
+    assert order._items.end >= 1_000_000
+    assert held <= 4 * 16_384
+
+
+class MakesLate(Sampler[int]):
+    """Makes its generator in its first pass."""
+
+    generator: torch.Generator | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = self.generator or torch.Generator().manual_seed(3)
+        return iter(torch.randperm(SAMPLES, generator=self.generator).tolist())
+
+
+def test_a_sampler_that_makes_its_generator_late_is_restored() -> None:
+    first = sampled(MakesLate())
+    first.open(0, resumed=False)
+    again = resumed(first, MakesLate())
+    for epoch in (1, 2):
+        first.open(epoch, resumed=False)
+        again.open(epoch, resumed=False)
+        assert items(again) == items(first)
+
+
 class Late(By):
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
@@ -311,6 +395,10 @@ def test_a_sampler_that_plain_pytorch_would_ask_item_by_item_is_named_once(
     sampler = kind()
     sequence = sampled(sampler)
     for epoch in range(3):
+        sampler.score.reverse()  # between two epochs, which the next one reads
         sequence.open(epoch, resumed=False)
-        sampler.score.reverse()
+        assert not caplog.records or epoch == 2
+        if epoch:
+            sampler.score.reverse()
+        sequence.close()
     assert sum("takes effect with the next one" in record.getMessage() for record in caplog.records) == told

@@ -1,0 +1,34 @@
+"""Samples whose reading raises an error, left out of their batches: `bad_samples: {skip: 20}`."""
+
+from typing import Any, NamedTuple
+
+__all__ = ["BadSample", "PartialBatch", "no_sample_left"]
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be read.
+
+    Args:
+        index: its index in the data set, as text.
+        error: type and message of the error.
+    """
+
+    index: str
+    error: str
+
+
+class PartialBatch(NamedTuple):
+    """A batch without its bad samples.
+
+    Args:
+        batch: the batch of the other samples; None if there are none.
+        bad: the samples that could not be read.
+    """
+
+    batch: Any
+    bad: tuple[BadSample, ...]
+
+
+def no_sample_left(bad: tuple[BadSample, ...]) -> str:
+    """Return a message for a batch whose samples are all bad."""
+    return f"none of the {len(bad)} samples of a batch can be read; the first is {bad[0].index}: {bad[0].error}"

@@ -1,0 +1,183 @@
+"""Finds map-style data that differ between ranks, or from those of an earlier attempt, by a few samples.
+
+At the start of an attempt the first samples of the epoch are read, beside the batches, and ranks compare their digests.
+Snapshots hold the digest of the samples that the first attempt read there, until training changes the data; a resumed
+attempt reads the same samples again.
+"""
+
+import copy
+import platform
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from midstride.engine.data.attribute_fingerprint import AttributeFingerprint
+from midstride.engine.data.data_owners import DataOwners, Nodes, data_owners
+from midstride.engine.data.iterable.content_digest import content_digest
+from midstride.engine.data.order import BatchRequest
+from midstride.engine.state.differences import differences
+
+__all__ = ["CheckedSamples", "DataCheck", "DataDigests", "SampleCheck", "samples_digest"]
+
+#: number of samples that are compared
+SAMPLES = 4
+#: number of first batches before and after which the data are compared
+_WATCHED = 2
+
+
+class SampleCheck(NamedTuple):
+    """A request for digests of samples, which is not part of the batches; the answer is a `CheckedSamples`.
+
+    Args:
+        requests: for each digest, the samples to read.
+    """
+
+    requests: tuple[BatchRequest, ...]
+
+
+class CheckedSamples(NamedTuple):
+    """The answer to a `SampleCheck`: the digests."""
+
+    digests: tuple[int, ...]
+
+
+class DataDigests(NamedTuple):
+    """Digests to compare, at the start of an attempt.
+
+    Args:
+        saved: digest that an earlier attempt found of some samples; None if there is none.
+        again: digest of the same samples now.
+        shared: digest of the first samples of the epoch, the same on all ranks; None if they are unknown.
+        where: name of the loader.
+        machine: kind of CPU and versions, with which the last bits of a sample may change.
+    """
+
+    saved: int | None
+    again: int | None
+    shared: int | None
+    where: str
+    machine: str
+
+
+class DataCheck:
+    """The check of one loader.
+
+    Args:
+        dataset: the user's data set.
+        where: name of the loader.
+    """
+
+    def __init__(self, dataset: Any, where: str) -> None:
+        self._data = DataOwners(dict(data_owners("data set", dataset)))
+        self._where = where
+        self._opening: BatchRequest | None = None
+        #: request and digest of the samples of the first attempt, as plain values; None if training has changed them
+        self._saved: dict[str, Any] | None = None
+        self._batches, self._by_reading = 0, set[str]()
+        self._before: Nodes | None = None
+        self._after: Nodes = {}
+        self._fingerprint: AttributeFingerprint | None = None
+        self._has_begun = False
+        self._is_first = False
+        self.found: DataDigests | None = None  #: set once by `answered`, and taken by `take`
+
+    def request(self, opening: BatchRequest | None, *, is_first: bool) -> SampleCheck | None:
+        """Return the samples to read at the start of the first pass in this attempt; None in other passes.
+
+        Args:
+            opening: request for the first samples of the epoch, or None.
+            is_first: whether it is the first pass of the run, from its first batch on.
+        """
+        if self._has_begun:
+            return None
+        self._has_begun, self._is_first = True, is_first
+        if self._saved is not None and self._saved["machine"] != _machine():
+            self._saved = None
+        saved = None if self._saved is None else BatchRequest(*self._saved["samples"])
+        if opening is not None:
+            opening = opening._replace(indices=opening.indices[:SAMPLES], probe=0)
+        self._opening = opening if opening is not None and _is_plain(opening.indices) else None
+        wanted = [request for request in (saved, self._opening) if request is not None]
+        return SampleCheck(tuple(wanted)) if wanted else None
+
+    def answered(self, answer: CheckedSamples) -> None:
+        """Record the answer to `request`."""
+        digests = iter(answer.digests)
+        again = None if self._saved is None else next(digests)
+        opening = None if self._opening is None else next(digests)
+        expected = None if self._saved is None else self._saved["digest"]
+        self.found = DataDigests(expected, again, opening, self._where, _machine())
+        if self._is_first and self._opening is not None:
+            self._saved = {"samples": [*self._opening], "digest": opening, "machine": _machine()}
+
+    def take(self) -> list[DataDigests]:
+        """Return the digests of this attempt, once."""
+        found, self.found = self.found, None
+        return [] if found is None else [found]
+
+    def accept(self) -> None:
+        """Compare no more with the samples of the first attempt."""
+        self._saved = None
+
+    def before_batch(self) -> None:
+        """Remember the data before the first batches, since reading may count and fill caches."""
+        if self._batches < _WATCHED and self._has_begun:
+            self._drop_if_changed()
+            self._before = copy.deepcopy(self._data.nodes())
+
+    def batch_read(self) -> None:
+        """Remember the data after the first batches, and what reading changes in them."""
+        if self._batches < _WATCHED and self._before is not None:
+            self._batches += 1
+            self._after = copy.deepcopy(self._data.nodes())
+            self._fingerprint = AttributeFingerprint(self._data.owners())
+            self._by_reading |= _changed_paths(self._before, self._after)
+
+    def _drop_if_changed(self) -> None:
+        """Compare no more with the samples of the first attempt if training has changed the data."""
+        if self._saved is None or self._fingerprint is None or self._fingerprint.is_same(self._data.owners()):
+            return
+        if _changed_paths(self._after, self._data.nodes()) - self._by_reading:
+            self._saved = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return request and digest of the samples of the first attempt, if training has not changed the data."""
+        self._drop_if_changed()
+        return {} if self._saved is None else {"checked": self._saved}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        """Restore the result of `state_dict`."""
+        self._saved = state_dict.get("checked")
+
+
+def _changed_paths(before: Nodes, after: Nodes) -> set[str]:
+    return {line.partition(" (")[0] for line in differences(before, after)}
+
+
+def samples_digest(samples: list[Any]) -> int:
+    """Return a digest of samples, without text if they hold anything else: paths may differ between machines."""
+    others, has_others = _without_text(samples)
+    return content_digest(others if has_others else samples)
+
+
+def _without_text(value: Any) -> tuple[Any, bool]:
+    """Return a nest without its text, and whether there is anything else in it."""
+    if isinstance(value, (str, bytes, type(None), PurePath)):
+        return None, False
+    items = [*value.values()] if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
+    if items is None:
+        return value, True
+    found = [_without_text(item) for item in items]
+    return [item for item, _ in found], any(is_other for _, is_other in found)
+
+
+def _machine() -> str:
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{cpu}, torch {torch.__version__}, numpy {np.__version__}"
+
+
+def _is_plain(indices: list[Any]) -> bool:
+    return {*map(type, indices)} <= {int, str}
