@@ -134,7 +134,7 @@ class SamplerOrder(SampleOrder):
         if not self._are_equal(epochs[1], self._trial_run(resumed, 1)):
             self._is_position = any(path.endswith("/") for path in between)
             resumed = _copy_of(self._sampler, self._dataset)
-            if not self._is_position or not self._resumes_position(resumed, between, graph, epochs[1]):
+            if not self._is_position or not self._resumes_position(resumed, between, graph, *epochs):
                 raise NotExact(_OTHER_ORDER.format(what=self._what))
         self._state.restore_full(built)
         self._items.begin(epochs[0] if self.is_sized else None)
@@ -151,16 +151,22 @@ class SamplerOrder(SampleOrder):
         except Exception as error:
             raise UserCodeError.of(f"{self._what}, given its state back", error) from error
 
-    def _resumes_position(self, sampler: Any, state: Any, graph: Any, expected: Items) -> bool:
-        """Return whether the state of the sampler is a position in an epoch, with the rest of which it resumes."""
+    def _resumes_position(self, sampler: Any, state: Any, graph: Any, first: Items, second: Items) -> bool:
+        """Return whether the state of the sampler after `first` is a position, with the rest after which it resumes."""
         self._resume_copy(sampler, state, graph)
-        self._read_rest(sampler)
-        return self._are_equal(expected, self._trial_run(sampler, 1))
+        rest = self._read_rest(sampler)
+        is_whole = self.is_sized and len(first) < self._most  # then nothing is left of it
+        if len(rest) and (is_whole or self._are_equal(rest[: len(first)], first[: len(rest)])):
+            return False  # it starts the epoch over
+        return self._are_equal(second, self._trial_run(sampler, 1))
 
-    def _read_rest(self, sampler: Any) -> None:
-        """Read the epoch to its end that a sampler resumes whose state is a position in it."""
+    def _read_rest(self, sampler: Any) -> Items:
+        """Read the epoch to its end that a sampler resumes whose state is a position in it; return its first items."""
         with self.seeded(0, 0):
-            deque(islice(map(next, repeat(iter(sampler))), self._largest), maxlen=0)
+            iterator = map(next, repeat(iter(sampler)))
+            first = [*map(_kept, islice(iterator, BLOCK))]
+            deque(islice(iterator, self._largest), maxlen=0)
+        return as_items(first)
 
     def _restore(self, restore: Callable[[Any], None], state: Any, sampler: Any) -> None:
         """Call `restore` with `state`; start the sampler first if it makes generators or objects when it is first run.
