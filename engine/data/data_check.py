@@ -24,8 +24,6 @@ __all__ = ["CheckedSamples", "DataCheck", "DataDigests", "SampleCheck", "samples
 
 #: number of samples that are compared
 SAMPLES = 4
-#: number of first batches before and after which the data are compared
-_WATCHED = 2
 
 
 class SampleCheck(NamedTuple):
@@ -76,11 +74,10 @@ class DataCheck:
         self._opening: BatchRequest | None = None
         #: request and digest of the samples of the first attempt, as plain values; None if training has changed them
         self._saved: dict[str, Any] | None = None
-        self._batches, self._by_reading = 0, set[str]()
-        self._before: Nodes | None = None
-        self._after: Nodes = {}
+        self._start: Nodes = {}  #: the data at the start of the attempt
         self._fingerprint: AttributeFingerprint | None = None
         self._has_begun = False
+        self.is_asked = False  #: whether an answer is due
         self._is_first = False
         self.found: DataDigests | None = None  #: set once by `answered`, and taken by `take`
 
@@ -94,6 +91,7 @@ class DataCheck:
         if self._has_begun:
             return None
         self._has_begun, self._is_first = True, is_first
+        self._start, self._fingerprint = copy.deepcopy(self._data.nodes()), AttributeFingerprint(self._data.owners())
         if self._saved is not None and self._saved["machine"] != _machine():
             self._saved = None
         saved = None if self._saved is None else BatchRequest(*self._saved["samples"])
@@ -101,10 +99,12 @@ class DataCheck:
             opening = opening._replace(indices=opening.indices[:SAMPLES], probe=0)
         self._opening = opening if opening is not None and _is_plain(opening.indices) else None
         wanted = [request for request in (saved, self._opening) if request is not None]
+        self.is_asked = bool(wanted)
         return SampleCheck(tuple(wanted)) if wanted else None
 
     def answered(self, answer: CheckedSamples) -> None:
         """Record the answer to `request`."""
+        self.is_asked = False
         digests = iter(answer.digests)
         again = None if self._saved is None else next(digests)
         opening = None if self._opening is None else next(digests)
@@ -122,26 +122,14 @@ class DataCheck:
         """Compare no more with the samples of the first attempt."""
         self._saved = None
 
-    def before_batch(self) -> None:
-        """Remember the data before the first batches, since reading may count and fill caches."""
-        if self._batches < _WATCHED and self._has_begun:
-            self._drop_if_changed()
-            self._before = copy.deepcopy(self._data.nodes())
-
-    def batch_read(self) -> None:
-        """Remember the data after the first batches, and what reading changes in them."""
-        if self._batches < _WATCHED and self._before is not None:
-            self._batches += 1
-            self._after = copy.deepcopy(self._data.nodes())
-            self._fingerprint = AttributeFingerprint(self._data.owners())
-            self._by_reading |= _changed_paths(self._before, self._after)
-
     def _drop_if_changed(self) -> None:
-        """Compare no more with the samples of the first attempt if training has changed the data."""
+        """Compare no more with the samples of the first attempt if training, or reading, has changed the data."""
         if self._saved is None or self._fingerprint is None or self._fingerprint.is_same(self._data.owners()):
             return
-        if _changed_paths(self._after, self._data.nodes()) - self._by_reading:
+        if differences(self._start, self._data.nodes()):
             self._saved = None
+        else:
+            self._fingerprint = AttributeFingerprint(self._data.owners())
 
     def state_dict(self) -> dict[str, Any]:
         """Return request and digest of the samples of the first attempt, if training has not changed the data."""
@@ -151,10 +139,6 @@ class DataCheck:
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         """Restore the result of `state_dict`."""
         self._saved = state_dict.get("checked")
-
-
-def _changed_paths(before: Nodes, after: Nodes) -> set[str]:
-    return {line.partition(" (")[0] for line in differences(before, after)}
 
 
 def samples_digest(samples: list[Any]) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
 from midstride.engine.data.bad_samples import BadSample, PartialBatch, no_sample_left
-from midstride.engine.data.data_check import CheckedSamples, DataCheck, DataDigests, SampleCheck
+from midstride.engine.data.data_check import DataCheck, DataDigests, SampleCheck
 from midstride.engine.data.limits import limited, stream_limits
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.order import ENDLESS, BatchOrder, BatchRequest, InOrder, StridedOrder
@@ -48,7 +48,7 @@ class _BatchSampler:
         self.order, self.key, self._probe = order, key, PROBED if probe else 0
         self._workers = workers
         self.epoch = self._idle = 0
-        #: request for samples to compare, before the batches of the next pass; None if there is none
+        #: request for samples to compare, after the first batch of the next pass; None if there is none
         self.check: SampleCheck | None = None
         #: indices of batches that are requested and not yet returned
         self.pending: deque[list[Any]] = deque()
@@ -78,10 +78,6 @@ class _BatchSampler:
         return bool(self.pending) or self._ahead is not None
 
     def __iter__(self) -> Iterator[BatchRequest | SampleCheck | Idle]:
-        if self.check is not None:
-            check, self.check = self.check, None
-            yield check
-            yield from [Idle()] * (self._workers - 1)
         yield from [Idle()] * self._idle
         while (request := self._ahead or next(self._requests, None)) is not None:
             self._ahead = None
@@ -89,6 +85,10 @@ class _BatchSampler:
             probe = min(self._probe, len(request.indices))
             self._probe -= probe
             yield request._replace(probe=probe) if probe else request
+            if self.check is not None:  # after the first batch, which finds the generators that the data use
+                check, self.check = self.check, None
+                yield check
+                yield from [Idle()] * (self._workers - 1)
 
 
 class MapLoader(ResumableLoader):
@@ -333,13 +333,9 @@ class MapLoader(ResumableLoader):
 
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
         """Return the next batch, part of batch `number` of the epoch, and the indices of its samples."""
-        if self._check is not None:
-            self._check.before_batch()
-        while isinstance(batch := self._next_answer(iterator, number), (Idle, CheckedSamples)):
-            if self._check is not None and isinstance(batch, CheckedSamples):
-                self._check.answered(batch)
-        if self._check is not None:
-            self._check.batch_read()
+        batch = self._next_answer(iterator, number)
+        if self._check is not None and self._check.is_asked:
+            self._check.answered(self._next_answer(iterator, number))
         if isinstance(batch, PartialBatch):
             self._bad_samples += batch.bad
             if batch.batch is None:
@@ -349,10 +345,12 @@ class MapLoader(ResumableLoader):
         return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
 
     def _next_answer(self, iterator: Iterator[Any], number: int) -> Any:
-        if not self._in_main:
-            return next_batch(iterator, self._where, number)
-        with self._isolated:
-            return next_batch(iterator, self._where, number)
+        if self._in_main:
+            with self._isolated:
+                return next_batch(iterator, self._where, number)
+        while isinstance(answer := next_batch(iterator, self._where, number), Idle):
+            pass
+        return answer
 
     def planned_indices(self) -> Iterator[list[Any]] | None:
         """Return the items of each batch that a sampler gives this rank in the current epoch."""

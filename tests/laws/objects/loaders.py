@@ -81,8 +81,6 @@ class Tailored(DataLoader[Tensor]):
 
 
 class LoadsTailored(Small):
-    refused = "the train loader is a Tailored with a _get_iterator of its own"
-
     def train_dataloader(self) -> Any:
         return Tailored(Rows(), 4)
 
