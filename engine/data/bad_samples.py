@@ -9,11 +9,11 @@ class BadSample(NamedTuple):
     """A sample that could not be read.
 
     Args:
-        index: its index in the data set, as text.
+        sample: its index in the data set, as text.
         error: type and message of the error.
     """
 
-    index: str
+    sample: str
     error: str
 
 
@@ -31,4 +31,4 @@ class PartialBatch(NamedTuple):
 
 def no_sample_left(bad: tuple[BadSample, ...]) -> str:
     """Return a message for a batch whose samples are all bad."""
-    return f"none of the {len(bad)} samples of a batch can be read; the first is {bad[0].index}: {bad[0].error}"
+    return f"none of the {len(bad)} samples of a batch can be read; the first is {bad[0].sample}: {bad[0].error}"

@@ -216,10 +216,11 @@ class WholeLoader(IterableLoader):
         if self._is_continued:
             return {}
         state, current = self._loader_state.state_dict(), self._pass
-        is_ended = current is not None and current[2] and isinstance(self._stream, StatefulLoaderStream)
-        if not is_ended or state["generators"]:  # with generators of its own, a new pass starts from their states
+        stream = self._stream
+        if current is None or not current[2] or not isinstance(stream, StatefulLoaderStream):
             return state
-        return {**state, "ended": self._stream.state_dict()}
+        # With generators of its own, a new pass starts from their states.
+        return state if state["generators"] else {**state, "ended": stream.state_dict()}
 
     def _past(self) -> list[tuple[int, int, bool]]:
         """Return the passes before the next batch that is read, for a loader that continues one iterator."""

@@ -223,8 +223,8 @@ class FitLoop:
         """Record samples that could not be read; fail if there are more than `bad_samples` allows."""
         samples, progress, options = self.context.samples, self.progress, self._options.bad_samples
         for one in bad:
-            samples.note_bad(progress.epoch, progress.batch, one.index, one.error)
-            log.warning("sample %s cannot be read and is left out: %s", one.index, one.error)
+            samples.note_bad(progress.epoch, progress.batch, one.sample, one.error)
+            log.warning("sample %s cannot be read and is left out: %s", one.sample, one.error)
         limit, indices = 0 if options is None else options.skip, samples.bad_indices()
         if len(indices) > limit:
             raise UserCodeError(
