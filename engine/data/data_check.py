@@ -19,6 +19,7 @@ from midstride.engine.data.data_owners import DataOwners, Nodes, data_owners
 from midstride.engine.data.iterable.content_digest import content_digest
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.state.differences import differences
+from midstride.engine.trees import named_leaves
 
 __all__ = ["CheckedSamples", "DataCheck", "DataDigests", "SampleCheck", "samples_digest"]
 
@@ -143,19 +144,9 @@ class DataCheck:
 
 def samples_digest(samples: list[Any]) -> int:
     """Return a digest of samples, without text if they hold anything else: paths may differ between machines."""
-    others, has_others = _without_text(samples)
-    return content_digest(others if has_others else samples)
-
-
-def _without_text(value: Any) -> tuple[Any, bool]:
-    """Return a nest without its text, and whether there is anything else in it."""
-    if isinstance(value, (str, bytes, type(None), PurePath)):
-        return None, False
-    items = [*value.values()] if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
-    if items is None:
-        return value, True
-    found = [_without_text(item) for item in items]
-    return [item for item, _ in found], any(is_other for _, is_other in found)
+    leaves = [leaf for _, leaf in named_leaves(samples, "samples")]
+    others = [leaf for leaf in leaves if not isinstance(leaf, (str, bytes, type(None), PurePath))]
+    return content_digest(others or samples)
 
 
 def _machine() -> str:

@@ -266,7 +266,7 @@ class MapLoader(ResumableLoader):
     def skip_bad_samples(self) -> None:
         """Leave out samples whose reading raises an error; `take_bad_samples` returns them."""
         dataset: Any = self._loader.dataset
-        dataset.skips_bad = True
+        dataset.skip_bad_samples()
 
     def check_data(self) -> None:
         """Compare some samples with those of other ranks, and of earlier attempts."""

@@ -69,6 +69,10 @@ class SeededDataset(Dataset[Any]):
         else:
             setattr(self.dataset, name, value)
 
+    def skip_bad_samples(self) -> None:
+        """Leave out samples whose reading raises an error."""
+        self.skips_bad = True
+
     def set_failure(self, failure: WorkerFailure) -> None:
         """Answer every request with `failure`, since the start of the worker failed."""
         self.failure = failure

@@ -84,7 +84,7 @@ class LoaderStream(IterableDataset[Any]):
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         #: restores the state of the loader at the start of the pass; None if it has that state
-        self.reset: Callable[[], None] | None = None
+        self.rewind: Callable[[], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         self.prepare()
@@ -92,8 +92,8 @@ class LoaderStream(IterableDataset[Any]):
 
     def prepare(self) -> None:
         """Restore the state of the loader at the start of the pass, if it has another one."""
-        if self.reset is not None:
-            self.reset()
+        if self.rewind is not None:
+            self.rewind()
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to the loader, its data set and its samplers."""
@@ -134,7 +134,7 @@ class StatefulLoaderStream(LoaderStream):
     def load_state_dict(self, state_dict: Any) -> None:
         """Restore the loader's state, on top of its state at the start of the pass."""
         super().prepare()
-        self.reset = self.ended = None
+        self.rewind = self.ended = None
         self.loader.load_state_dict(state_dict)
 
 
@@ -187,8 +187,8 @@ class WholeLoader(IterableLoader):
         super().__init__(DataLoader(stream, batch_size=None), name=name, **options)
         self.name = name if _is_factory(loader) else f"{name} (a {type(loader).__name__})"
         self.source = None  # the loader's state is kept here
-        self._reader.where, self._stream, self._loader_state = self.name, stream, _LoaderState(loader)
-        self._reader.read_whole()
+        self._stream, self._loader_state = stream, _LoaderState(loader)
+        self._reader.read_whole(self.name)
         self._unlimited_batches = _length_of(loader)
         self._expected = self._limit if self._unlimited_batches is None else self._unlimited_batches
         if self._limit is not None and self._expected is not None:
@@ -252,7 +252,7 @@ class WholeLoader(IterableLoader):
             self._is_over = True
             self._history = self._past()
         stream, loaded = self._stream, self._before if self._pass is None else None
-        stream.reset = partial(self._loader_state.put_back, loaded) if loaded else None
+        stream.rewind = partial(self._loader_state.put_back, loaded) if loaded else None
         if isinstance(stream, StatefulLoaderStream):
             stream.ended = (loaded or {}).get("ended")
         if not loaded:

@@ -3,8 +3,9 @@
 import copy
 import logging
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -50,6 +51,9 @@ class IterableLoader(ResumableLoader):
 
     is_sized = False
     fixed_world = "an iterable data set decides what each rank reads"
+    source: Any
+    #: path -> object that data set and module share, so that training may change it
+    _shared: Mapping[str, object] = MappingProxyType({})
 
     def __init__(
         self,
@@ -67,8 +71,7 @@ class IterableLoader(ResumableLoader):
             raise NotExact(
                 f"{self.name}: data pipes are not read here. Write an IterableDataset that iterates over it."
             )
-        self.source: Any = loader
-        self._source, self.batch_size = loader, loader.batch_size
+        self.source, self._source, self.batch_size = loader, loader, loader.batch_size
         self._drop_last, self._agree = loader.drop_last, agree
         #: number of shards, the same in all attempts of a run; 0 if `get_worker_info()` returns None to the data set
         self.shards = int(getattr(dataset, "virtual_shards", loader.num_workers))
@@ -84,8 +87,6 @@ class IterableLoader(ResumableLoader):
         self._loader = _build_dataloader(loader, self._reader, self._requests, key)
         self._position = PassPosition.start(max(1, self.shards))
         self._passes, self._has_warned = 0, False
-        #: path -> object that data set and module share, so that training may change it
-        self._shared: dict[str, object] = {}
         #: digests, at the start of the pass, of data that `_data` does not restore
         self._initial_digests: dict[str, str] = {}
         self._collate_side_effects: ReadSideEffects | None = None  #: finds changes of the collate_fn, without workers

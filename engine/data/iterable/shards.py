@@ -71,8 +71,9 @@ class ShardReader(Dataset[Any]):
         """Do not copy these objects of the data set, which training may change, except in the trial."""
         self._shared = list(objects)
 
-    def read_whole(self) -> None:
-        """Read the data set itself, which stands for a loader; copies of it are read in the trial only."""
+    def read_whole(self, where: str) -> None:
+        """Read the data set itself, which stands for a loader called `where`; copies are read in the trial only."""
+        self.where = where
         self._is_live = self._is_whole = True
 
     def read_again(self, epoch: int, batches: int, *, to_end: bool) -> None:
