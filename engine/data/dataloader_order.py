@@ -18,11 +18,11 @@ from midstride.engine.data.order import BatchOrder, InOrder, SampleOrder, Shuffl
 from midstride.engine.data.rng.per_sample import Rng
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.torch_internals import has_num_samples
-from midstride.engine.errors import UserError
+from midstride.engine.errors import NotExact, UserError
 from midstride.engine.seeds import mix
 from midstride.engine.world import World
 
-__all__ = ["evaluation_loader", "training_loader"]
+__all__ = ["check_loader", "evaluation_loader", "training_loader"]
 
 log = logging.getLogger(__name__)
 _STAGES = ("validate", "test", "predict")
@@ -73,6 +73,23 @@ def evaluation_loader(
     key = mix(mix(seed, 1 + _STAGES.index(stage)), number)
     order = _order(loader, world, what=stage, key=key, seed=seed, shard=shard, rest="kept", limit=limit)
     return MapLoader(loader, order, key, limit, rng=rng, what=stage)
+
+
+def check_loader(loader: object, what: str) -> None:
+    """Check that `loader` is a DataLoader, and does not override methods that would not be called.
+
+    Raises:
+        UserError: it is no DataLoader.
+        NotExact: it overrides `__iter__` or `_get_iterator`.
+    """
+    if not isinstance(loader, DataLoader):
+        raise UserError(f"the {what} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(type(loader), name) is not getattr(DataLoader, name):
+            raise NotExact(
+                f"the {what} loader is a {type(loader).__name__} with {'an' if name == '__iter__' else 'a'} {name} of "
+                "its own, which would be left out. Do in the data set or in collate_fn what it does."
+            )
 
 
 def _check(loader: DataLoader[Any], what: str) -> None:
