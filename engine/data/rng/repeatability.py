@@ -11,7 +11,7 @@ from torch import Tensor
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import members_of
 from midstride.engine.state.differences import differences
-from midstride.engine.trees import convert
+from midstride.engine.trees import convert, items_of
 
 __all__ = ["collate_name", "copied", "ensure_same_batch", "is_repeatable"]
 
@@ -38,7 +38,7 @@ def is_repeatable(a: Any, b: Any, deep: int = 8) -> bool:
         return bool(a == b)
     left, right = dict(members_of(a)), dict(members_of(b))
     is_same = left.keys() == right.keys() and all(is_repeatable(left[step], right[step], deep - 1) for step in left)
-    return is_same or (not isinstance(a, (dict, list, tuple)) and _has_same_pickle(a, b))
+    return is_same or (items_of(a) is None and _has_same_pickle(a, b))
 
 
 def _has_same_pickle(a: Any, b: Any) -> bool:
