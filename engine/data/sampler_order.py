@@ -92,7 +92,7 @@ class SamplerOrder(SampleOrder):
         self._epoch = 0
         #: whether the sampler's own state is a position in an epoch, so that it gives the rest of the epoch first
         self._is_position = False
-        self._is_loaded = False
+        self._has_position = False  #: whether a state with a position was loaded, which no epoch has used yet
         #: state that was loaded, and what the sampler says since, which may be known only when it is run
         self._given: tuple[dict[str, Any], dict[str, Any]] | None = None
         #: whether an epoch that is drawn in blocks is under way
@@ -211,10 +211,10 @@ class SamplerOrder(SampleOrder):
     def open(self, epoch: int, *, resumed: bool) -> None:
         """Run the sampler for `epoch`; if resumed, the items are those of the state."""
         self._epoch = epoch
-        if self._is_loaded and not resumed:
-            self._is_loaded, self._given = False, None
-            if self._is_position:
+        if not resumed:
+            if self._has_position and self._is_position:
                 self._read_rest(self._sampler)
+            self._has_position, self._given = False, None
         if not self.is_sized:
             self._open_in_blocks(resumed=resumed)
         elif resumed:
@@ -227,7 +227,7 @@ class SamplerOrder(SampleOrder):
     def _open_in_blocks(self, *, resumed: bool) -> None:
         if resumed:
             self._restore_start()
-            self._is_loaded, self._given = False, None
+            self._has_position, self._given = False, None
         else:
             self._state_at_start = self._state.changes()
         self._items.begin(None)
@@ -325,7 +325,8 @@ class SamplerOrder(SampleOrder):
             self._state_at_start = state_dict["begin"]
         state = state_dict["begin" if self._is_under_way else "now"]
         self._restore(self._state.restore, state, self._sampler)
-        self._is_loaded, self._given = True, (state, self._state.changes()) if self._is_position else None
+        self._has_position = any(path.endswith("/") for path in state)  # none before the first epoch
+        self._given = (state, self._state.changes()) if self._is_position else None
         self._base_seed.load_state_dict(state_dict["base_seed"])
 
     def clone(self) -> "SamplerOrder":
