@@ -4,6 +4,7 @@ accelerate_internals  tells Accelerate of a pass over a StatefulDataLoader, and 
 attribute_fingerprint  a fast check that attributes have not changed, in place of a walk over the objects
 bad_samples            samples whose reading raises an error, left out of their batches
 combined               several loaders at once, read side by side or one after the other
+data_check             finds map-style data that differ between ranks or attempts, by a few samples
 data_owners            objects that hold data, such as data sets: described as nodes, and restored in place
 dataloader_order       makes a user's map-style DataLoader resumable: the order of its samplers on this rank
 in_place_copy          copies values into existing objects, so that references to these stay valid

@@ -1,4 +1,4 @@
-"""One attempt of a loop: restored once everything is built, then told of each batch, each epoch and the end."""
+"""One attempt of a loop: restores the state, then follows batches and epochs."""
 
 import logging
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ class Attempt:
                 )
 
     def _seed_apart(self) -> None:
-        """Seed each rank in its own way if all would draw the same numbers, such as those of dropout."""
+        """Seed each rank by its number if all would draw the same numbers."""
         if self.context.world.size == 1:
             return
         drawn = self.context.collective.gather(Generators().state_dict())
@@ -103,12 +103,12 @@ class Attempt:
     # Passes -----------------------------------------------------------------------------------------
 
     def may_lead(self, feed: Feed) -> bool:
-        """Return whether the boundaries of this epoch are at the batches of `feed`: of the first that trains."""
+        """Return whether the boundaries of this epoch are at the batches of `feed`."""
         is_free = self._leader is None and not self._was_led and torch.is_grad_enabled()
         return self.progress.in_epoch and is_free and self.position.lead in ("", feed.name)
 
     def lead(self, feed: Feed, *, continues: bool, until: int | None = None) -> Iterator[Any]:
-        """Yield the batches of a pass of `feed`; a boundary is where the script asks for the next one.
+        """Yield the batches of a pass; each request for the next one is a boundary.
 
         Args:
             feed: the loader.
@@ -219,7 +219,7 @@ class Attempt:
         self.position.begin_call(number)
 
     def steps(self, feed: Feed, count: int) -> Iterator[Any]:
-        """Yield the batches of `feed` to the end of its pass, or until `count` steps of this call are done."""
+        """Yield batches of `feed` until its pass ends or this call has `count` steps."""
         progress, self._restores_again = self.progress, False  # no code of the script runs before the first batch
         if progress.at_end:
             feed.claim()

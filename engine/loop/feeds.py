@@ -1,4 +1,4 @@
-"""The loaders of a loop: each counts its passes and batches, and starts again at any of them."""
+"""The loaders of a loop, which count passes and batches and can start at any of them."""
 
 import sys
 import weakref
@@ -19,7 +19,7 @@ __all__ = ["Feed", "LoopFeeds", "LoopLoader", "StepNumbers", "reader_of"]
 
 
 def reader_of(loader: DataLoader[Any], number: int, seed: int, world: World, collective: Collective) -> ResumableLoader:
-    """Return loader `number` of a loop as a resumable one; the first uses the run's seed, others one derived from it.
+    """Return loader `number` of a loop as a resumable one, with a seed of its own.
 
     Raises:
         UserError: it is no DataLoader, or has no batch.
@@ -35,7 +35,7 @@ def reader_of(loader: DataLoader[Any], number: int, seed: int, world: World, col
 
 
 class StepNumbers(ResumableLoader):
-    """In place of the loader of a loop that reads none: yields the numbers of steps, without an end."""
+    """Stands for the loader of a loop without one: yields numbers of steps for ever."""
 
     batch_size = None
     max_batches = sys.maxsize
@@ -59,7 +59,7 @@ class StepNumbers(ResumableLoader):
 
 
 class Feed:
-    """A loader and its position: the pass that it is in, and how many of its batches were returned.
+    """A loader and its position: its pass, and the number of returned batches.
 
     Args:
         name: name of the loader in the state.
@@ -85,7 +85,7 @@ class Feed:
         return self._iterator()
 
     def read_by(self, iterator: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Set the newest iterator, and return it; a weak reference, so that it ends where the script drops it."""
+        """Remember `iterator` by a weak reference and return it; it ends where the script drops it."""
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -186,7 +186,7 @@ class LoopFeeds(FitLoaders):
 
 
 class LoopLoader:
-    """What `Loop.loader` returns: yields the batches of a DataLoader, and tells the loop of each.
+    """Result of `Loop.loader`: yields the batches of a DataLoader and reports each to the loop.
 
     Args:
         feed: position and reader.

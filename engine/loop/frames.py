@@ -25,7 +25,7 @@ def script_frames() -> Iterator[FrameType]:
 
 
 def left_by_break() -> bool:
-    """Return whether an iterator that is being closed was left by `break` or `return`, not by an exception.
+    """Return whether `break` or `return` has left an iterator, not an exception.
 
     An exception drops the iterator where it was raised or after its frame has ended; `break` by an instruction.
     """

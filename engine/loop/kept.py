@@ -1,4 +1,4 @@
-"""The objects that a loop keeps: modules, optimizers, schedulers, and everything else that has a state."""
+"""The objects that a loop keeps: modules, optimizers, schedulers and others with a state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ __all__ = ["Kept", "KeptModules", "unwrapped"]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the user's module inside of `DistributedDataParallel` and `torch.compile`, which wrap it."""
+    """Return the module inside of `DistributedDataParallel` and `torch.compile`."""
     inner = module.module if isinstance(module, DistributedDataParallel) else uncompiled(module)
     return module if inner is module else unwrapped(inner)
 
@@ -32,7 +32,7 @@ class KeptModules(nn.Module):
 
 @dataclass
 class Kept:
-    """What `Loop.keep` was given, by name and by kind."""
+    """The objects given to `Loop.keep`, by name and by kind."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     #: the modules that exchange gradients by themselves, by the names under which they were kept
@@ -97,6 +97,6 @@ class Kept:
 
 
 def _replica(module: nn.Module) -> DistributedDataParallel | None:
-    """Return the `DistributedDataParallel` in `module`, which `torch.compile` may have wrapped; None without one."""
+    """Return the `DistributedDataParallel` in a compiled or plain `module`; None without one."""
     inner = uncompiled(module)
     return inner if isinstance(inner, DistributedDataParallel) else None

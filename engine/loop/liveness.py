@@ -1,4 +1,4 @@
-"""Which variables one iteration of a loop leaves to the next one, found in the bytecode of the code that iterates."""
+"""Live variables: those that an iteration leaves to the next one, by bytecode."""
 
 import dis
 from collections.abc import Iterator
@@ -72,7 +72,7 @@ class _Flow:
             yield self.index[one.argval]
 
     def live(self) -> list[frozenset[str]]:
-        """Return for each instruction the variables that it or later ones may read before they are assigned."""
+        """Return for each instruction the variables that can be read before an assignment."""
         live: list[frozenset[str]] = [frozenset()] * len(self.instructions)
         is_changed = True
         while is_changed:
@@ -86,7 +86,7 @@ class _Flow:
         return live
 
     def live_after(self, at: int, live: list[frozenset[str]]) -> frozenset[str]:
-        """Return the variables that may be read after an instruction; the body of a `for` is taken to run once."""
+        """Return the variables that can be read after an instruction, with one turn of a `for`."""
         if self.instructions[at].opname != "FOR_ITER":
             return frozenset[str]().union(*(live[one] for one in self.next[at]))
         body, end = self.next[at]
@@ -116,7 +116,7 @@ class _Flow:
 
 
 def _effects(one: dis.Instruction) -> Iterator[tuple[bool, str]]:
-    """Yield what an instruction does with variables, in order: whether it reads one, and its name."""
+    """Yield the effects of an instruction on variables: whether it reads, and the name."""
     verb, _, kind = one.opname.partition("_")
     if one.opname == "LOAD_CONST" and isinstance(one.argval, CodeType) and one.argval.co_name.startswith(_INLINE):
         yield from ((True, name) for name in global_reads(one.argval))

@@ -56,7 +56,7 @@ _DEFAULT = SnapshotOptions.model_validate({})
 
 
 class Loop:
-    """Makes a training loop of your own resumable: started again, the script continues exactly where it died.
+    """Exact resume for a training loop of your own: a restarted script continues where it died.
 
     Build it first of all, since it seeds the random number generators. Then build models, optimizers and loaders,
     name them by `keep` and `loader`, and iterate over `epochs` or `steps`.
@@ -122,7 +122,7 @@ class Loop:
     # What the script tells before the loop -----------------------------------------------------------
 
     def keep(self, **named: Any) -> None:
-        """Keep objects in snapshots: modules, optimizers, schedulers, scalers, samplers, objects of your own.
+        """Keep objects in snapshots: modules, optimizers, schedulers, scalers, your own.
 
         Args:
             named: the objects by name; the names have to be the same in every attempt.
@@ -136,7 +136,7 @@ class Loop:
                 self._kept.add(name, value)
 
     def loader(self, loader: DataLoader[Any]) -> LoopLoader:
-        """Return `loader` as one that resumes: iterate over what this returns, in place of the DataLoader.
+        """Return `loader` as one that resumes; iterate over the result.
 
         Each rank reads its own share of the samples. Each pass is an epoch of the order of `DistributedSampler`.
         """
@@ -150,7 +150,7 @@ class Loop:
             return LoopLoader(self._feeds[-1], self._read)
 
     def ddp(self, module: nn.Module, **options: Any) -> nn.Module:
-        """Return `module` on this rank's device, in `DistributedDataParallel` if there are several processes.
+        """Return `module` on this rank's device; on several processes in DDP.
 
         Args:
             module: the module.
@@ -163,9 +163,10 @@ class Loop:
         return DistributedDataParallel(module, **options)
 
     def shard(self, module: nn.Module) -> nn.Module:
-        """Shard the weights of `module` over the ranks, in place, and return it; call it before building optimizers.
+        """Shard the weights of `module` over the ranks, in place, and return it.
 
-        Elements of the module's lists and sequences are gathered one by one, as by strategy `fully_sharded`.
+        Call it before building optimizers. Elements of the module's lists and sequences are gathered one by one, as by
+        strategy `fully_sharded`.
         """
         if self.world_size == 1:
             return module.to(self.device)
@@ -195,7 +196,7 @@ class Loop:
     # The loop ------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of epochs, from 0 or from the snapshot's on; the first call restores the state.
+        """Yield epoch numbers, from 0 or the snapshot's on; the first call restores the state.
 
         Args:
             count: number of epochs.
@@ -224,7 +225,7 @@ class Loop:
         return self._remembered(self._steps(feed, number))
 
     def _remembered(self, iterator: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Remember an iterator of `epochs` or `steps`, by a weak reference: it ends where the script drops it."""
+        """Remember an iterator by a weak reference: it ends where the script drops it."""
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -273,7 +274,10 @@ class Loop:
                 attempt.context.metric_logger.log(asked, value, batch_size)
 
     def save_weights(self, folder: Literal["best", "last"] = "best") -> None:
-        """Write the weights of the kept modules to `folder` of the run; every rank calls this at the same point."""
+        """Write the weights of the kept modules to `folder` of the run.
+
+        Every rank calls this at the same point.
+        """
         if self._attempt is None:
             raise UserError(f"loop.save_weights({folder!r}) before the loop: call it within epochs() or steps()")
         self._attempt.checkpointer.save_weights(folder)
@@ -282,7 +286,7 @@ class Loop:
 
     @contextmanager
     def _call(self, ending: Ending, epochs: int | None = None) -> Iterator[Attempt | None]:
-        """Begin a call of `epochs` or `steps`, and end it; yield None if the snapshot says that it is over."""
+        """Begin and end a call of `epochs` or `steps`; yield None if the snapshot is beyond it."""
         number, self._calls = self._calls, self._calls + 1
         self._ensure_may_begin()
         attempt = self._attempt or self._begin()
@@ -397,7 +401,7 @@ class Loop:
 
     @property
     def _world(self) -> World:
-        """The world that a launcher describes, or else that of a process group which the script has initialized."""
+        """The world described by a launcher, or that of the script's own process group."""
         world = World.from_environment()
         distributed = torch.distributed
         if world.size > 1 or not (distributed.is_available() and distributed.is_initialized()):
@@ -423,7 +427,7 @@ _NEWEST: list[Loop] = []
 
 
 def _close_previous() -> None:
-    """Close the Loop that was built before in this process, such as by the same cell of a notebook."""
+    """Close the previous Loop of this process, such as that of the same notebook cell."""
     for previous in _NEWEST:
         previous.close()
     _NEWEST.clear()

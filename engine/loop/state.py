@@ -1,4 +1,4 @@
-"""The state of a loop: its parts, which decide how it goes on, and the facts that each snapshot repeats."""
+"""The state of a loop: parts that are restored, and facts that each snapshot repeats."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -54,7 +54,7 @@ class KeptObjects:
 
 @dataclass
 class LoopPosition:
-    """Where a loop stands, beside its `Progress`: in which call of `epochs` or `steps`, and how far in it.
+    """Position of a loop beside its `Progress`: the call of `epochs` or `steps`, and how far.
 
     Args:
         call: number of the call, from 0.
@@ -232,18 +232,18 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
 
 
 def outer_values(objects: LoopObjects, graph: Objects) -> Iterator[tuple[str, object]]:
-    """Yield names and values around a loop that no snapshot holds: globals, attributes of classes, large data."""
+    """Yield globals, class attributes and large data around a loop, which no snapshot holds."""
     return unsaved_values(objects.holders, objects.sources(), graph)
 
 
 class LoopFacts(RunFacts):
-    """What a loop is of: the kept objects, the loaders and the seed."""
+    """The identity of a loop: kept objects, loaders and seed."""
 
     def __init__(self, context: RunContext, objects: LoopObjects) -> None:
         self._context, self._objects = context, objects
 
     def identity(self) -> dict[str, Any]:
-        """Return the classes of what is kept, the orders of the loaders, seed and strategy; every rank calls this."""
+        """Return classes of kept objects, orders of loaders, seed and strategy, on all ranks."""
         context, objects = self._context, self._objects
         orders = [order for feed in objects.feeds.feeds if (order := feed.reader.order_identity())]
         first, *others = context.collective.broadcast(orders) or [{}]

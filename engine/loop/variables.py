@@ -35,7 +35,7 @@ _LOOKS = 3
 
 
 class ScriptVariables:
-    """The variables that one iteration of a script's loop leaves to the next, by name, as digests.
+    """Digests of the variables that an iteration of a script leaves to the next.
 
     As a part of the state it restores none: where a pass goes on, it names those that have other values now.
 
@@ -57,7 +57,7 @@ class ScriptVariables:
         self._saved = dict(state_dict)
 
     def compare(self) -> None:
-        """Warn of variables that have other values than in the snapshot; called where the script goes on from it."""
+        """Warn of variables that differ from the snapshot, where the script continues from it."""
         saved, self._saved = self._saved, None
         if not saved:
             return
@@ -75,7 +75,7 @@ class ScriptVariables:
         self._saved = None
 
     def now(self) -> dict[str, str]:
-        """Return the variables of the frames that iterate: of the first function, and of generators within it."""
+        """Return the variables of the iterating function and of generators within it."""
         kept = self._kept_ids()
         found: dict[str, str] = {}
         for frame in iterating_frames():
@@ -116,7 +116,7 @@ class VariableWatch:
         self._first.pop(what, None)
 
     def look(self, what: str) -> None:
-        """Compare the variables with those at the first boundary of this pass or call; called at its boundaries."""
+        """Compare the variables with those at the first boundary of this pass or call."""
         self._looks[what] = looks = self._looks.get(what, 0) + 1
         if looks > _LOOKS and not is_checked_at(looks):
             return
@@ -134,7 +134,7 @@ class VariableWatch:
 
 
 def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], Iterator[tuple[str, object]]]]:
-    """Return what `loop_state` needs to watch values that no snapshot holds, without the variables of frames."""
+    """Return the arguments of `loop_state` for values that no snapshot holds."""
     frame = next(iterating_frames(), None)
     variables = frame.f_globals if frame is not None and frame.f_code.co_name == "<module>" else {}
 
@@ -146,7 +146,7 @@ def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], 
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a variable, or the attributes of an object of the user's, which may hold kept objects as well."""
+    """Yield a variable, or the attributes of a user's object."""
     if is_user_class(type(value)) and not isinstance(value, nn.Module):
         yield from ((f"{name}.{key}", one) for key, one in attributes_of(value).items())
     else:
@@ -154,7 +154,7 @@ def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def iterating_frames() -> Iterator[FrameType]:
-    """Yield the user's frames that iterate over the loop: generators, and the function that reads them."""
+    """Yield the user's frames that iterate over the loop: generators, then their reader."""
     for frame in script_frames():
         if is_user_file(frame.f_code.co_filename):
             yield frame
@@ -163,14 +163,14 @@ def iterating_frames() -> Iterator[FrameType]:
 
 
 def _module_variables(variables: Mapping[str, Any]) -> set[str]:
-    """Return the `variables` of a module whose own code iterates, as messages name globals, but what functions name."""
+    """Return the `variables` of an iterating module by the names of globals, without functions'."""
     functions = [function for value in [*variables.values()] for function in functions_of(value)]
     named = frozenset[str]().union(*(global_reads(function.__code__) for function in functions))
     return {f"global {variables.get('__name__')}.{name}" for name in variables if name not in named}
 
 
 def is_watched(value: object, kept: set[int]) -> bool:
-    """Return whether a variable with this value may be state: neither kept nor code, nor a reading of a clock."""
+    """Return whether a value can be state: neither kept, nor code, nor a clock's reading."""
     if id(value) in kept or is_code(value) or isinstance(value, (LoopLoader, DataLoader, GeneratorType)):
         return False
     if isinstance(value, nn.Module):

@@ -1,4 +1,4 @@
-"""What a script wraps around a loader of the loop, such as `enumerate`: continued in a resumed pass, or refused.
+"""Wrappers of a loop's loader, such as `enumerate`: continued in a resumed pass, or refused.
 
 A `for` over `enumerate(train)` would count from 0 again where a pass goes on. Python offers no way to set the count, so
 it is written into the object's memory, and read back by `__reduce__`.
@@ -70,7 +70,7 @@ def _wrappers(iterator: object, depth: int) -> Iterator[Any]:
 
 
 def _reading_generators() -> Iterator[object]:
-    """Yield the generators that wait for an item of the loop, the innermost first, such as that of a progress bar."""
+    """Yield the generators that wait for an item of the loop, the innermost first."""
     for frame in script_frames():
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:
             return

@@ -50,7 +50,7 @@ class MetricLog:
         self._shares: dict[Cell, Share] = {}
 
     def set_next(self, name: str, value: Any) -> None:
-        """Set the value of the column `name` in the row of the next step, in place of an earlier value."""
+        """Set the value of column `name` in the row of the next step, replacing an earlier one."""
         self._pending[name] = value
         self._pending_shares.pop(name, None)  # of an earlier batch, or of ranks of an earlier attempt
 

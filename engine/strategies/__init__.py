@@ -15,6 +15,8 @@ layer_faults       finds layers and tensors that strategies over several process
 mixins             optional abilities of strategies: one class each, which the engine checks for by `isinstance`
 ordered_ddp        DDP in lanes: sums in an order that does not depend on the number of processes
 ordered_reducer    sums gradients in an order that does not depend on the number of ranks
+own_loop           the ranks of a loop of the user's own, whose module can be in `DistributedDataParallel`
+own_loop_sharded   the same for modules that `fully_shard` has sharded
 peers              proves that the ranks of a group are those of the run, before a pickle of theirs is read
 rendezvous         the `torch.distributed.Store` over which the ranks of a world connect
 sharded            each rank has its rows of every weight, gradient and optimizer state (`fully_shard`)
