@@ -32,11 +32,15 @@ class Keeps:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         self.tree = state_dict["tree"]
 
+    # As the hooks of a module that keeps it.
+
+    def drop_of_libraries(self, names: tuple[str, ...], refuses: object) -> None: ...
+
+    def named(self, name: str) -> list[tuple[str, Callable[[dict[str, Any]], None]]]:
+        return [("Keeps.on_save_checkpoint", lambda checkpoint: checkpoint.update(tree=self.tree))]
+
     def call(self, name: str, checkpoint: dict[str, Any], of: str = "all") -> None:
-        """Be the hooks of a module that keeps it."""
-        if name == "on_save_checkpoint":
-            checkpoint["tree"] = self.tree
-        elif of == "module":
+        if of == "module":
             self.tree = checkpoint["tree"]
 
 
