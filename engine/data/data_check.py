@@ -49,7 +49,7 @@ class DataDigests(NamedTuple):
     Args:
         saved: digest that an earlier attempt found of some samples; None if there is none.
         again: digest of the same samples now.
-        shared: digest of the first samples of the epoch, the same on all ranks; None if they are unknown.
+        shared: digest of the first samples of the epoch, the same on all ranks; None if they are unknown or changed.
         where: name of the loader.
         machine: kind of CPU and versions, with which the last bits of a sample may change.
     """
@@ -75,8 +75,9 @@ class DataCheck:
         self._opening: BatchRequest | None = None
         #: request and digest of the samples of the first attempt, as plain values; None if training has changed them
         self._saved: dict[str, Any] | None = None
-        self._start: Nodes = {}  #: the data at the start of the attempt
-        self._fingerprint: AttributeFingerprint | None = None
+        #: the data as they were built, then at the start of the attempt's first pass
+        self._start: Nodes = copy.deepcopy(self._data.nodes())
+        self._fingerprint = AttributeFingerprint(self._data.owners())
         self._has_begun = False
         self.is_asked = False  #: whether an answer is due
         self._is_first = False
@@ -92,7 +93,9 @@ class DataCheck:
         if self._has_begun:
             return None
         self._has_begun, self._is_first = True, is_first
-        self._start, self._fingerprint = copy.deepcopy(self._data.nodes()), AttributeFingerprint(self._data.owners())
+        if self._has_changed() and not is_first:  # training, on this rank perhaps, had changed them: it was restored
+            self._saved, self.found = None, DataDigests(None, None, None, self._where, _machine())
+            return None
         if self._saved is not None and self._saved["machine"] != _machine():
             self._saved = None
         saved = None if self._saved is None else BatchRequest(*self._saved["samples"])
@@ -123,18 +126,18 @@ class DataCheck:
         """Compare no more with the samples of the first attempt."""
         self._saved = None
 
-    def _drop_if_changed(self) -> None:
-        """Compare no more with the samples of the first attempt if training, or reading, has changed the data."""
-        if self._saved is None or self._fingerprint is None or self._fingerprint.is_same(self._data.owners()):
-            return
-        if differences(self._start, self._data.nodes()):
-            self._saved = None
-        else:
-            self._fingerprint = AttributeFingerprint(self._data.owners())
+    def _has_changed(self) -> bool:
+        """Return whether the data have changed since the last call, or since they were built."""
+        if self._fingerprint.is_same(self._data.owners()):
+            return False
+        before, self._start = self._start, copy.deepcopy(self._data.nodes())
+        self._fingerprint = AttributeFingerprint(self._data.owners())
+        return bool(differences(before, self._start))
 
     def state_dict(self) -> dict[str, Any]:
         """Return request and digest of the samples of the first attempt, if training has not changed the data."""
-        self._drop_if_changed()
+        if self._saved is not None and self._has_changed():
+            self._saved = None
         return {} if self._saved is None else {"checked": self._saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:

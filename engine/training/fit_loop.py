@@ -238,8 +238,8 @@ class FitLoop:
         context = self.context
         everyone = context.collective.gather([*self.loader.data_digests()])
         for found in zip(*everyone, strict=False):
-            shared, where = {one.shared for one in found if one.machine == found[0].machine}, found[0].where
-            if len(shared) > 1:
+            alike, where = [one for one in found if one.machine == found[0].machine], found[0].where
+            if len({one.shared for one in alike if one.shared is not None}) > 1:
                 raise NotExact(_DATA_OF_RANKS.format(where=where))
             if any(one.saved != one.again for one in found):
                 if "samples" not in context.settings.accept_change:

@@ -14,7 +14,7 @@ PAYLOADS = {
     "midstride.round.begun": "run number nodes ranks why",
     "midstride.snapshot.committed": "run name step bytes stall_s epoch wait_s write_s state",
     "midstride.store.awaited": "run rank waited_s why",
-    "midstride.run.finished": "run job steps restarts test",
+    "midstride.run.finished": "run job steps restarts test ended_by why",
     "midstride.run.stopped": "run job cause steps",
     "midstride.run.failed": "run job outcome cause steps",
     "midstride.model.promoted": "run weights date why metric mode margin challenger champion over",

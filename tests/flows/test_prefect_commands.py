@@ -52,7 +52,7 @@ def _clean(server: str) -> Iterator[None]:
         for one in client.read_automations_by_name("failed nights"):
             client.delete_automation(one.id)
         with suppress(ObjectNotFound):
-            client.delete_global_concurrency_limit_by_name("gpus")
+            client.delete_global_concurrency_limit_by_name("gpus-of-pages")
 
 
 @pytest.mark.usefixtures("_clean")
@@ -84,7 +84,7 @@ def test_prefect_carries_out_what_the_pages_show(
         [made] = client.read_automations_by_name("failed nights")
         assert made.enabled
 
-        run(commands.pop("gcl create"))
-        assert client.read_global_concurrency_limit_by_name("gpus").limit == 8
+        run([word.replace("gpus", "gpus-of-pages") for word in commands.pop("gcl create")])
+        assert client.read_global_concurrency_limit_by_name("gpus-of-pages").limit == 8
     run(commands.pop("event emit"))
     assert not commands

@@ -4,7 +4,6 @@ import copy
 from typing import Any
 
 import torch
-from laws.objects.loaders import OfModule
 from laws.objects.small import Rows, Small
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -42,11 +41,17 @@ class LastRankTold(Told):
         return super().factor(batch) if self.trainer.global_rank == self.trainer.world_size - 1 else 1.0
 
 
+class HoldsModule(Rows):
+    def __init__(self, module: Small) -> None:
+        super().__init__()
+        self.module = module
+
+
 class OneReadsTheModule(Small):
     """The data of one rank alone hold the module."""
 
     def train_dataloader(self) -> Any:
-        data = OfModule(self) if self.trainer.global_rank == 0 else Rows()
+        data = HoldsModule(self) if self.trainer.global_rank == 0 else Rows()
         return DataLoader(data, 4, num_workers=1)
 
 
