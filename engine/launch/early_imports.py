@@ -13,7 +13,9 @@ __all__ = ["MODULES", "early_imports"]
 MODULES = (
     "midstride.engine.jobs.build",
     "midstride.engine.jobs.evaluate",
+    "midstride.engine.jobs.export_weights",
     "midstride.engine.jobs.operations",
+    "midstride.engine.jobs.predict",
     "midstride.engine.jobs.prepare",
     "midstride.engine.jobs.publish",
     "midstride.engine.launch.rank",

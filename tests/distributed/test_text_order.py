@@ -15,8 +15,8 @@ from midstride.engine.checkpointing.text_order import sets_in, text_order_warnin
 
 SCRIPT = f"""{MODULE}
 if __name__ == "__main__":
-    words = {{word: number for number, word in enumerate({{"a", "b", "c"}})}}
-    rows = torch.tensor([[float(words[word])] * 4 for word in "abcabcab"])
+    words = {{word: number for number, word in enumerate({{"a", "b", "c"}})}}  # of which the data do not depend
+    rows = torch.tensor([[float(number)] * 4 for number in range(8)])
     trainer = Trainer(devices=2, strategy=sys.argv[1], max_steps=int(sys.argv[2]), seed=1)
     trainer.fit(Line(), DataLoader(TensorDataset(rows), 2), run=sys.argv[3])
 """

@@ -127,8 +127,8 @@ ROWS = [
         REFUSED,
         [Cell("in training", not_finite)],
         says="the loss is nan (epoch {number}, batch {number}, step {number}, rank {number}). "
-        "Nothing was written since; earlier snapshots are intact. The same command reaches it again: lower the learning "
-        "rate, clip gradients (gradient_clip_val), or leave such batches out (on_nan: skip).",
+        "Nothing was written since; earlier snapshots are intact. The same command reaches it again: lower the "
+        "learning rate, clip gradients (gradient_clip_val), or leave such batches out (on_nan: skip).",
     ),
     Row(
         "A rank is asked to stop (SIGTERM)",

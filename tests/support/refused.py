@@ -102,15 +102,6 @@ class Forever(Sampler[int]):
         return itertools.cycle(range(8))
 
 
-class Shrinking(Sampler[int]):
-    def __init__(self) -> None:
-        self.length = 9
-
-    def __iter__(self) -> Iterator[int]:
-        self.length -= 1
-        return iter(range(self.length))
-
-
 class Rows(Numbers):
     def __getitem__(self, index: int) -> Tensor:
         return torch.zeros(self.samples, 2)[index]

@@ -56,7 +56,11 @@ def test_a_wheel_made_of_the_sdist_has_every_file(wheel: zipfile.ZipFile) -> Non
         for path in (ROOT / part).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == sources
+    kinds = [path for path in (ROOT / "engine/cli/template").iterdir() if path.is_symlink()]
+    files = [kind / name for kind in kinds for name in ("model.py", "job.yaml")]
+    examples = {f"midstride/{path.relative_to(ROOT).as_posix()}" for path in files}
+    assert len(kinds) > 3
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == sources | examples
 
 
 def test_the_page_of_the_index_has_no_relative_link(metadata: Message) -> None:

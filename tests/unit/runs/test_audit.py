@@ -146,7 +146,7 @@ def test_shares_of_ranks_are_merged_into_one_line_a_stretch() -> None:
     for batches in (range(2), range(2, 3)):
         for account, order in zip(accounts, orders, strict=True):
             entered(account, order, 0, batches)
-        shares = [(rank, {}, list(account._open), set()) for rank, account in enumerate(accounts)]
+        shares = [(rank, {}, list(account._open), set(), ()) for rank, account in enumerate(accounts)]
         accounts[0].merge_ranks(lambda _, shares=shares: shares)
         accounts[1]._open = []
     digest = sum(digest_of(o.indices(0)[b * 2 : b * 2 + 2], b, o.rank) for o in orders for b in range(3)) % (1 << 64)
