@@ -17,7 +17,7 @@ restore_check  restores every part from its own state, to find early what could 
 roots          roots of a run's object graph: data, samplers, loaders, optimizers, schedulers, generators in globals
 run_state      the state of a run as the checkpointer sees it: named parts, loaders, facts
 run_store      the folder of a run as one attempt uses it: snapshots, weights, metric log, lease
-sample_log     the log of samples: which batches of which epochs were trained on, over all attempts of a run
+sample_log     the log of samples: the trained batches of each epoch, over all attempts of a run
 settings       settings that a snapshot overrides: warnings, and taking the new ones
 text_order     warns of sets of strings: without PYTHONHASHSEED their order differs in each interpreter
 unsaved_state  warns of user state that changes in training and that no snapshot holds

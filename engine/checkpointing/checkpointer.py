@@ -67,7 +67,7 @@ class Checkpointer:
         self.run = RunStore(url, context.strategy, options.keep, context.heartbeat, store_options)
         self._schedule = SnapshotSchedule(options, context.collective.gather, lambda: self.run.is_writing)
         self._warnings = RankWarnings(context.world, context.collective.gather)
-        #: name -> part of the state, all that decides how the run goes on
+        #: name -> part of the state: everything that decides how the run continues
         self.parts = state.parts
         self._unsaved_state: UnsavedStateMonitor | None = None
         self._data_changes, self._is_due = DataChanges(context, state.loaders.read_in_epoch), False
@@ -220,7 +220,7 @@ class Checkpointer:
             raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resume_message()}")
 
     def take(self, rows: Callable[[], str] | None = None) -> None:
-        """Take a snapshot now; a thread commits it while training goes on. Every rank calls this at the same point.
+        """Take a snapshot now; a thread commits it while training continues. Every rank calls this at the same point.
 
         Args:
             rows: returns the rows of the metric log once the state is copied; by default they are those until now.
@@ -287,7 +287,7 @@ class Checkpointer:
         return changes.watching() if changes is not None and is_first else nullcontext()
 
     def watched_reads(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Return `batches`; note what reading the first of them changes by itself."""
+        """Return `batches`; note the changes made by reading the first of them."""
         return chain(self._first_reads(batches), batches)
 
     def _first_reads(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -362,7 +362,7 @@ class Checkpointer:
             self._loggers.close()
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Copy the weights; a thread writes them to `folder` while training goes on."""
+        """Copy the weights; a thread writes them to `folder` while training continues."""
         self._save(folder, self._context.metric_logger.metrics.without_states(self._state.weights()))
 
     def _save(self, folder: str, weights: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ class RunState:
     """Everything that a checkpointer saves, restores and compares.
 
     Args:
-        parts: all that decides how the run goes on, by name, in the order of the restore.
+        parts: everything that decides how the run continues, by name, in the order of the restore.
         loaders: loaders of the batches; also one of the parts.
         samples: log of the samples that were trained on; also one of the parts.
         settings: settings of optimizers and schedulers, as this attempt makes them.

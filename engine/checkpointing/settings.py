@@ -145,7 +145,7 @@ def _options(
 
 
 def _read(text: str) -> Any:
-    """Return the number or text of which `text` is the `repr`, else `text` itself."""
+    """Return the number or text whose `repr` is `text`, else `text` itself."""
     with suppress(ValueError, SyntaxError):
         value = ast.literal_eval(text)
         return value if is_json(value) else text
