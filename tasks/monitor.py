@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from prefect import get_client, get_run_logger
+from prefect.exceptions import Pause
 from prefect.transactions import CommitMode, transaction
 
 from midstride.engine.runs.run import Run
@@ -175,6 +176,8 @@ class RunMonitor:
             try:
                 act()
                 self._silent_until = _NEVER
+            except Pause:  # a paused flow starts no task; `stop_if_asked` tells the launcher
+                return
             except Exception as error:
                 if self._silent_until == _NEVER:  # once for each time it goes away
                     self._log.warning("Prefect takes no note of the run's progress for now: %s", error)

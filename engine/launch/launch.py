@@ -108,15 +108,17 @@ def launch(
         ):
             monitor.until_end(group, stop_if_asked)
     finally:
-        # Also on the way out of an exception: what the world did until then is worth knowing.
-        outcome = monitor.outcome(session.ranks or job.world.processes, grace_s)
-        if before is not None and outcome.kind == "user_error" and monitor.attempt.generation is None:
-            outcome = replace(outcome, is_refusal=_withdraw(run, monitor.attempt, before, on_line))
-        if outcome.is_refusal:
-            session.remove()
-        else:
-            asked_by = sys.exception()
-            _record_attempt(run, monitor.attempt, outcome, session, on_line, asked_by)
+        asked_by = sys.exception()
+        try:
+            monitor.hand_on_rest()
+        finally:  # whatever its receivers raise, the attempt is recorded
+            outcome = monitor.outcome(session.ranks or job.world.processes, grace_s)
+            if before is not None and outcome.kind == "user_error" and monitor.attempt.generation is None:
+                outcome = replace(outcome, is_refusal=_withdraw(run, monitor.attempt, before, on_line))
+            if outcome.is_refusal:
+                session.remove()
+            else:
+                _record_attempt(run, monitor.attempt, outcome, session, on_line, asked_by)
     return outcome
 
 
@@ -222,13 +224,16 @@ class _WorldMonitor:
                 self._hang = Outcome.of(WorldError(hang.message()), step=self._watchdog.step())
             group.kill()
 
-    def outcome(self, processes: int, grace_s: float) -> Outcome:
-        """Return how the world ended, after its last lines and events were passed on."""
+    def hand_on_rest(self) -> None:
+        """Pass on the last lines and events of a world that has ended."""
         for hand_on in (self._events, self._lines):
             try:
                 hand_on()
             except Exception as error:  # it changes no outcome
                 log.warning("what attempt %d said last is not shown: %s", self.attempt.number, error)
+
+    def outcome(self, processes: int, grace_s: float) -> Outcome:
+        """Return how the world ended."""
         outcome = self._hang or decide(self._session.outcomes(), self._code, processes)
         if outcome.kind != "died" or outcome.type:
             return outcome

@@ -1,18 +1,23 @@
 """Flows as others write them: several trainings side by side, in each way that Prefect and Python have."""
 
 import asyncio
+import faulthandler
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
 
 from prefect import flow, task
 
+from midstride.engine.launch.watchdog import DUMP_STACKS
 from midstride.engine.runs.run_report import Report
 from midstride.flows import train
 from midstride.tasks import evaluate_best, launch_world, prepare_data, publish_report
 
 HERE = Path(__file__).parent
 JOBS = sorted(HERE.glob("*/job.yaml"))
+if "PREFECT__FLOW_RUN_ID" in os.environ:  # not where it is deployed
+    faulthandler.register(DUMP_STACKS)
 
 
 @task

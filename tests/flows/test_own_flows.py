@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,6 +20,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun
+from prefect.context import FlowRunContext
+from prefect.exceptions import Pause
 from prefect.states import Cancelling, Scheduled, Suspended
 from support.flow_runs import results, tiny_job, wait_for
 from support.limit import LIMIT_S
@@ -26,12 +30,14 @@ from support.prefect_worker import Worker, ended, run_of
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
+from midstride.engine.launch.watchdog import DUMP_STACKS
 from midstride.engine.processes.lifetime import processes_with_env
 from midstride.engine.runs.run import Run
 from midstride.flows import train
 from midstride.flows.deployment import deploy
 from midstride.flows.server_setup import create_pool
-from midstride.tasks import launch_world, prepare_data, publish_report, slots
+from midstride.tasks import launch_world, monitor, prepare_data, publish_report, slots
+from midstride.tasks.monitor import RunMonitor
 
 Make = Callable[..., TrainingJob]
 
@@ -65,10 +71,32 @@ class House:
         own.deploy(deployment := str(uuid4()), work_pool_name=pool, print_next_steps=False)
         return f"{name}/{deployment}"
 
-    def wait_until_trained(self) -> None:
-        """Wait until each training is at step 8."""
-        for job in self.jobs:
-            wait_for(Path(job.folder, "mark").exists, "the step at which the model waits")
+    def wait_until_trained(self, run: FlowRun, worker: Worker) -> None:
+        """Wait until each training of `run` is at step 8."""
+        with get_client(sync_client=True) as client:
+
+            def trained() -> bool:
+                now = client.read_flow_run(run.id)
+                assert now.state is None or not now.state.is_final(), now.state
+                return all(Path(job.folder, "mark").exists() for job in self.jobs)
+
+            try:
+                wait_for(trained, "the step at which the model waits")
+            except AssertionError:
+                self._show(run, worker)
+                raise
+
+    def _show(self, run: FlowRun, worker: Worker) -> None:
+        """Print where `run` is: its states, its files, the stacks of its process."""
+        for one in (run, *children(run)):
+            print(one.name, one.state)
+        print(*(path.relative_to(self.folder) for path in self.folder.rglob("*")), sep="\n")
+        for pid in processes_with_env("PREFECT__FLOW_RUN_ID", str(run.id)):
+            print(pid, Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+        with suppress(ValueError):  # it has ended
+            os.kill(flow_process(run), DUMP_STACKS)
+            time.sleep(5)
+        print(worker.log.read_text()[-40_000:])
 
     def runs(self) -> list[Run]:
         """Return the run of each job: each has one."""
@@ -133,7 +161,7 @@ def test_a_stop_reaches_each_training_and_a_retry_resumes_it(
     name, stop, state, of_children, resume_by = STOPS[way]
     house = House(tmp_path, "ab")
     run = run_of(house.deploy(name, worker.pool))
-    house.wait_until_trained()
+    house.wait_until_trained(run, worker)
     stop(run)
     stopped = state_name(run, state)
     worker.wait_until_idle()
@@ -170,7 +198,7 @@ def test_children_end_with_their_parent_and_resume_with_it(
         deploy(job, name, pool=worker.pool)
     parent = house.deploy("elsewhere", worker.pool, "elsewhere.py")
     run = run_of(parent, deployments=[f"train/{name}" for name in names])
-    house.wait_until_trained()
+    house.wait_until_trained(run, worker)
     cancel(run)
     state_name(run, "Cancelled")
     wait_for(lambda: [child.state_name for child in children(run)] == ["Cancelled"] * 2, "the ends of its children")
@@ -207,7 +235,7 @@ def test_a_worker_is_killed_with_three_trainings_under_it(
     (tmp_path / "worker").mkdir()
     worker, house = Worker(tmp_path / "worker", server, "doomed"), House(tmp_path, "abc")
     run = run_of(house.deploy("submitted", "doomed"))
-    house.wait_until_trained()
+    house.wait_until_trained(run, worker)
     worker.process.kill()
     worker.process.wait()
     for job in house.jobs:
@@ -275,6 +303,26 @@ def test_one_run_is_not_trained_twice_at_once(make_job: Make) -> None:
     assert last_step == 24
     assert isinstance(refused, JobError)
     assert "trains run same already" in str(refused)
+
+
+def test_a_pause_that_a_snapshot_meets_first_is_recorded(make_job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect raises `Pause`, which is no `Exception`, where the next task starts."""
+    record, paused = RunMonitor._record, list[None]()
+
+    def pause(this: RunMonitor) -> None:
+        context = FlowRunContext.get()
+        assert context is not None
+        context.flow_run_suspension_request.mark_requested(Suspended(timeout_seconds=int(LIMIT_S)))
+        paused.append(None)
+        record(this)
+
+    monkeypatch.setattr(monitor, "SNAPSHOTS_EVERY_S", 0.0)
+    monkeypatch.setattr(RunMonitor, "_record", pause)
+    job = make_job(processes=1, wait_at=8)
+    with pytest.raises(Pause):
+        flow(launch_world.fn, name="paused")(job, "paused")
+    assert paused
+    assert [attempt.outcome for attempt in Run(job, "paused").attempts.attempts()] == ["stopped"]
 
 
 HOLDER = """

@@ -28,7 +28,7 @@ class Worker:
     """
 
     def __init__(self, folder: Path, server: str, pool: str) -> None:
-        self.pool = pool
+        self.pool, self.log = pool, folder / "log.txt"
         environment = {
             **os.environ,
             "PREFECT_API_URL": server,
@@ -36,7 +36,7 @@ class Worker:
             "PREFECT_WORKER_QUERY_SECONDS": "1",
         }
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
-        with (folder / "log.txt").open("wb") as log:
+        with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
                 cwd=folder,

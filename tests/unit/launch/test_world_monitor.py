@@ -25,6 +25,7 @@ def test_a_failing_receiver_loses_no_line_and_no_snapshot(tmp_path: Path, caplog
     monitor = launch._WorldMonitor(session, Attempt(3, started=0.0), watchdog, lines.append, fail)
     monitor.announce("the last line")
 
+    monitor.hand_on_rest()
     assert monitor.outcome(1, 5.0).kind == "died"
     assert (monitor.attempt.generation, monitor.attempt.snapshot) == (3, "000000000020-g000003")
     assert lines == ["the last line"]
