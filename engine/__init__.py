@@ -1,4 +1,4 @@
-"""midstride's engine: exact, resumable PyTorch training. It knows nothing of any orchestrator.
+"""midstride's engine: exact, resumable PyTorch training, without an orchestrator.
 
 Packages are drawn on their floors in docs/architecture.md, and draw their files themselves. Beside them stand:
 

@@ -1,4 +1,4 @@
-"""Whose code it is: the user's, a library's, Python's, or ours."""
+"""Origin of code: the user, a library, Python, or midstride."""
 
 import os
 import sys
@@ -37,7 +37,7 @@ def is_user_class(kind: type) -> bool:
 
 
 def is_written_by_user(owner: object, name: str) -> bool:
-    """Return whether a class of the user's defines the method `name` of `owner`, not a library that it derives from.
+    """Return whether a class of the user's, not of a library, defines the method `name`.
 
     Classes that adapt Lightning's objects, which hold the original class as `_written`, do not count.
     """

@@ -93,7 +93,7 @@ class JobError(UserError):
 
 
 class UserCodeError(UserError):
-    """An exception in the user's module, data or callback; the message starts with its traceback."""
+    """Exception in the user's module, data or callback; its traceback opens the message."""
 
     @classmethod
     def of(cls, where: str, error: BaseException) -> "UserCodeError":
@@ -106,7 +106,7 @@ class UserCodeError(UserError):
         return cls(f"{format_message(''.join(shown.format()))}raised in {where}")
 
     def as_instance_of_cause(self) -> "UserCodeError":
-        """Return this error as one that `except` also finds by the class of its cause; itself where there is none.
+        """Return this error as an instance of its cause's class too; itself without a cause.
 
         So an exception that ends a trial of a search goes through a fit. After Ray's
         `RayTaskError.as_instanceof_cause`: `exit_code`, the message and where it came from stay.
@@ -168,7 +168,7 @@ class StopRequested(EngineError):
 
 
 class StopSignal(BaseException):
-    """Raised by the handler of a signal in the main thread; where it arrives it is worded as `StopRequested`.
+    """Raised by a signal handler in the main thread, and converted to `StopRequested`.
 
     Args:
         message: what it is worded with.
@@ -187,7 +187,7 @@ class Superseded(EngineError):
 
 
 class Overtaken(EngineError):
-    """Another champion was promoted while a challenger was compared with the one before; a retry compares again."""
+    """Raised if another champion was promoted during a comparison; a retry compares again."""
 
 
 class WorldError(EngineError):
@@ -211,7 +211,10 @@ class SnapshotUnreadable(SnapshotDamaged):
 
 
 class ReadBackDiffers(SnapshotError):
-    """A part did not take back, bit for bit, the state it gave; ends with 2: it would not the next time either."""
+    """Raised if a part's reloaded state differs from its saved one.
+
+    Ends with 2, since a retry would differ too.
+    """
 
     exit_code = 2
 
@@ -231,7 +234,7 @@ class StoreUnsafe(SnapshotError):
 
 
 def _reduced(error: UserCodeError) -> tuple[type[UserCodeError], tuple[str]]:
-    """How an error with the class of its cause travels to another process, which may not know that class."""
+    """Pickles an error whose class may not exist in the receiving process."""
     return UserCodeError, (str(error),)
 
 

@@ -1,4 +1,6 @@
-"""Faults on purpose: kill, raise or hang at a rank, a step and a phase. What tests and rehearsals use.
+"""Injects faults at a rank, step and phase: kill, raise or hang.
+
+For tests and rehearsals.
 
 A plan is a file, so that it reaches every rank of a world however it was launched, and each of
 its faults fires once over all the attempts of a run. A plan that did not fire has shown nothing:
@@ -42,7 +44,7 @@ _SIGNALS = {
 
 
 class InjectedFault(RuntimeError):
-    """What a fault of kind "raise" raises."""
+    """Raised by a fault of kind "raise"."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class FaultPlan:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to add to a world's environment so that its ranks follow this plan."""
+        """Environment variables by which ranks follow this plan."""
         return {VARIABLE: str(self.folder)}
 
     def add(self, kind: Kind, *, rank: int = 0, step: int, phase: str, visit: int = 0) -> "FaultPlan":

@@ -78,7 +78,7 @@ def is_secret(name: str) -> bool:
 
 
 def format_value(name: str, value: object) -> str:
-    """Write the value of a setting as Python does; texts that are secrets by their names are left out.
+    """Format a setting's value as Python does, without texts that are secrets by name.
 
     >>> format_value("hub", {"token": "hf_1234", "retries": 3}), format_value("token", "hf_1234")
     ("{'token': '(not shown)', 'retries': 3}", "'(not shown)'")
@@ -103,7 +103,7 @@ def format_seconds(value: float | None) -> str:
 
 
 def format_message(text: str, longest: int = 20_000) -> str:
-    """Return a message as it is, or its beginning and its end: one may hold all that was in a batch.
+    """Return a message, shortened to its beginning and end, since it can hold a whole batch.
 
     >>> format_message("ValueError: bad row: 0 0 0 0 0 0 0 0 in part 7", longest=30)
     'ValueError: bad... 16 characters are left out ...0 0 0 in part 7'

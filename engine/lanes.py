@@ -60,7 +60,7 @@ class Lanes:
                 load(state["lanes"][str(lane)])
 
     def resharded(self, states: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return the state of the lanes of this rank, given those of all ranks that ran the lanes before."""
+        """Return the state of this rank's lanes, given the states of all ranks of the last attempt."""
         every = {lane: state for one in states for lane, state in one["lanes"].items()}
         return {"lanes": {str(lane): every[str(lane)] for lane in self.own}}
 
@@ -75,7 +75,7 @@ def allowed_sizes(count: int) -> list[int]:
 
 
 def tree_joins(leaves: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the additions, as (into, from), by which `leaves` become one sum at the first of them.
+    """Return the additions (into, from) that reduce `leaves` to one sum at the first of them.
 
     Neighbours are added first, then sums of neighbours: a part that stands by itself in the tree gives the same sum
     wherever it is computed.

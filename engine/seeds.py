@@ -1,4 +1,4 @@
-"""Seeds: hashed, never drawn; and the main process's generators as one part of a run's state."""
+"""Seeds, which are hashes, and the main process's generators as a part of a run's state."""
 
 import random
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def _count(gpus: int) -> str:
 
 
 class DeviceGenerator(Protocol):
-    """The generator of a device that torch's own functions do not reach; its state is a number below 2 ** 64."""
+    """Generator of a device beyond torch's own functions; its state is a number below 2 ** 64."""
 
     def get_state(self) -> int:
         """Return where it stands."""
@@ -55,7 +55,7 @@ class DeviceGenerator(Protocol):
 
 
 def seed_everything(seed: int, device: DeviceGenerator | None = None) -> None:
-    """Seed `random`, numpy and torch (every device) of this process, and the generator of a further `device`.
+    """Seed `random`, numpy and torch on all devices, and the generator of a further `device`.
 
     Call it before building a module by hand; `Trainer(seed=...)` does so too.
     """
@@ -94,7 +94,7 @@ class Generators:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Put every generator back; do it last, since building and loading other parts may draw numbers.
+        """Restore every generator; call it last, since other parts may draw numbers as they load.
 
         Raises:
             NotExact: the states are of other devices, or of another number of GPUs.
@@ -122,7 +122,7 @@ class Generators:
             self._device.set_state(state_dict["device"])
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the state of a rank that was there; for a new one, one that no rank has, by a hash of rank 0's."""
+        """Return the saved state of `rank`; for a new rank, a fresh one hashed from rank 0's."""
         if self._alike or rank < len(states):
             return states[0 if self._alike else rank]
         seed_everything(mix(xxh3_64_intdigest(states[0]["torch"].numpy().tobytes()), rank), self._device)

@@ -1,4 +1,4 @@
-"""A step of Slurm's: what `srun` writes into the environment of each of its tasks. Needs no torch.
+"""Step of Slurm: variables that `srun` sets for each of its tasks. Needs no torch.
 
 A batch script and what it runs without srun are no tasks of a step, though some variables are there as well.
 """
@@ -20,7 +20,7 @@ def step_tasks(environment: Mapping[str, str]) -> int:
 
 
 def is_one_task(environment: Mapping[str, str]) -> bool:
-    """Whether this is the only task of a step, and no shell for a person: a step that may have had more tasks."""
+    """Return whether this is the only task of a step, and no interactive shell."""
     return step_tasks(environment) == 1 and "SLURM_PTY_PORT" not in environment
 
 
@@ -38,7 +38,7 @@ def local_tasks(environment: Mapping[str, str]) -> int:
 
 
 def meeting_point(environment: Mapping[str, str]) -> tuple[str, int, str]:
-    """Return the machine of the step's first task, a port there, and a name that no other step has.
+    """Return the machine of the step's first task, a port there, and the step's unique name.
 
     >>> meeting_point({"SLURM_STEP_NODELIST": "gpu[07-09,12],big1", "SLURM_JOB_ID": "41", "SLURM_STEP_ID": "2"})
     ('gpu07', 20658, 'slurm/41.2.0')

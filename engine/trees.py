@@ -1,4 +1,4 @@
-"""Nests of containers: what is directly in one, a nest of its kind with other items, and a map over the leaves.
+"""Nests of containers: their items, a nest with other items, and a map over the leaves.
 
 Batches and outputs are nests of any dicts, lists, tuples and dataclasses. In a tree of state only plain ones are nests
 (`is_state_leaf`): an object of a class derived from them, such as a `RowShard`, is a value.
@@ -77,7 +77,7 @@ def is_state_leaf(value: Any) -> bool:
 def map_leaves(
     replace: Callable[..., Any], tree: Any, *others: Any, is_leaf: Callable[[Any], bool] = lambda value: False
 ) -> Any:
-    """Return `tree` with what `replace` makes of each leaf, and of those that stand there in `others`.
+    """Return `tree` with each leaf replaced by `replace(leaf, leaves of others)`.
 
     Args:
         replace: of the leaf of each tree.
@@ -139,7 +139,7 @@ def convert(
 
 
 def samples_in(batch: Any) -> int:
-    """Return the samples in `batch`: the length of the first tensor found in it, 1 if there is none."""
+    """Return the samples in `batch`: the length of its first tensor, 1 without one."""
     return _samples_in(batch) or 1
 
 

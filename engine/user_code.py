@@ -53,7 +53,7 @@ def fork_count() -> int:
 
 
 def users_error(where: str, error: BaseException, forks: int) -> UserCodeError | None:
-    """Return what to raise from `error` of user code; None if it is the engine's own, or a retry can help.
+    """Return the error to raise for `error` of user code; None if it is not the user's fault.
 
     Args:
         where: the user's function, such as "Net.training_step".
@@ -67,7 +67,7 @@ def users_error(where: str, error: BaseException, forks: int) -> UserCodeError |
 
 
 def _end_fork(error: BaseException) -> NoReturn:
-    """End this process, a child that user code has forked, with the message and exit code of `error`.
+    """End this process, forked by user code, with the message and exit code of `error`.
 
     It is not a rank, so it must not report an outcome.
     """
@@ -82,12 +82,12 @@ def _end_fork(error: BaseException) -> NoReturn:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether `error`, raised in the user's code, is that of a GPU or of an exchange with other ranks."""
+    """Return whether `error` of user code came from a GPU or an exchange with other ranks."""
     return isinstance(error, torch.AcceleratorError) or _is_of_communication(error)
 
 
 def _is_of_communication(error: BaseException) -> bool:
-    """Whether `error` came out of an exchange with other ranks, or out of such an error: one that died shows there."""
+    """Return whether `error` or one of its causes came from an exchange with other ranks."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, RuntimeError) and _is_exchange(link):

@@ -13,7 +13,7 @@ __all__ = ["World"]
 
 @dataclass(frozen=True)
 class World:
-    """Where this process stands among the processes that train together.
+    """Place of this process among the processes that train together.
 
     Args:
         rank: this process, 0 <= rank < size.
@@ -45,7 +45,7 @@ class World:
 
     @property
     def nodes(self) -> int:
-        """How many nodes, each with as many processes as this one."""
+        """Number of nodes, each with as many processes as this one."""
         return self.size // self.local_size
 
     @property
@@ -103,7 +103,7 @@ class World:
 
 
 def _faults(environment: Mapping[str, str], names: tuple[str, str, str, str]) -> list[str]:
-    """Return messages on what is wrong with a rank, a size, and those on this machine, which stand under `names`."""
+    """Return messages on faults of rank, size and their local variants under `names`."""
     given = {name: environment[name] for name in names if name in environment}
     least = dict(zip(names, (0, 1, 0, 1), strict=True))
     faults = [

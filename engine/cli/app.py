@@ -1,4 +1,4 @@
-"""The command line of the engine: `python -m midstride.engine`, and the part of `midstride` that needs no Prefect.
+"""Command line of the engine: `python -m midstride.engine`, and commands without Prefect.
 
 A command ends with 0 done; 2 the job or the user's code is wrong; 75 stopped on request, the same command
 resumes; 1 the rest.
@@ -122,7 +122,9 @@ def fit(
 def rank(
     job: JobFile, /, *, run: RunName, overrides: Overrides | None = None, accepted: Accepted | None = None
 ) -> NoReturn:
-    """Train as one rank of a world that torchrun, srun or mpirun has started, and may restart or resize.
+    """Train as one rank of a process group started by torchrun, srun or mpirun.
+
+    They may restart or resize the group.
 
     As in: torchrun --nnodes=1:4 --nproc-per-node=2 --max-restarts=3 --no-python -- midstride rank job.yaml --run first
     """
@@ -150,7 +152,7 @@ def join(
     ] = None,
     wait: Annotated[float, Parameter(help="Seconds to wait for the launcher, at first and between attempts.")] = 300.0,
 ) -> int:
-    """Train as one of several machines: join the run that `midstride fit` or `train` has started at that address.
+    """Join the run that `midstride fit` or `train` has started at an address.
 
     It ends with the run: 0 done, 2 the job or the code is wrong, 75 stopped. If this command alone is stopped, the
     others take a snapshot and train on without this machine; start it again to rejoin.
@@ -177,7 +179,10 @@ def load_undated(job: Path, overrides: list[str] | None, accepted: list[str] | N
 
 @app.command
 def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overrides: Overrides | None = None) -> int:
-    """Find every fault of a job at once: one step is tried, and one batch of validation and test; nothing is kept."""
+    """Find all faults of a job: one step is tried, and one batch of validation and test.
+
+    Nothing is kept.
+    """
     loaded = TrainingJob.load(job, overrides or ())
     say_stage("importing torch and the code of the job")  # which takes seconds
     from midstride.engine.cli.resume_check import resume_errors
@@ -213,7 +218,10 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
 
 @app.command
 def audit(url: Url, /) -> int:
-    """Show how often each epoch of a run used its samples, over all attempts; end with 1 if not each exactly once."""
+    """Show how often each epoch of a run used its samples, over all attempts.
+
+    Ends with 1 if not each exactly once.
+    """
     with busy(f"reading {url}"), runs_at(url) as runs:
         from midstride.engine.runs.audit import audit as audit_of  # with torch, which takes seconds
 
@@ -232,7 +240,10 @@ def _usage_error(error: CycloptsError) -> str:
 
 
 def main(commands: Callable[..., object] = app, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; errors end in one block on standard error, never in a traceback of ours."""
+    """Run the command line; print errors as one block on standard error.
+
+    Errors of ours have no traceback.
+    """
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     try:
         code = commands(tokens, exit_on_error=False, print_error=False, result_action="return_value")

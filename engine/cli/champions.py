@@ -1,4 +1,4 @@
-"""`midstride champion list | show | rollback`: whose weights are in charge, and back to those before."""
+"""`midstride champion list | show | rollback`: the champions of the jobs of a store."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`midstride compare RUN RUN`: settings that differ and values, side by side, and a picture of the curves."""
+"""`midstride compare RUN RUN`: settings that differ, values, and a picture of the curves."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

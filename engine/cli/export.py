@@ -1,4 +1,4 @@
-"""`midstride export`: a run's metric log for a tracker, or its weights in the format of another program."""
+"""`midstride export`: a run's metric log for a tracker, or its weights for other programs."""
 
 import sys
 from contextlib import closing
@@ -57,7 +57,7 @@ def export(
     to: To = None,
     arguments: Arguments | None = None,
 ) -> int:
-    """Send a run's rows and best weights to a tracker, without those that it has; or write weights with --format."""
+    """Send a run's missing rows and best weights to a tracker; or write weights with --format."""
     if kind is None:
         return _to_trackers(url, to, arguments or [])
     if to is not None:
@@ -99,12 +99,12 @@ def _send(store: Store, options: LoggerOptions, key: str, folder: str) -> int:
 
 
 def _folder(job: TrainingJob | None) -> str:
-    """Return where the code of a run is: with its job, if it is there still; a script's where this was called."""
+    """Return the folder of a run's code: its job's, if it exists, else the current one."""
     return job.folder if job is not None and Path(job.folder).is_dir() else str(Path.cwd())
 
 
 def _loggers(store: Store, to: str | None, arguments: list[str]) -> list[LoggerOptions]:
-    """Return the loggers that are asked for; of those that the run has itself, with the arguments they had there.
+    """Return the requested loggers; those of the run itself have the run's arguments.
 
     Raises:
         UserError: there is no run at the URL, or none is named and the run has none.

@@ -1,4 +1,4 @@
-"""What the commands print: how a world ended, and an audit."""
+"""Prints the end of a run, and an audit."""
 
 import itertools
 import os
@@ -40,7 +40,7 @@ AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON, for programs
 
 @contextmanager
 def busy(text: str) -> Iterator[None]:
-    """Show on a terminal that something takes a while; standard output is left to what was asked for."""
+    """Show on a terminal that something takes a while; standard output stays free."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -50,13 +50,13 @@ def busy(text: str) -> Iterator[None]:
 
 
 def say_stage(text: str) -> None:
-    """Say on a terminal what a command is doing, in a line of its own: code of the job may print meanwhile."""
+    """Print the current stage of a command on a terminal, in a line of its own."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)
 
 
 def say_stopping(number: int, *, again: bool) -> None:
-    """Say at once that signal `number` was heard, what it stops may take its time; `again`: it waits no longer.
+    """Say at once that signal `number` was heard; `again`: and that nothing is awaited now.
 
     For handlers of signals.
     """
@@ -67,7 +67,7 @@ def say_stopping(number: int, *, again: bool) -> None:
 
 
 def reader_has_gone() -> bool:
-    """Return whether standard output is a pipe that is read no more, as in `midstride report RUN | head`."""
+    """Return whether the reader of standard output has gone, as in `midstride report | head`."""
     poll = select.poll()
     try:
         poll.register(sys.stdout, 0)
@@ -77,7 +77,10 @@ def reader_has_gone() -> bool:
 
 
 def surroundings_fault() -> str:
-    """Return why no command can work here: the folder was removed, or standard output takes no more; else nothing."""
+    """Return the reason why no command works here, or "".
+
+    The folder was removed, or standard output takes no more.
+    """
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -111,7 +114,7 @@ def show_error(text: str) -> None:
 
 
 def show_audit(run: str, audit: "Audit") -> None:
-    """Print what each epoch of a run used, those that are alike in one line, and every breach of law 3."""
+    """Print the samples of each epoch of a run, equal epochs in one line, and breaches of law 3."""
     columns = ("epoch", "batches", "samples", "once", "repeated", "missing", "padding", "left over", "verdict")
     rows = []
     for cells, epochs in itertools.groupby(audit.epochs, lambda epoch: (*_epoch_cells(epoch), escape(_verdict(epoch)))):

@@ -23,7 +23,10 @@ _NEEDS = {"images": "scikit-learn", "lightning": "lightning", "huggingface": "tr
 
 
 def init(folder: Folder = Path(), /, *, kind: Kind = "points") -> int:
-    """Write a small project that trains: a module and its data in model.py, a job in job.yaml; replace no file."""
+    """Write a small project: model.py with a module and its data, and job.yaml.
+
+    No file is replaced.
+    """
     if there := [name for name in _TEMPLATE if (folder / name).exists()]:
         raise UserError(f"{folder.absolute()} has {' and '.join(there)} already, and nothing was written: name another")
     template = files("midstride.engine.cli") / "template"

@@ -25,7 +25,7 @@ _LOOKS = {
 
 
 def show_report(console: Console, report: Report, again: str = "") -> None:
-    """Print what a run came to; `again` is what, added to the command, resumes a run that is not done."""
+    """Print the result of a run; `again` is the text that, added to the command, resumes it."""
     colour, state = _LOOKS.get(report.outcome, ("red", "failed"))
     rows: list[RenderableType] = [_summary_table(report)]
     if report.failures:
@@ -51,7 +51,7 @@ def _summary_table(report: Report) -> Table:
 
 
 def _interruptions(report: Report) -> Table:
-    """Return each interruption with its cause, in sentences that may take the whole line, and what it cost."""
+    """Return each interruption with its cause in full and its cost."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right")
     table.add_column(overflow="fold")

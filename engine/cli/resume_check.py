@@ -17,7 +17,7 @@ _LEFT_OUT = frozenset(
 
 
 def resume_errors(job: TrainingJob) -> list[str]:
-    """Return what ends otherwise when a few steps of `job`, which has no other faults, are broken off and resumed.
+    """Return messages on what differs when a few steps of `job` are interrupted and resumed.
 
     They are taken on the CPU, in processes of their own one after the other; nothing is kept.
     """

@@ -1,4 +1,4 @@
-"""`midstride runs` and `midstride report`: what came of the runs of a store, and of one of them."""
+"""`midstride runs` and `midstride report`: results of a store's runs, and of one of them."""
 
 import time
 from typing import Annotated
@@ -20,7 +20,7 @@ RunUrl = Annotated[str, Parameter(help="A run: a folder or an fsspec URL.")]
 
 
 def runs(url: Url, /, *, as_json: AsJson = False) -> int:
-    """List the runs of a store: how far each is, how it ended, its best value, when it last gave a sign of life."""
+    """List the runs of a store: progress, end, best value, last sign of life."""
     with busy(f"looking at {url}"), runs_at(url) as found:
         summaries = [summary_of(url_name(name), store) for name, store in found]
     if as_json:
@@ -31,7 +31,7 @@ def runs(url: Url, /, *, as_json: AsJson = False) -> int:
 
 
 def report(url: RunUrl, /, *, as_json: AsJson = False) -> int:
-    """Show what came of a run: values, interruptions and what each cost, files. Its folder alone is read."""
+    """Show the result of a run from its folder: values, interruptions and their cost, files."""
     with busy(f"looking at {url}"), runs_at(url) as found:
         if len(found) != 1:
             names = ", ".join(name for name, _ in found[:5])

@@ -1,4 +1,4 @@
-"""`midstride schema`: the JSON schema of job files, with which an editor completes and checks them."""
+"""`midstride schema`: the JSON schema of job files, for editors."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`midstride snapshots list | verify | prune | repair`: look at the snapshots of a run, or of all runs of a store."""
+"""`midstride snapshots list | verify | prune | repair`: snapshots of a run or of a store."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def list_snapshots(url: Url, /, *, as_json: AsJson = False) -> int:
 
 @snapshots.command
 def verify(url: Url, /, *, as_json: AsJson = False) -> int:
-    """Read every byte of every snapshot that counts and compare it with what was written; end with 1 if one differs."""
+    """Read every byte of all valid snapshots and verify checksums; end with 1 on damage."""
     with busy(f"reading all of {url}"), runs_at(url) as runs:
         found = {name: inspect_run(store, read=True) for name, store in runs}
     _show(found, as_json)
@@ -46,7 +46,7 @@ def verify(url: Url, /, *, as_json: AsJson = False) -> int:
 
 @snapshots.command
 def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
-    """Remove all but the newest snapshots of each run, and older files that were never committed."""
+    """Remove all but the newest snapshots of each run, and older uncommitted files."""
     if keep < 1:
         raise JobError.of("prune", [f"--keep: at least 1 is needed, not {keep}: a run without a snapshot starts over"])
     with busy(f"looking at {url}"), runs_at(url) as runs:
@@ -61,7 +61,10 @@ def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
 
 @snapshots.command
 def repair(url: Url, /, *, yes: Yes = False) -> int:
-    """List what is damaged in each run and can be rebuilt; with --yes, rebuild it. The run must not be training."""
+    """List damaged parts of each run that can be rebuilt; with --yes, rebuild them.
+
+    The run must not be training.
+    """
     left = 0
     with busy(f"reading all of {url}"), runs_at(url) as runs:
         for name, store in runs:
@@ -105,7 +108,10 @@ def _prune(store: Store, keep: int) -> dict[str, list[str]]:
 
 @contextmanager
 def runs_at(url: str) -> Iterator[list[tuple[str, Store]]]:
-    """Give the runs at `url`, by name: it is one, or a folder of them; a store's errors are explained."""
+    """Yield the runs at `url` with their names: one run, or a folder of runs.
+
+    Errors of the store are explained.
+    """
     store = Store.open(url)
     with store.errors_explained("read"):
         if _is_run(store):

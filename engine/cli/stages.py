@@ -50,7 +50,7 @@ Promotes = Annotated[bool, Parameter(help="Make the run champion if it is better
 def prepare(
     job: JobFile, /, *, overrides: Overrides | None = None, accepted: Accepted | None = None, as_json: AsJson = False
 ) -> int:
-    """Prepare the data of a job, in a process of its own, and show their folder, number and size."""
+    """Prepare the data of a job in its own process, and show folder, number and size."""
     loaded = load_undated(job, overrides, accepted)
     manifest = _operation("prepare", loaded, loaded.name, "preparing the data")
     if as_json:
@@ -113,7 +113,7 @@ def score(
     overrides: RunOverrides | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Test the weights of a run on the test data of its job, or on others, in a process of its own."""
+    """Test the weights of a run on its job's test data or on others, in a process of its own."""
     this = run_at(run, overrides or ())
     scores = _operation("evaluate", this.job, this.name, f"testing {run}", weights=_place(weights))
     _show_scores(scores, as_json)
@@ -130,7 +130,10 @@ def predict(
     overrides: RunOverrides | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Predict with the weights of a run, in a process of its own; write the outputs of predict_step into one file."""
+    """Predict with the weights of a run, and write the outputs of predict_step to a file.
+
+    Runs in a process of its own.
+    """
     if output.suffix not in _TABLES:
         raise UserError(f"--output {output}: the suffix is not one of {', '.join(_TABLES)}")
     this = run_at(run, [*([] if data is None else [f"data={data}"]), *(overrides or ())])
@@ -156,7 +159,7 @@ def compare(
     accepted: Accepted | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show runs side by side; or, with --run, compare a run with the champion of its job on the same test data."""
+    """Show runs side by side; with --run, compare a run with its job's champion."""
     if run is None:
         return show_comparison(what, picture, as_json)
     if len(what) != 1:
@@ -180,7 +183,10 @@ def compare(
 
 
 def _challenge(where: str, run: Run, registry: ModelRegistry, promote: bool) -> PromotionDecision:
-    """Compare `run` with the champion of its job, read from `where`; with `promote`, promote it if it is better."""
+    """Compare `run` with the champion of its job, read from `where`; promote it if requested.
+
+    Only a better run is promoted.
+    """
     if faults := nightly_errors(run.job):
         raise JobError.of(where, faults)
     assert run.job.monitor is not None  # one of the faults

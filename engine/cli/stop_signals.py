@@ -15,7 +15,9 @@ __all__ = ["stop_signals", "stoppable"]
 
 @contextmanager
 def stop_signals(error_of: Callable[[signal.Signals], BaseException], most: float = math.inf) -> Iterator[None]:
-    """Say and raise that this process was asked to stop, wherever the block is by then. Call it in the main thread.
+    """Report and raise a request to stop wherever the block is.
+
+    Call it in the main thread.
 
     Args:
         error_of: makes the exception for a signal.
@@ -38,7 +40,7 @@ def stop_signals(error_of: Callable[[signal.Signals], BaseException], most: floa
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Turn the signals that ask a process to stop into `StopRequested`, which ends the block wherever it is.
+    """Turn signals to stop into `StopRequested`, which ends the block wherever it is.
 
     Call it in the main thread. Inside the block it is a `StopSignal`, which no `except Exception` catches.
     """

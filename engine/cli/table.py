@@ -1,4 +1,4 @@
-"""A table whose rows become blocks on a terminal that is too narrow for it: no word is broken."""
+"""Prints a table, whose rows become blocks on a terminal too narrow for whole words."""
 
 from collections.abc import Sequence
 

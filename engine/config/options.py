@@ -206,7 +206,7 @@ class NightlyOptions(Options):
 
 
 class BadSampleOptions(Options):
-    """How many training samples that cannot be read are left out."""
+    """Limit of unreadable training samples to leave out."""
 
     skip: Count = Field(title="Skip", description="Largest number of different samples that are left out in a run.")
 

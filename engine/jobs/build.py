@@ -46,7 +46,10 @@ def build_data(job: TrainingJob) -> DataModule:
 
 
 def build_callbacks(job: TrainingJob) -> list[Callback]:
-    """Return the callbacks of the job's monitor, then those that it names; raises as `build_module` does."""
+    """Return the callbacks of the job's monitor, then the job's own.
+
+    Raises as `build_module` does.
+    """
     callbacks: list[Callback] = []
     if (monitor := job.monitor) is not None:
         callbacks.append(BestCheckpoint(monitor.metric, monitor.mode))
@@ -106,7 +109,10 @@ def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kin
 
 
 def _makes(make: Any, kind: type, folder: Path) -> bool:
-    """Return whether calling `make` is likely to give a `kind`: a job must not call just any function by its name."""
+    """Return whether calling `make` probably gives a `kind`.
+
+    A job must not call any function by its name.
+    """
     if isinstance(make, functools.partial):
         return _makes(make.func, kind, folder)
     if isinstance(make, type):

@@ -30,7 +30,7 @@ def job_errors(
     say: Callable[[str], object] = _say_nothing,
     warn: Callable[[str], object] = _say_nothing,
 ) -> list[str]:
-    """Return a message for every fault of `job`: imports, arguments, store, and what a step or an evaluation shows.
+    """Return a message for every fault of `job`, also those of a step and an evaluation.
 
     The data is prepared on the way, as a run would do first. The store gets one small file, which is
     removed again. One step is taken, and one batch of validation and test, in this process alone.

@@ -1,4 +1,7 @@
-"""Tries a job: one step and one batch of each evaluation, in this process only; nothing is kept."""
+"""Tries a job in this process: one step, and one batch of each evaluation.
+
+Keeps nothing.
+"""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -27,7 +30,7 @@ def dry_run(
     judged_by: str,
     warn: Callable[[str], object],
 ) -> list[str]:
-    """Return messages about what is missing in `job`; what a step or an evaluation raises is raised.
+    """Return messages on what `job` misses; errors of a step or an evaluation are raised.
 
     Args:
         job: what is tried.
@@ -65,7 +68,7 @@ def _batch_warning(job: TrainingJob, training: ResumableLoader) -> str:
 
 
 def _fitted(job: TrainingJob, module: TrainingModule, data: DataModule) -> Trainer:
-    """Return a Trainer that has trained the module on one batch, or on several if the module skips the first."""
+    """Return a Trainer that has trained one batch, or more if the module skips the first."""
     for batches in (1, _SKIPPED + 1):
         trainer = build_trainer(_shortened(job, batches))
         try:
@@ -79,7 +82,7 @@ def _fitted(job: TrainingJob, module: TrainingModule, data: DataModule) -> Train
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Suppress log messages about the world of this process, which is not that of the job, and repeated ones."""
+    """Suppress repeated log messages and those about the process group of this process."""
     said = [
         logging.getLogger(name)
         for name in (
@@ -99,7 +102,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _shortened(job: TrainingJob, batches: int) -> TrainingJob:
-    """Return `job` limited to this number of training batches in one epoch, and one batch of each evaluation."""
+    """Return `job` with one epoch of `batches` batches, and one batch of each evaluation."""
     options = job.trainer
     deterministic = job.snapshots is not None if options.deterministic is None else options.deterministic
     changed = {

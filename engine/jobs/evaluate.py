@@ -66,7 +66,10 @@ def _test(job: TrainingJob, weights: str) -> dict[str, float]:
 
 
 def of_one_process(job: TrainingJob) -> tuple[Trainer, TrainingModule, DataModule]:
-    """Return a Trainer of one process, and the module and data of `job`; the weights that it starts from are left."""
+    """Return a Trainer of one process, and the module and data of `job`.
+
+    Initial weights of the job are not loaded.
+    """
     job = job.model_copy(update={"weights": None})
     make_importable(job.folder)
     seed_everything(job.seed)

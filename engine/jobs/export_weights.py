@@ -1,4 +1,4 @@
-"""A run's weights in a format of other programs: safetensors, torch.export, ONNX, a folder for `from_pretrained`."""
+"""Exports weights: safetensors, torch.export, ONNX, a folder for `from_pretrained`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -127,7 +127,7 @@ def _loaded_with_example(run: Run, weights: str) -> tuple[TrainingModule, tuple[
 
 
 def _example_batch(module: TrainingModule, data: DataModule) -> Any:
-    """Return `example_input_array` of a module, else the first batch of the first evaluation loader of `data`."""
+    """Return `example_input_array` of the module, else the first evaluation batch of `data`."""
     if (example := getattr(module, "example_input_array", None)) is not None:
         return example
     data.prepare_data()
@@ -147,7 +147,7 @@ def _example_batch(module: TrainingModule, data: DataModule) -> Any:
 
 
 def _arguments(module: TrainingModule, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of `forward` that a batch has: its keys, or as many of its values as `forward` takes."""
+    """Return a batch as arguments of `forward`: its keys, or as many values as `forward` takes."""
     parameters = inspect.signature(module.forward).parameters.values()
     if isinstance(batch, Mapping):
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)

@@ -1,4 +1,4 @@
-"""What in a job would fail in another folder and another process, in which a deployment starts it."""
+"""Parts of a job that would fail in the folder and process of a deployment."""
 
 from midstride.engine.config.arguments import texts_in
 from midstride.engine.config.job import TrainingJob
@@ -10,7 +10,7 @@ __all__ = ["portability_errors", "relative_paths"]
 
 
 def relative_paths(job: TrainingJob) -> list[str]:
-    """Return a message for every path of `job` that depends on the folder in which a process starts.
+    """Return a message for every path of `job` that depends on a process's working folder.
 
     A job that was loaded from a file has none; one that was typed into a form may.
     """

@@ -24,7 +24,7 @@ _NAME = "prediction"
 
 
 def predict(run: Run, output: str, weights: str | None = None) -> dict[str, Any]:
-    """Predict with the weights of a run and write the outputs of `predict_step`, in the order of the data.
+    """Predict with a run's weights and write the outputs of `predict_step` in order.
 
     Args:
         run: a run.
@@ -106,7 +106,7 @@ def _array(value: Any, name: str) -> "np.ndarray[Any, Any]":
 
 
 def _joined(tables: Sequence[Columns]) -> Columns:
-    """Return the columns of several loaders as one table; `loader` has the number of each row's loader."""
+    """Return the columns of several loaders as one table, with each row's `loader`."""
     if any(table.keys() != tables[0].keys() for table in tables):
         raise UserError("predict_step returns other names for one loader than for another: predict them one by one")
     loader = np.concatenate([np.full(_rows(table), number) for number, table in enumerate(tables)])
@@ -118,7 +118,10 @@ def _rows(columns: Columns) -> int:
 
 
 def _flat(columns: Columns) -> dict[str, list[Any]]:
-    """Return columns of single values: an array of (rows, k) becomes k columns; more dimensions are refused."""
+    """Return columns of single values: an array of (rows, k) becomes k columns.
+
+    More dimensions are refused.
+    """
     flat = {}
     for name, column in columns.items():
         if column.ndim > 2:

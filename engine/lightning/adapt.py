@@ -1,4 +1,4 @@
-"""Replaces the class of a Lightning object by a derived one that the engine can run, in place.
+"""Replaces the class of a Lightning object, in place, by one that the engine can run.
 
 Methods that the user wrote are kept; those of Lightning's base classes are replaced by the engine's.
 """
@@ -37,12 +37,12 @@ _KEPT = ("__init__", "automatic_optimization", "load_from_checkpoint", "load_sta
 
 
 def is_lightning(kind: type) -> bool:
-    """Return whether `kind` derives from LightningModule, LightningDataModule or Lightning's Callback."""
+    """Return whether `kind` is a LightningModule, LightningDataModule or Lightning Callback."""
     return _base(kind) is not None
 
 
 def adapt(value: Any) -> Any:
-    """Return `value` itself; it and all its submodules are adapted in place if they are of Lightning's classes."""
+    """Return `value`, adapted in place with all submodules of Lightning's classes."""
     for owner in value.modules() if isinstance(value, nn.Module) else [value]:
         kind: Any = type(owner)
         if not issubclass(kind, tuple(_REPLACEMENTS.values())) and (base := _base(kind)) is not None:
@@ -60,7 +60,7 @@ def _base(kind: type) -> type | None:
 
 @cache
 def _adapted(kind: type) -> type:
-    """Return a class derived from `kind` in which the engine's methods override those of Lightning's base class."""
+    """Return a subclass of `kind` in which the engine's methods override Lightning's."""
     base = _base(kind)
     assert base is not None
     written = {name for one in kind.__mro__ if one not in base.__mro__ for name in vars(one)}
@@ -73,7 +73,7 @@ def _adapted(kind: type) -> type:
 
 @cache
 def _replacement(base: type) -> type:
-    """Return a class to put between a user's class and `base`, so that `super().log(...)` calls the engine's `log`."""
+    """Return a class between a user's class and `base`, to which `super().log(...)` leads."""
     kept = {name: inspect.getattr_static(base, name) for name in _KEPT if hasattr(base, name)}
     return type(base.__name__, (_REPLACEMENTS[base.__name__], base), kept)
 
@@ -112,7 +112,7 @@ _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_st
 
 
 def _ensure_no_iterator(kind: type, name: str) -> None:
-    """Raise UserError for a step that takes `dataloader_iter`: no snapshot could hold what it has read ahead."""
+    """Raise UserError for a step with `dataloader_iter`, whose prefetched data cannot resume."""
     if "dataloader_iter" in inspect.signature(getattr(kind, name)).parameters:
         raise UserError(
             f"{kind.__name__}.{name} takes dataloader_iter, and a step is given a batch here: write "
@@ -121,7 +121,7 @@ def _ensure_no_iterator(kind: type, name: str) -> None:
 
 
 def _takes_batch_only(step: Method) -> bool:
-    """Return whether `self` and a batch are the only parameters of `step`; Lightning then passes no index."""
+    """Return whether `step` takes only `self` and a batch; Lightning then passes no index."""
     parameters = inspect.signature(step).parameters.values()
     return len(parameters) == 2 and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
@@ -143,7 +143,7 @@ def _wrap_train_batch_end(hook: Method) -> Method:
 
 
 def _step_outputs(outputs: Any, window: int) -> Any:
-    """Return `outputs` as Lightning passes them: a dict, detached, with the loss divided by `window` batches."""
+    """Return `outputs` in Lightning's form: a detached dict, the loss divided by `window`."""
     found = {"loss": outputs} if isinstance(outputs, Tensor) else {} if outputs is None else outputs
     if not isinstance(found, Mapping):
         return found
@@ -153,7 +153,7 @@ def _step_outputs(outputs: Any, window: int) -> Any:
 
 
 def _wrap_train_batch_start(hook: Method) -> Method:
-    """Return what a module's hook returns, and None for a callback's, whose result Lightning ignores."""
+    """Return a module's hook with its result, or a callback's without, as Lightning does."""
 
     @wraps(hook)
     def called(self: Any, *given: Any) -> Any:
@@ -178,7 +178,7 @@ def _wrap_save_checkpoint(hook: Method) -> Method:
 
 
 def _wrap_load_checkpoint(hook: Method) -> Method:
-    """Pass the checkpoint with Lightning's entries; the weights of the module are restored by then."""
+    """Pass the checkpoint with Lightning's entries, after the weights were restored."""
 
     @wraps(hook)
     def called(self: Any, *owners: Any) -> None:

@@ -1,4 +1,4 @@
-"""Callbacks derived from Lightning's Callback, and counterparts of Lightning's own callbacks."""
+"""Callbacks derived from Lightning's, and counterparts of Lightning's own callbacks."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ _REFUSED = {
 
 
 def with_counterparts(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple[Any, Callback | None]]:
-    """Return pairs of a given callback and the one to call: itself, or the counterpart of one of Lightning's own.
+    """Return pairs of a given callback and the one to call: itself or a counterpart.
 
     Args:
         callbacks: one callback, several, or None; they may derive from Lightning's Callback.
@@ -84,7 +84,10 @@ def with_counterparts(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple
 
 
 def _library_class(kind: type) -> str | None:
-    """Return the name of the first callback of Lightning's library in the bases of `kind`; None if there is none."""
+    """Return the name of the first callback class of Lightning's library that `kind` extends.
+
+    None if there is none.
+    """
     for one in kind.__mro__:
         if one.__module__.startswith(("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")):
             return None if one.__name__ == "Callback" else one.__name__

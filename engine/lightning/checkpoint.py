@@ -20,7 +20,7 @@ __all__ = ["checkpoint_of", "export_weights", "exported_checkpoint", "exported_p
 
 
 def checkpoint_of(module: TrainingModule, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that the hooks get: counts, `weights` as "state_dict", and hyperparameters."""
+    """Return the entries for hooks: counts, `weights` as "state_dict", hyperparameters."""
     found = {"epoch": module.current_epoch, "global_step": module.global_step, "state_dict": dict(weights)}
     found["hyper_parameters"] = dict(module.hparams)
     if name := vars(module).get("_hparams_name"):
@@ -32,7 +32,7 @@ def checkpoint_of(module: TrainingModule, weights: Mapping[str, Any]) -> dict[st
 
 
 def exported_checkpoint(module: TrainingModule, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint for `load_from_checkpoint`: weights and hyperparameters, without optimizers and loops."""
+    """Return a checkpoint for `load_from_checkpoint`: weights and hyperparameters only."""
     found = checkpoint_of(module, weights)
     module.on_save_checkpoint(found)
     return found
@@ -43,7 +43,9 @@ def _file(run: str, folder: str) -> Path:
 
 
 def exported_path(run: str, folder: str) -> str:
-    """Return the path of the file in Lightning's format with the weights in `folder` of a run; the folder without one.
+    """Return the path of the file, in Lightning's format, of weights in `folder` of a run.
+
+    Without a file, it is the folder's path.
 
     Only runs in local folders have such files, at the end of a fit with a ModelCheckpoint of Lightning's.
     """
@@ -52,14 +54,14 @@ def exported_path(run: str, folder: str) -> str:
 
 
 def remove_exported(trainer: "TrainerInterface") -> None:
-    """Remove the files of an earlier fit of the run, whose weights may be other ones by the end of this fit."""
+    """Remove files of the run's earlier fit, whose weights this fit may replace."""
     if (run := _local_run(trainer)) is not None:
         for folder in ("best", "last"):
             _file(run, folder).unlink(missing_ok=True)
 
 
 def export_weights(trainer: "TrainerInterface", module: TrainingModule) -> None:
-    """Write the weights of a finished run to files, for users of Lightning's ModelCheckpoint, who open its paths."""
+    """Write the weights of a finished run to files for Lightning's ModelCheckpoint."""
     if (run := _local_run(trainer)) is None:
         return
     given = [one for one, _ in trainer.callback_pairs if type(one).__name__ == "ModelCheckpoint"]
@@ -75,7 +77,7 @@ def export_weights(trainer: "TrainerInterface", module: TrainingModule) -> None:
 
 
 def _local_run(trainer: "TrainerInterface") -> str | None:
-    """Return the folder of the run on rank 0 of a Trainer with a ModelCheckpoint of Lightning's; else None."""
+    """Return the run's local folder on rank 0, if a ModelCheckpoint of Lightning's was passed."""
     run = trainer.run_url
     has_any = any(type(one).__name__ == "ModelCheckpoint" for one, _ in trainer.callback_pairs)
     return run if has_any and run is not None and "://" not in run and trainer.is_global_zero else None

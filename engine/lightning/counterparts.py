@@ -33,7 +33,7 @@ def _early_stopping(given: Any, faults: list[str]) -> Callback:
 
 
 def _model_checkpoint(given: Any, faults: list[str]) -> Callback | None:
-    """Return a callback that saves the best weights; None without a monitor, since snapshots do the rest."""
+    """Return a callback that saves the best weights; None without a monitor."""
     if given.dirpath or given.filename:
         where = f"dirpath={str(given.dirpath)!r}" if given.dirpath else f"filename={given.filename!r}"
         log.warning("ModelCheckpoint(%s) is not used: weights are in the folder of the run, see best_model_path", where)
@@ -53,7 +53,7 @@ def _learning_rate_monitor(given: Any, faults: list[str]) -> Callback:
 
 
 def _lambda_callback(given: Any, faults: list[str]) -> Any:
-    """Return an object of a class derived from Lightning's Callback, whose methods call the functions."""
+    """Return a callback of a class derived from Lightning's, whose methods call the functions."""
     functions, base = dict(vars(given)), type(given).__mro__[1]
     written_in = next((function.__module__ for function in functions.values() if hasattr(function, "__module__")), "")
     methods = {name: _function_call(name) for name in functions}
@@ -76,13 +76,13 @@ COUNTERPARTS: dict[str, Callable[[Any, list[str]], Any]] = {
 
 
 def lightning_callbacks(trainer: "TrainerInterface", kind: str) -> list[Any]:
-    """Return the callbacks of Lightning's class `kind` that `trainer` was given, with their attributes up to date."""
+    """Return the given callbacks of Lightning's class `kind`, with current attributes."""
     update_lightning_callbacks(trainer)
     return [given for given, _ in trainer.callback_pairs if type(given).__name__ == kind]
 
 
 def update_lightning_callbacks(trainer: "TrainerInterface") -> None:
-    """Set the attributes of Lightning's own callbacks, such as `best_model_path`, from their counterparts."""
+    """Copy attributes such as `best_model_path` from counterparts to Lightning's callbacks."""
     for given, counterpart in trainer.callback_pairs:
         if isinstance(counterpart, EarlyStopping):
             vars(given).update(_early_stopping_attributes(counterpart))
@@ -96,7 +96,7 @@ def _early_stopping_attributes(stopping: EarlyStopping) -> dict[str, Any]:
 
 
 def _model_checkpoint_attributes(run: str, best: Callback | None) -> dict[str, Any]:
-    """Return paths and score of weights: of files in Lightning's format after a fit, else of folders."""
+    """Return paths and score of weights: Lightning's files after a fit, else folders."""
     last = exported_path(run, "last")
     found: dict[str, Any] = {"dirpath": run, "last_model_path": last, "best_model_path": last}
     if isinstance(best, BestCheckpoint):

@@ -1,4 +1,4 @@
-"""`self.logger` of a LightningModule: logs numbers, which trackers get with the rows of the run."""
+"""`self.logger` of a LightningModule: logs numbers with the run's rows, for trackers."""
 
 import logging
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class LightningLogger:
-    """Logs numbers as `self.log` does, so that they are exact after a resume; drops other values, with one warning.
+    """Logs numbers as `self.log` does, exact over a resume; drops other values with a warning.
 
     Args:
         module: module whose `self.logger` this is.
@@ -55,7 +55,7 @@ class LightningLogger:
             self.log_value("log_metrics", name, value)
 
     def log_hyperparams(self, params: Any, metrics: Mapping[str, Any] | None = None, **named: Any) -> None:
-        """Add hyperparameters to those of the run; every tracker gets them once, also if processes fail.
+        """Add hyperparameters to those of the run; each tracker receives them once.
 
         Args:
             params: a mapping, which may be nested, or a namespace.
@@ -66,7 +66,7 @@ class LightningLogger:
         self._module.trainer.metric_logger.hparams.update({str(key): _plain(value) for key, value in given.items()})
 
     def log_value(self, method: str, name: str, value: Any) -> None:
-        """Log a number passed to `method`; where `self.log` is refused, write it to the row of the last step."""
+        """Log a number passed to `method`; where `self.log` is refused, in the last step's row."""
         logged = self._module.trainer.metric_logger
         if not (isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)):
             self.warn_no_effect(f"{method}({name!r}: {type(value).__name__})")
@@ -95,7 +95,7 @@ class LightningLogger:
 
 
 class _NoEffect:
-    """A substitute for a method or object of a tracker: calls, items and attributes have no effect but a warning."""
+    """Substitute for a tracker's method or object, without an effect except for a warning."""
 
     def __init__(self, logger: LightningLogger, name: str) -> None:
         self._logger, self._name = logger, name
@@ -118,7 +118,7 @@ class _NoEffect:
 
 
 class _Experiment(_NoEffect):
-    """The methods by which TensorBoard's writer, W&B's run and MLflow's client take numbers and hyperparameters."""
+    """Logging methods of TensorBoard's writer, W&B's run and MLflow's client."""
 
     def __init__(self, logger: LightningLogger) -> None:
         super().__init__(logger, "experiment")

@@ -40,7 +40,7 @@ class HandedOver:
     _written: type[Any]
 
     def hand_over(self, trainer: Any) -> None:
-        """Take the original class again, until a fit here adapts it, and let its property take `trainer`."""
+        """Restore the original class until a fit adapts it again, and set its `trainer`."""
         vars(self)["_trainer"] = None
         self.__class__ = self._written
         object.__setattr__(self, "trainer", trainer)
@@ -106,7 +106,7 @@ class LightningMethods(HandedOver, TrainingModule):
         return found[0] if len(found) == 1 else found
 
     def manual_backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
-        """Run the backward pass of `loss`, with the options of `Tensor.backward`, and average gradients over ranks."""
+        """Run the backward pass of `loss` with `Tensor.backward`'s options; average over ranks."""
         self.trainer.backward(loss, **dict(zip(("gradient", "retain_graph"), args, strict=False)), **options)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
@@ -117,7 +117,7 @@ class LightningMethods(HandedOver, TrainingModule):
 
 
 class LightningOptimizer:
-    """An optimizer with Lightning's additions; all other attributes are read from and set on the wrapped optimizer.
+    """Optimizer with Lightning's additions; other attributes are the wrapped optimizer's.
 
     Args:
         optimizer: the optimizer to wrap.
@@ -150,7 +150,7 @@ class LightningOptimizer:
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Let only the parameters of this optimizer collect gradients in the block; `sync_grad` has no effect."""
+        """Let only this optimizer's parameters collect gradients; `sync_grad` has no effect."""
         self._module.toggle_optimizer(self)
         try:
             yield
@@ -165,7 +165,7 @@ class LightningData(HandedOver, DataModule):
 
     @property
     def trainer(self) -> Any:
-        """The Trainer that reads these data, with the attributes of Lightning's Trainer; None before it does."""
+        """Trainer that reads these data, with the attributes of Lightning's; None before that."""
         return LightningTrainer(self._trainer[0]) if self._trainer else None
 
     @trainer.setter

@@ -40,7 +40,7 @@ def _is_ours(name: str) -> bool:
 
 
 class LightningTrainer:
-    """The Trainer as `self.trainer` of a LightningModule and as the first argument of hooks of Lightning callbacks.
+    """Trainer as `self.trainer` of a LightningModule and argument of Lightning's callbacks.
 
     It also has all attributes of `TrainerInterface`, and the options of the Trainer as read-only attributes.
 
@@ -76,7 +76,7 @@ class LightningTrainer:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the fit ends after this batch or epoch; set it to True at the same point on every rank."""
+        """Whether the fit ends after this batch or epoch; all ranks set it at the same point."""
         return self._trainer.progress.stop
 
     @should_stop.setter
@@ -91,7 +91,7 @@ class LightningTrainer:
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
-        """The newest logged values by the names that loggers get, with those of each step of an evaluation."""
+        """Newest logged values by their loggers' names, with each step's value in evaluation."""
         return _tensors(self._logged())
 
     @property
@@ -167,7 +167,7 @@ class LightningTrainer:
 
     @property
     def checkpoint_callbacks(self) -> list[Any]:
-        """All ModelCheckpoint callbacks, with the paths and the score of the best and the last weights of the run."""
+        """All ModelCheckpoint callbacks, with paths and score of the best and last weights."""
         return lightning_callbacks(self._trainer, "ModelCheckpoint")
 
     @property
@@ -197,7 +197,7 @@ class LightningTrainer:
 
     @property
     def state(self) -> SimpleNamespace:
-        """The running call: `fn` is "fit", "validate", "test" or "predict"; `stage` in a fit "train" or "validate"."""
+        """Running call: `fn` is "fit", "validate", ...; `stage` in a fit "train" or "validate"."""
         stage = self._trainer.metric_logger.stage
         return SimpleNamespace(fn="fit" if self._trainer.is_fitting else stage, stage=stage)
 
@@ -260,7 +260,7 @@ def _known(batches: int | None) -> float:
 
 
 class LightningStrategy:
-    """The supported part of `self.trainer.strategy`; every rank must call each method at the same point.
+    """Supported part of `self.trainer.strategy`; all ranks call a method at the same point.
 
     Args:
         trainer: that runs the module.

@@ -1,4 +1,4 @@
-"""Which devices of a machine a Trainer uses, and which of them one rank uses."""
+"""Devices of a machine that a Trainer uses, and those of one rank."""
 
 import os
 import socket
@@ -98,7 +98,7 @@ class MachineDevices:
 def devices_of_machine(
     request: DeviceRequest, hardware: Hardware, world: World, spec: StrategySpec
 ) -> tuple[MachineDevices, list[str]]:
-    """Return the devices of a machine that `request` selects, and messages on what is wrong with it.
+    """Return the machine's devices that `request` selects, and messages on its faults.
 
     For a strategy with devices of its own, no GPU is selected by default.
     """
@@ -139,7 +139,7 @@ def _check_accelerator(request: DeviceRequest, hardware: Hardware) -> None:
 def _select_gpus(
     request: DeviceRequest, gpus: list[int], hardware: Hardware, world: World
 ) -> tuple[list[int], list[str]]:
-    """Return free GPUs, as many as there are in `gpus`; one per rank on this machine if no number was given.
+    """Return as many free GPUs as `gpus` has; without a number, one per rank on this machine.
 
     If this is not possible, return `gpus` and a message.
     """
@@ -164,7 +164,7 @@ def _select_gpus(
 def devices_of_rank(
     request: DeviceRequest, hardware: Hardware, world: World, spec: StrategySpec, machine: MachineDevices
 ) -> tuple[list[torch.device], list[str]]:
-    """Return the devices of this process among those of its machine, and a message if there are too few."""
+    """Return the devices of this process, and a message if its machine has too few."""
     gpus = machine.gpus
     per_process = machine.count if spec.splits_batches else 1
     if not gpus:
@@ -182,7 +182,7 @@ def devices_of_rank(
 
 
 def _is_given_its_gpu(hardware: Hardware, world: World) -> bool:
-    """Return whether the launcher may have given this process a GPU of its own, the only one it sees.
+    """Return whether this process may see a single GPU because its launcher chose it.
 
     torchrun hides no GPU from its processes. `ensure_devices` checks later that no two ranks have the same GPU.
     """
@@ -204,7 +204,9 @@ def _too_few_gpus(hardware: Hardware, world: World, per_process: int) -> str:
 
 
 def ensure_devices(strategy: Strategy, uuid_of: Callable[[torch.device], str] = _uuid) -> None:
-    """Check that all ranks have devices of the same kind, and no two ranks the same GPU. Every rank calls this.
+    """Check that all ranks have devices of one kind, and each a GPU of its own.
+
+    Every rank calls this.
 
     Both happen: ranks use the CPU where torch finds no GPU, and torchrun hides no GPU from its processes.
 

@@ -49,11 +49,14 @@ class StartsRanks(Protocol):
         ...
 
     def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Detach `module` from this Trainer; return the arguments of the method `verb` for a Trainer in a rank."""
+        """Detach `module` from this Trainer; return the arguments of `verb` for a rank's Trainer."""
         ...
 
     def export_result(self, built: ModuleStructure) -> dict[str, Any]:
-        """Return the changes of a call, for `adopt_result`; `built` is the structure of the module before it."""
+        """Return the changes of a call for `adopt_result`.
+
+        `built` is the module's structure before the call.
+        """
         ...
 
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
@@ -90,7 +93,9 @@ def on_all_ranks(verb: Verb) -> Verb:
 
 
 def _bound(verb: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name; Lightning's names for them are understood, and its defaults left out.
+    """Return the arguments of a call by name.
+
+    Lightning's names are translated, and its defaults dropped.
 
     Raises:
         TypeError: they do not fit; the message has the way out.
@@ -153,7 +158,7 @@ class LoaderPredictions(list[Any]):
 
 
 def of_loaders(predictions: Sequence[list[Any]]) -> list[Any]:
-    """Return a list of predictions for each loader; of a single loader, its predictions themselves."""
+    """Return one list of predictions per loader; with a single loader, its predictions."""
     return predictions[0] if len(predictions) == 1 else [LoaderPredictions(one) for one in predictions]
 
 

@@ -1,4 +1,4 @@
-"""Parses `gpus` and `devices`, and finds the GPUs of this machine and which are free, without initialising CUDA."""
+"""Parses `gpus` and `devices`, and finds GPUs and free ones, without initialising CUDA."""
 
 import atexit
 import fcntl
@@ -90,7 +90,9 @@ def gpus_here(available: int) -> str:
 
 
 def parse_devices(devices: Any, available: int) -> tuple[list[int], int]:
-    """Return the indices of the GPUs that `devices` selects, and the number of devices; without GPUs, of the CPU.
+    """Return the GPU indices that `devices` selects, and the number of devices.
+
+    Without GPUs, the devices are the CPU's.
 
     Args:
         devices: None for one, "auto" for all GPUs or else the CPU, k for so many, -1 for all GPUs, or a list of

@@ -1,4 +1,4 @@
-"""Ranks as child processes of the process that calls a Trainer: `ddp_spawn`, `ddp_fork` and `ddp_notebook`.
+"""Ranks as child processes of a Trainer: `ddp_spawn`, `ddp_fork` and `ddp_notebook`.
 
 The children train, and return the weights, the metrics, the state of callbacks and the return value of the call.
 """
@@ -89,7 +89,7 @@ class TrainerCall:
 
 
 class RemoteTraceback(Exception):
-    """The traceback, as text, of an error of another process; it is set as the `__cause__` of that error."""
+    """Traceback of an error of another process, as text, set as its `__cause__`."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -109,7 +109,7 @@ class RankResult:
 
 
 def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "fork"]) -> list[RankResult]:
-    """Make `call` in `ranks` children of this process, and return their results in the order of ranks.
+    """Make `call` in `ranks` child processes, and return their results by rank.
 
     No child outlives this function, whether it returns or raises.
 
@@ -136,7 +136,7 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
 
 
 def _watch(children: ChildProcesses, takes_snapshots: bool) -> bool:
-    """Wait until all children have ended, or some seconds after one failed; return whether a stop was requested."""
+    """Wait until all children ended, or seconds after a failure; return whether to stop."""
     deadline = float("inf")
     with _stop_signals_forwarded(children, takes_snapshots) as stops:
         while children.running() and time.monotonic() <= deadline:
@@ -148,7 +148,7 @@ def _watch(children: ChildProcesses, takes_snapshots: bool) -> bool:
 
 @contextmanager
 def _stop_signals_forwarded(children: ChildProcesses, takes_snapshots: bool) -> Iterator[list[int]]:
-    """Forward SIGTERM to the ranks, which then take a snapshot and end; yield the list of signals received so far.
+    """Forward SIGTERM to the ranks, which take a snapshot and end; yield received signals.
 
     If they take snapshots, the first Ctrl-C does the same. The next one ends them.
     """
@@ -172,7 +172,7 @@ def _stop_signals_forwarded(children: ChildProcesses, takes_snapshots: bool) -> 
 
 
 def _run_rank(folder: Path, call: TrainerCall | None) -> None:
-    """Run one rank: make the call, and write its result, or the error that it raised, to `folder`."""
+    """Run one rank: make the call, and write its result or its error to `folder`."""
     torch.set_num_threads(1 if call is not None else torch.get_num_threads())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which ends the ranks
     rank = World.from_environment().rank
@@ -199,7 +199,10 @@ def _read(path: Path) -> Any:
 
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:
-    """Return the error, or a WorldError in its place if it cannot be pickled, and its traceback as text."""
+    """Return the error and its traceback as text.
+
+    An error that cannot be pickled is replaced by a WorldError.
+    """
     text = "".join(traceback.format_exception(error))
     try:
         return pickle.loads(pickle.dumps(error)), text
@@ -222,7 +225,7 @@ def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
 
 
 def find_unpicklable(value: Any, path: str) -> str | None:
-    """Return path and error of the innermost part of `value` that cannot be pickled; None if all of it can.
+    """Return path and error of the innermost part of `value` that cannot be pickled, if any.
 
     >>> find_unpicklable({"rate": 0.1, "fn": lambda x: x}, "module.options").partition(":")[0]
     "module.options['fn']"
@@ -243,7 +246,7 @@ def _innermost(value: Any, path: str, seen: set[int]) -> str | None:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes or items of `value`, each with the code that reaches it; submodules as `.name`."""
+    """Yield attributes or items of `value` with the code to reach each; submodules as `.name`."""
     if isinstance(value, nn.Module):
         yield from ((f".{name}", child) for name, child in children_of(value).items())
     if not isinstance(value, type):

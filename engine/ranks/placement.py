@@ -1,4 +1,4 @@
-"""The strategy, the process group and the devices of a Trainer, and how its ranks are started."""
+"""Strategy, process group and devices of a Trainer, and the way its ranks start."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ __all__ = ["Placement", "parse_tpu_cores", "resolve_placement"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a Trainer trains.
+    """Strategy, ranks and devices of a Trainer.
 
     Args:
         strategy: attached to world and devices.
@@ -41,7 +41,9 @@ class Placement:
 
 
 def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Placement, list[str]]:
-    """Return the placement of a Trainer, and messages on all faults of `request`; with faults, do not use it.
+    """Return a Trainer's placement, and messages on all faults of `request`.
+
+    With faults, do not use the placement.
 
     Raises:
         StrategyUnavailable: no such strategy, or its library is not installed.
@@ -108,7 +110,7 @@ def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
 
 
 def _resolve_tpu_cores(request: DeviceRequest) -> tuple[DeviceRequest, list[str]]:
-    """Return `request` with `tpu_cores` turned into options of strategy xla, and messages on faults of `tpu_cores`."""
+    """Return `request` with `tpu_cores` as options of strategy xla, and messages on faults."""
     cores, strategy = request.tpu_cores, request.strategy
     if cores is None:
         return request, []
@@ -130,7 +132,7 @@ def _resolve_tpu_cores(request: DeviceRequest) -> tuple[DeviceRequest, list[str]
 
 
 def _own_strategy(request: DeviceRequest) -> tuple[Strategy | None, list[str]]:
-    """Return a strategy that the user built or gave by import path, and messages on faults of `strategy_args`.
+    """Return the user's own strategy, if any, and messages on faults of `strategy_args`.
 
     The strategy is None if the request names a built-in one.
     """
@@ -169,7 +171,10 @@ def _default_strategy(world: World, count: int, hardware: Hardware) -> str:
 
 
 def _ranks_to_start(spec: StrategySpec, world: World, count: int) -> int:
-    """Return the number of processes; 1 if a launcher has started them, or one process uses all devices."""
+    """Return the number of processes to start.
+
+    1 if a launcher has started them, or one process uses all devices.
+    """
     return 1 if world.launcher is not None or spec.splits_batches else count
 
 
@@ -202,7 +207,7 @@ def _world_errors(request: DeviceRequest, spec: StrategySpec, world: World, coun
 
 
 def _half_world_errors(request: DeviceRequest, hardware: Hardware, world: World) -> list[str]:
-    """Return a message where the environment has a rank without a size, or a size without a rank, of several."""
+    """Return a message if the environment has a rank without a size of several, or vice versa."""
     if world.launcher is not None or not request.names_none or request.strategy == "single":
         return []
     given = {name: hardware.environment.get(name) for name in ("RANK", "WORLD_SIZE")}
@@ -236,7 +241,7 @@ _CORES = 8
 
 
 def parse_tpu_cores(tpu_cores: Any) -> tuple[int, int | None]:
-    """Return the number of cores that `tpu_cores` selects, and the index of the core if it names one, else None.
+    """Return the number of TPU cores, and the index of the core if `tpu_cores` names one.
 
     Args:
         tpu_cores: 1 or 8 for so many, as a number or as text, or a list with the index of one.

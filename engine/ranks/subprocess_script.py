@@ -1,4 +1,4 @@
-"""The ranks of a plain script: the script is run again for each other rank, and this process is rank 0.
+"""Ranks of a plain script: it is run again for each rank but 0, which is this process.
 
 All ranks make the same calls of a Trainer, and connect in the first of them.
 """
@@ -33,7 +33,9 @@ _meetings: list[AnonymousFile] = []
 
 
 def start_other_ranks(size: int, gpus: list[int]) -> None:
-    """Run this script again for ranks 1 to `size` - 1, and make this process rank 0; once per process.
+    """Run this script again for ranks 1 to `size` - 1; this process becomes rank 0.
+
+    Happens once per process.
 
     No other rank outlives this process.
 
@@ -70,7 +72,7 @@ def ended_early() -> list[str]:
 
 @contextmanager
 def ranks_watched(patience_s: float) -> Iterator[None]:
-    """End this process if another rank died and the block has not ended `patience_s` seconds later.
+    """End this process if another rank dies and the block runs `patience_s` seconds longer.
 
     gloo raises as soon as the connection to a rank is lost; NCCL waits until its timeout.
     """

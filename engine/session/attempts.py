@@ -167,7 +167,7 @@ class AttemptLog:
         self._store.remove(_name(attempt.number))
 
     def record_stop(self) -> None:
-        """Write down that a stop was asked for after the end of the newest attempt; one that was stopped says so."""
+        """Record a request to stop after the end of the newest attempt, unless it was stopped."""
         last = next(reversed(self.attempts()), None)
         if last is not None and not last.is_open and last.outcome != "stopped":
             self._store.write(_name(last.number), _encode(replace(last, stopped=time.time())))
@@ -197,7 +197,7 @@ class AttemptLog:
         return retry_verdict(self.attempts(), retries, after=after)
 
     def _names(self) -> list[str]:
-        """Return the names of all attempts' files; others may lie beside them, such as a copy by hand."""
+        """Return the names of all attempts' files, without other files beside them."""
         return sorted(name for name in self._store.list("") if _NAME.fullmatch(name))
 
 
@@ -221,7 +221,9 @@ def retry_verdict(attempts: Sequence[Attempt], retries: int, *, after: int = 0) 
 
 
 def fatal_snapshots(attempts: Sequence[Attempt]) -> dict[str, list[int]]:
-    """Return the snapshots from which the last two attempts or more died before their first new step, with those.
+    """Return snapshots from which the last two or more attempts died before a new step.
+
+    The value is the attempts' numbers.
 
     A stop on request, an error in the user's code and a launcher that was killed say nothing against a snapshot.
     """
@@ -246,7 +248,7 @@ def _same_error(attempts: Sequence[Attempt], after: int) -> Attempt | None:
 
 
 def _without_progress(attempts: Sequence[Attempt], after: int) -> int:
-    """How many failed attempts at the end of the list brought no newer snapshot."""
+    """Return the number of failed attempts at the end of the list without a newer snapshot."""
     idle, newest = 0, ""
     for attempt in attempts:
         position = _position(attempt.snapshot or attempt.resumed_from)

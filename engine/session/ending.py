@@ -1,4 +1,4 @@
-"""Why a fit, or an attempt at a run, ended: a word for programs and a sentence for people."""
+"""Reason for the end of a fit or an attempt: a word for programs, a sentence for people."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ __all__ = ["STOPPED_BY_CALLBACK", "EndReason", "Ending"]
 
 
 class EndReason(StrEnum):
-    """Why a fit, or an attempt at a run, ended."""
+    """Reason for the end of a fit or an attempt."""
 
     MAX_EPOCHS = "max_epochs"
     MAX_STEPS = "max_steps"
@@ -19,7 +19,7 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why it ended.
+    """End of a fit or an attempt, with its reason.
 
     Args:
         reason: for programs.

@@ -1,4 +1,4 @@
-"""What happens in a world, one JSON line per event, in a local file that the launcher names.
+"""Events of an attempt: one JSON line each, in a local file named by the launcher.
 
 kind        fields
 imported                                                 (torch, and the user's module)
@@ -78,7 +78,7 @@ class EventTail:
         self._offset = 0
 
     def new(self) -> list[Event]:
-        """Return the events written since the last call; a line still being written waits for the next."""
+        """Return the events since the last call; an unfinished line is left for the next one."""
         try:
             with open_own(self.path) as file:
                 file.seek(self._offset)

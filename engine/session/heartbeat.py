@@ -1,4 +1,4 @@
-"""Heartbeats: what a rank is doing, in a few numbers of shared memory that its launcher reads. Needs no torch.
+"""Heartbeats: a rank's phase and progress in shared memory, read by its launcher. No torch.
 
 A beat costs a quarter of a microsecond. It is written where a rank makes progress, at the end of a batch: a rank whose
 beats stop is stuck, whatever it is stuck in.
@@ -25,7 +25,7 @@ _PID, _BEATS, _PHASE, _STEP, _BATCHES, _WORKED, _WORKS, _SUSPENDED = range(_FIEL
 
 
 class Phase(IntEnum):
-    """What a rank is doing; each phase has its own limit for a hang."""
+    """Activity of a rank; each phase has its own limit for a hang."""
 
     STARTING = 0  #: until its first step is done
     TRAINING = 1
@@ -60,7 +60,7 @@ class HeartbeatReading:
 
     @classmethod
     def read(cls, path: Path) -> "HeartbeatReading":
-        """Return the heartbeat in the file at `path`; without a file, that of a rank which has not started."""
+        """Return the heartbeat in the file at `path`; without a file, that of an unstarted rank."""
         try:
             data = memoryview(path.read_bytes()).cast("q")
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class Heartbeat:
 
     @property
     def phase(self) -> Phase:
-        """What this rank is doing."""
+        """Current activity of this rank."""
         return Phase(self._cells[_PHASE])
 
     def enter(self, phase: Phase) -> None:

@@ -1,4 +1,4 @@
-"""Where each rank was last seen: said in the store in which the ranks met, and read when one of them is lost."""
+"""Last position of each rank, kept in the ranks' common store, read when a rank is lost."""
 
 import json
 import math
@@ -43,7 +43,7 @@ class LastSeen:
         store.set(f"seen/{self._world.rank}", json.dumps({"step": step, "since": self._since, "time": now}))
 
     def others(self) -> str:
-        """Return what the other ranks said last; it takes at most some seconds, also where the store is lost."""
+        """Return the last positions of the other ranks within some seconds, even without a store."""
         found: list[str] = []
         thread = threading.Thread(target=self._read, args=(found,), name="midstride-last-seen", daemon=True)
         thread.start()

@@ -1,4 +1,6 @@
-"""How a rank, and a world, ended: decided by files that the ranks write, never by text or a launcher's exit code.
+"""End of a rank and of an attempt, decided by files that the ranks write.
+
+Texts and exit codes of launchers decide nothing.
 
 torchrun turns every exit code of a rank into 1. An abort during the teardown of a finished process changes its code,
 too. The file that a rank wrote before it left is the truth. A rank without one was killed.
@@ -35,7 +37,7 @@ CODES: dict[Kind, int] = {"done": 0, "stopped": 75, "user_error": 2, "died": 1}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended, or the world: then that of the rank that decided it.
+    """End of one rank, or of an attempt: then that of the deciding rank.
 
     Args:
         kind: one of done, stopped, user_error, died.
@@ -57,7 +59,7 @@ class Outcome:
 
     @property
     def code(self) -> int:
-        """What `fit` ends with."""
+        """Exit code of `fit`."""
         return CODES[self.kind]
 
     @classmethod
@@ -99,7 +101,7 @@ def _kind(error: BaseException) -> Kind:
 
 
 def _message(error: BaseException) -> str:
-    """What a person needs: our own errors are worded, others need to show where they came from."""
+    """Return our own errors' text, and others' with their origin."""
     if isinstance(error, (EngineError, StopSignal)):
         return str(error)
     return format_message("".join(traceback.format_exception(error))).rstrip()

@@ -17,7 +17,7 @@ __all__ = ["AnonymousFile", "is_own_folder", "open_own", "own_folder", "own_secr
 
 
 class AnonymousFile:
-    """An empty file that only processes of this user can open. It is gone with its last holder, however that ends.
+    """Empty file for processes of this user only, removed when its last holder ends.
 
     On Linux it has no name in any folder; elsewhere it is a temporary file.
     """
@@ -59,7 +59,7 @@ def _close(handle: int, name: str | None, maker: int) -> None:
 
 
 def own_folder() -> Path:
-    """Return a folder for short-lived files of this user's processes on this machine. No other user can enter it.
+    """Return a folder for short-lived files, which no other user of this machine can enter.
 
     Raises:
         OSError: none can be made.
@@ -110,7 +110,7 @@ def read_own(path: Path) -> bytes:
 
 
 def own_secret(path: Path) -> str:
-    """Return the secret in the file `path`; if there is none, 256 random bits are written into a new one.
+    """Return the secret in the file `path`; without one, write 256 random bits into it.
 
     Raises:
         OSError: the file cannot be written, or others can read it.

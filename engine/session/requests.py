@@ -1,4 +1,4 @@
-"""Requests from outside: a signal to one process becomes something that all ranks do at the same boundary.
+"""Requests by signal to one process, answered by all ranks at the same boundary.
 
 SIGTERM   take a snapshot and stop, within the grace (and SIGINT, in a world that a launcher started)
 SIGINT    in a script or notebook: take a snapshot and stop; the second one stops at once
@@ -46,7 +46,7 @@ _ANSWER_S = 5.0  # after which a rank that has not answered counts as dead
 
 
 class RequestKind(IntEnum):
-    """What was asked; the larger one wins."""
+    """Kind of a request; the larger one wins."""
 
     SNAPSHOT = 1
     STOP = 2
@@ -104,7 +104,10 @@ class SignalRequests:
         return Request(RequestKind.SNAPSHOT)
 
     def at_boundary(self) -> Request | None:
-        """Return the request that all ranks answer at this boundary; every rank calls this at the same boundaries."""
+        """Return the request that all ranks answer at this boundary.
+
+        Every rank calls this at the same boundaries.
+        """
         if self._agreement is not None:
             return self._agreement.at_boundary()
         return self.take_pending()
@@ -178,7 +181,10 @@ class SignalRequests:
 
 
 def say_interrupted() -> None:
-    """Say at once that Ctrl-C was heard: the step under way can take a while. For handlers of signals."""
+    """Say at once that Ctrl-C was heard, since the current step can take a while.
+
+    For handlers of signals.
+    """
     os.write(2, b"\nCtrl-C: stopping after a snapshot; press it again to end at once\n")
 
 
@@ -239,7 +245,10 @@ class BoundaryAgreement:
                 return  # the store's host is gone, and with it the world
 
     def _answer(self, store: Any, number: int, here: int | None) -> None:
-        """Answer which boundary this rank can still reach: `here`; if that is None, the one after the last passed."""
+        """Answer with the next boundary this rank can reach.
+
+        `here`; if that is None, the one after the last passed.
+        """
         with self._lock:
             if self._is_open or number != self._round:
                 return  # the other thread was faster

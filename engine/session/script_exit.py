@@ -1,4 +1,4 @@
-"""How a script ends that lets an error of the engine pass: with the exit code that the command line gives it."""
+"""Ends a script that does not catch an engine's error with the command line's exit code."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 @contextmanager
 def exit_codes_of_errors() -> Iterator[None]:
-    """Have this process end with the `exit_code` of an error that passes here, where nothing catches it.
+    """End this process with the `exit_code` of an uncaught error of the block.
 
     Notebooks show errors themselves.
     """

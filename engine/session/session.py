@@ -57,7 +57,7 @@ class Session:
 
     @classmethod
     def create(cls, document: Mapping[str, Any]) -> "Session":
-        """Return a new session, in the folder for temporary files, that holds `document` as job.json."""
+        """Return a new session with `document` as job.json, in the folder for temporary files."""
         name = re.sub(r"[^A-Za-z0-9._-]", "-", document["run"])[:40]
         session = cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
         session.begin(document)
@@ -132,7 +132,7 @@ class Session:
         return [Outcome.from_json(read_own(path), str(path)) for path in sorted(self.folder.glob(_OUTCOMES))]
 
     def keep_unrecorded(self, outcome: Outcome, why: str) -> None:
-        """Keep an outcome that could not be recorded in the store, and `why`; the next launch records it."""
+        """Keep an outcome that the store did not take, and `why`; the next launch records it."""
         _write(self.folder / _UNRECORDED, json.dumps({"outcome": outcome.to_json(), "why": why}))
 
     def unrecorded(self) -> tuple[Outcome, str] | None:
@@ -143,7 +143,7 @@ class Session:
 
     @property
     def ranks(self) -> int | None:
-        """How many ranks the world has; None where the job says it."""
+        """Number of ranks of the attempt; None if the job says it."""
         try:
             text = read_own(self.folder / "ranks")
         except FileNotFoundError:

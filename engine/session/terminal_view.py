@@ -149,7 +149,7 @@ class TerminalView:
 
 
 def _that_fit(texts: list[str], room: int) -> str:
-    """Return the first of `texts` in a line of at most `room` characters: each is whole, or left out."""
+    """Return the first of `texts` that fit whole in a line of `room` characters."""
     line = ""
     for text in filter(None, texts):
         longer = f"{line}  {text}" if line else text

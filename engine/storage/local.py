@@ -110,7 +110,10 @@ class LocalStore(Store):
         return self._folder / path
 
     def _unlinked(self, path: str) -> Path:
-        """Return the path of a file, in folders that are no links, except for those directly in this one."""
+        """Return the path of a file.
+
+        Folders on the way are no links, except those directly in this one.
+        """
         target = self._at(path)
         if any((self._folder / folder).is_symlink() for folder in [*PurePath(path).parents][:-2]):
             raise OSError(errno.ELOOP, "its folder is a link, which is not followed", str(target))

@@ -45,7 +45,7 @@ class Collective(ABC):
         return all(self.gather(value))
 
     def key_value_store(self) -> Any:
-        """Return an empty key-value store of the ranks, used as a `torch.distributed.Store`; None if there is none."""
+        """Return an empty `torch.distributed.Store` of the ranks; None if there is none."""
         return None
 
     def side_channel(self) -> "SideChannel":

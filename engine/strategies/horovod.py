@@ -311,7 +311,7 @@ def _gather(value: object, name: str, wait: Callable[[_Exchange], None]) -> list
 
 
 def _gather_bytes(mine: bytes, name: str, wait: Callable[[_Exchange], None]) -> list[bytes]:
-    """Return every rank's bytes, by sums of buffers in which each rank fills its own part and has 0 elsewhere."""
+    """Return every rank's bytes, as a sum of buffers that are 0 outside of a rank's part."""
     rank = hvd.rank()
     lengths = torch.zeros(hvd.size(), dtype=torch.int64)
     lengths[rank] = len(mine)

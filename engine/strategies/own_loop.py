@@ -1,4 +1,4 @@
-"""The ranks of a loop of the user's own: each calls its module itself, which may be in `DistributedDataParallel`."""
+"""Ranks of a user's own loop, which calls modules and `DistributedDataParallel` itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -48,7 +48,7 @@ class OwnLoop(FixedWorld, Strategy):
         """Do nothing: the user's modules do."""
 
     def is_replicated(self, path: str) -> bool:
-        """Return whether `path` is that of a parameter of a replica, or of an optimizer of replicas alone."""
+        """Return whether `path` belongs to a replica's parameter, or to an optimizer of these alone."""
         if self.world.size == 1:
             return True
         kind, _, name = path.partition("/")
@@ -71,7 +71,7 @@ class OwnLoop(FixedWorld, Strategy):
 
 
 class GradientOrder:
-    """The order in which `DistributedDataParallel` sums gradients: recorded in the first pass, replayed by a resume.
+    """Order in which `DistributedDataParallel` sums gradients, recorded and replayed.
 
     From the second backward pass on it sums them in the order in which they became ready in the first one, which a
     resumed process would not repeat.
@@ -120,7 +120,7 @@ class GradientOrder:
         return {"gradient_order": self._order or self._ready or None, "shares_buffers": shares}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Replay the order by two backward passes of a module in place of the user's; every rank calls this."""
+        """Replay the order by two backward passes of a stand-in module; every rank calls this."""
         self._order, self._shares_buffers = state_dict["gradient_order"], state_dict["shares_buffers"]
         wrapped = self._wrapped
         if wrapped is None:
@@ -144,7 +144,7 @@ class GradientOrder:
 
 
 class _Replay(nn.Module):
-    """Uses parameters in an order that makes their gradients ready in the one recorded, without the user's code."""
+    """Uses parameters so that their gradients become ready in the recorded order."""
 
     def __init__(self, module: nn.Module, order: Sequence[nn.Parameter]) -> None:
         super().__init__()

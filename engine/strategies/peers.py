@@ -1,4 +1,4 @@
-"""Proves that the processes behind a group's connections are ranks of the run, before a pickle of theirs is read.
+"""Proves that peers of a group are ranks of the run, before a pickle of theirs is read.
 
 gloo listens on the loopback, where another user of the machine can connect in place of a rank. The ranks themselves
 meet in a file that only their user can open, and each group has a key there. Each pair of ranks exchanges an HMAC under

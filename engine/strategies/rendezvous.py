@@ -64,7 +64,7 @@ class Meeting:
 
     @classmethod
     def named(cls) -> "Meeting | None":
-        """Return the meeting that `World.MEETING` names; None if it names none, or this process is no such rank.
+        """Return the meeting named by `World.MEETING`, if any and this process is a rank of it.
 
         The variable is used once: programs that a rank starts do not meet there.
         """
@@ -103,7 +103,10 @@ check_new_groups(_check_if_private)
 
 
 def shared_values(store: Store, *, is_first: bool) -> Any:
-    """Return a store for values that change all the time; all ranks call this with the same `store`, unused so far."""
+    """Return a store for changing values.
+
+    All ranks call this with the same unused `store`.
+    """
     return SharedValues.of_ranks(store, is_first=is_first) if Meeting.has(store) else store
 
 
@@ -137,7 +140,7 @@ def rendezvous_store(world: World) -> Store | None:
 
 
 def local_store(world: World, name: str = "") -> Store:
-    """Return a store of the ranks of this machine, of which nothing but their common launcher is known.
+    """Return a store of the ranks of this machine, which share only a launcher.
 
     Rank 0 makes the file in which they meet, and writes where it is into a file of this user's folder. It keeps that
     one locked until all have connected, and removes it then: a file without a lock is what a world that was killed has
@@ -218,7 +221,7 @@ def _missing(store: Store, others: Mapping[int, str]) -> str:
 
 
 def _read_path(world: World, path: Path) -> str:
-    """Return the path that rank 0 has written into `path`, once it has; print a line if that takes long."""
+    """Return the path written by rank 0 into `path`, once it exists; report a long wait."""
     began, said = time.monotonic(), False
     while (waited_s := time.monotonic() - began) < _CONNECTED_S:
         with suppress(FileNotFoundError), open_own(path) as file:

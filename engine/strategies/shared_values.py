@@ -30,7 +30,9 @@ _WAITED = timedelta(minutes=5)
 
 
 class SharedValues:
-    """The methods of a `torch.distributed.Store` that the engine uses. One thread at a time uses an instance.
+    """Methods of a `torch.distributed.Store` that the engine uses.
+
+    One thread at a time uses an instance.
 
     Args:
         file: that holds the values.
@@ -41,7 +43,9 @@ class SharedValues:
 
     @classmethod
     def of_ranks(cls, store: Store, *, is_first: bool) -> "SharedValues":
-        """Return new values that the ranks share; every rank calls this with the same private `store`, unused so far.
+        """Return new values shared by the ranks.
+
+        Every rank calls this with the same unused private `store`.
 
         Raises:
             WorldError: rank 0 has ended.
@@ -112,7 +116,10 @@ class SharedValues:
         return True
 
     def _read(self) -> dict[str, Any]:
-        """Return all values. Needs no lock, which a frozen rank would hold: values are read again while one is set."""
+        """Return all values without a lock, which a frozen rank would hold.
+
+        Values are read again while one is set.
+        """
         until = time.monotonic() + _WRITTEN_S
         while True:
             data = os.pread(self._file.handle, os.fstat(self._file.handle).st_size, 0)

@@ -74,7 +74,7 @@ def file_of(store: Store) -> str:
 
 
 def meet_in(private: Callable[[], Store | None]) -> None:
-    """Make `init_process_group()`, which is told of no store, meet in that of `private`, where that returns one."""
+    """Make `init_process_group()` without a store meet in that of `private`, if any."""
     as_told: Any = _rendezvous_handlers["env"]
 
     def meet(url: str, *arguments: Any, **options: Any) -> Any:
@@ -93,7 +93,7 @@ def meet_in(private: Callable[[], Store | None]) -> None:
 
 
 def check_new_groups(check: Callable[[Any, Store], None]) -> None:
-    """Call `check` with each further process group, on each of its members, and the store that is its own.
+    """Call `check` with each new process group and its store, on each member.
 
     Only groups that use gloo for tensors on the host.
     """

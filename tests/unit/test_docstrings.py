@@ -107,20 +107,16 @@ FOR_PEOPLE = {
 VALUE = "{a value...}"
 #: packages to rewrite -> the number of their docstrings and of their messages that break the rules; it only falls
 TO_REWRITE = {
-    "engine": (34, 0),
     "engine/checkpointing": (84, 3),
-    "engine/cli": (41, 2),
-    "engine/config": (1, 2),
+    "engine/cli": (0, 2),
+    "engine/config": (0, 2),
     "engine/data": (192, 9),
-    "engine/jobs": (19, 0),
     "engine/launch": (81, 3),
-    "engine/lightning": (41, 1),
+    "engine/lightning": (0, 1),
     "engine/objects": (117, 0),
-    "engine/ranks": (32, 3),
-    "engine/session": (33, 0),
+    "engine/ranks": (0, 3),
     "engine/snapshots": (64, 0),
-    "engine/storage": (1, 0),
-    "engine/strategies": (17, 1),
+    "engine/strategies": (0, 1),
     "engine/training": (97, 4),
 }
 
