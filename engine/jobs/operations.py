@@ -72,20 +72,20 @@ def run_operation(
         UserError: the job or the user's code is wrong; the message starts with their traceback.
         WorldError: the process died.
     """
-    session = Session.create({**run.document(0, time.time()), "arguments": dict(arguments)})
-    command = [sys.executable, "-m", "midstride.engine.jobs.operations", str(session.folder), operation]
     ours = {name: value for name, value in os.environ.items() if name not in without}
-    environment = {**program_environment(ours, cores()), Session.VARIABLE: str(session.folder)}
-    try:
-        with SupervisedProcess(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
-            while (code := group.wait(_POLL_S)) is None:
-                stop_if_asked()
-                _pass_on(group, on_line)
-        _pass_on(group, on_line)
-        raise_for_outcome(decide(session.outcomes(), code, 1))
-        return json.loads(_result(session).read_text(encoding="utf-8"))
-    finally:
-        session.remove()
+    with Session.held({**run.document(0, time.time()), "arguments": dict(arguments)}) as session:
+        command = [sys.executable, "-m", "midstride.engine.jobs.operations", str(session.folder), operation]
+        environment = {**program_environment(ours, cores()), Session.VARIABLE: str(session.folder)}
+        try:
+            with SupervisedProcess(command, environment=environment, log=session.log, grace_s=_GRACE_S) as group:
+                while (code := group.wait(_POLL_S)) is None:
+                    stop_if_asked()
+                    _pass_on(group, on_line)
+            _pass_on(group, on_line)
+            raise_for_outcome(decide(session.outcomes(), code, 1))
+            return json.loads(_result(session).read_text(encoding="utf-8"))
+        finally:
+            session.remove()
 
 
 def _pass_on(group: SupervisedProcess, on_line: Callable[[str], object]) -> None:

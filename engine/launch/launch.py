@@ -89,36 +89,35 @@ def launch(
     _ensure_started_once()
     launcher = build_launcher(job.world.launched_by, job.folder)
     attempt, before = _begin_attempt(run, take_over)
-    session = Session.create(run.document(attempt.number, attempt.started))
-    # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
-    watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
-    monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
-    try:
+    with Session.held(run.document(attempt.number, attempt.started)) as session:
+        # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
+        watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
+        monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
         try:
-            command, environment = world_command(launcher, session, job, grace_s)
-        except EngineError as error:
-            session.write_outcome(Outcome.of(error))  # the attempt ended by it
-            raise
-        environment[SignalRequests.VARIABLE] = str(grace_s)
-        with (
-            session.locked(),
-            signal_handlers({signal.SIGUSR1: monitor.snapshot_on_signal}),
-            PreemptionWatch(job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
-            SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
-        ):
-            monitor.until_end(group, stop_if_asked)
-    finally:
-        asked_by = sys.exception()
-        try:
-            monitor.hand_on_rest()
-        finally:  # whatever its receivers raise, the attempt is recorded
-            outcome = monitor.outcome(session.ranks or job.world.processes, grace_s)
-            if before is not None and outcome.kind == "user_error" and monitor.attempt.generation is None:
-                outcome = replace(outcome, is_refusal=_withdraw(run, monitor.attempt, before, on_line))
-            if outcome.is_refusal:
-                session.remove()
-            else:
-                _record_attempt(run, monitor.attempt, outcome, session, on_line, asked_by)
+            try:
+                command, environment = world_command(launcher, session, job, grace_s)
+            except EngineError as error:
+                session.write_outcome(Outcome.of(error))  # the attempt ended by it
+                raise
+            environment[SignalRequests.VARIABLE] = str(grace_s)
+            with (
+                signal_handlers({signal.SIGUSR1: monitor.snapshot_on_signal}),
+                PreemptionWatch(job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
+                SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
+            ):
+                monitor.until_end(group, stop_if_asked)
+        finally:
+            asked_by = sys.exception()
+            try:
+                monitor.hand_on_rest()
+            finally:  # whatever its receivers raise, the attempt is recorded
+                outcome = monitor.outcome(session.ranks or job.world.processes, grace_s)
+                if before is not None and outcome.kind == "user_error" and monitor.attempt.generation is None:
+                    outcome = replace(outcome, is_refusal=_withdraw(run, monitor.attempt, before, on_line))
+                if outcome.is_refusal:
+                    session.remove()
+                else:
+                    _record_attempt(run, monitor.attempt, outcome, session, on_line, asked_by)
     return outcome
 
 

@@ -3,7 +3,6 @@
 import functools
 import logging
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +21,6 @@ __all__ = ["recover_orphaned_attempts"]
 
 log = logging.getLogger(__name__)
 
-_STARTING_S = 5.0  # a launcher that has made its session has locked it by then
-
 
 def recover_orphaned_attempts(run: Run) -> list[Attempt]:
     """Complete the attempt log with what launchers of this run left on this machine; return those attempts.
@@ -36,7 +33,7 @@ def recover_orphaned_attempts(run: Run) -> list[Attempt]:
     lost = {_key(attempt): attempt for attempt in attempt_log.attempts() if attempt.outcome == "lost"}
     settled = []
     for number, started, session in _orphaned_sessions(run):
-        if _still_running(session, started):
+        if _still_running(session):
             continue
         if (begun := lost.get((number, started))) is None:  # of a deleted run, or of an attempt with a record
             session.remove()
@@ -74,9 +71,8 @@ def _is_deleted(url: str) -> bool:
     return "://" not in url and not Path(url).exists()
 
 
-def _still_running(session: Session, started: float) -> bool:
-    is_new = abs(time.time() - started) < _STARTING_S  # the clock may have been set back since
-    return is_new or session.is_locked() or bool(processes_with_env(Session.VARIABLE, str(session.folder)))
+def _still_running(session: Session) -> bool:
+    return session.is_locked() or bool(processes_with_env(Session.VARIABLE, str(session.folder)))
 
 
 def _outcome_of(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[Attempt, Outcome, float | None]:

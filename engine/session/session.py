@@ -58,10 +58,26 @@ class Session:
     @classmethod
     def create(cls, document: Mapping[str, Any]) -> "Session":
         """Return a new session with `document` as job.json, in the folder for temporary files."""
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", document["run"])[:40]
-        session = cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
+        session = cls._empty(document["run"])
         session.begin(document)
         return session
+
+    @classmethod
+    @contextmanager
+    def held(cls, document: Mapping[str, Any]) -> Iterator["Session"]:
+        """Return a new session that is locked for this process until the block, or the process, ends.
+
+        It is locked before it has a document, so at no time does it look like one that a dead launcher has left.
+        """
+        session = cls._empty(document["run"])
+        with session.locked():
+            session.begin(document)
+            yield session
+
+    @classmethod
+    def _empty(cls, run: str) -> "Session":
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", run)[:40]
+        return cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
 
     def fullness(self) -> str:
         """Return a message if no space is left for the outcomes of ranks, else an empty text."""
