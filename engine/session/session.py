@@ -65,9 +65,9 @@ class Session:
     @classmethod
     @contextmanager
     def held(cls, document: Mapping[str, Any]) -> Iterator["Session"]:
-        """Return a new session that is locked for this process until the block, or the process, ends.
+        """Make a session locked for this process until the block, or the process, ends.
 
-        It is locked before it has a document, so at no time does it look like one that a dead launcher has left.
+        The lock comes before the document: a session without one is nobody's.
         """
         session = cls._empty(document["run"])
         with session.locked():
