@@ -98,10 +98,10 @@ def refuse_cudnn_dropout(module: nn.Module) -> None:
     ]
     if drawing:
         raise NotExact(
-            f"the module's {', '.join(drawing)}: dropout between the layers of a recurrent one is drawn by cuDNN on a "
-            "GPU, from a generator that no snapshot can hold, so a resumed run would draw other numbers. Use one layer "
-            "of nn.LSTM, nn.GRU or nn.RNN after the other, with nn.Dropout between them; or, more slowly, "
-            f"torch.backends.cudnn.enabled = False before the fit. {_WAY_ON}"
+            f"the module's {', '.join(drawing)}: on a GPU, dropout between recurrent layers is drawn by cuDNN from a "
+            "generator that no snapshot can hold. Use one layer of nn.LSTM, nn.GRU or nn.RNN after the other, with "
+            "nn.Dropout between them; or, more slowly, set torch.backends.cudnn.enabled = False before the fit. "
+            f"{_WAY_ON}"
         )
 
 

@@ -114,8 +114,8 @@ def _check_same_batches(
     if batch_size is not None and now is not None and now * size != batch_size * began:
         raise NotExact(
             f"{where} stands in the middle of a validation whose {name} loader has batches of {batch_size * began} "
-            f"samples, here they have {now * size}: samples would be left out or read again. Start it with "
-            f"{began} x {batch_size} = {began * batch_size} samples, or resume from a snapshot outside a validation."
+            f"samples, here they have {now * size}. Start it with {began} x {batch_size} = {began * batch_size} "
+            "samples, or resume from a snapshot outside a validation."
         )
 
 
@@ -134,9 +134,9 @@ def _resize(
     worlds = loader.valid_world_sizes(began, batch_size)
     if size not in worlds:
         raise NotExact(
-            f"{where} is of a run whose {name} batches have {began} x {batch_size} = {began * batch_size} samples; "
-            f"{size} processes cannot share them: an epoch would have other batches. Start it with one of these "
-            f"numbers: {', '.join(map(str, worlds))}."
+            f"{where} is of a run whose {name} batches have {began} x {batch_size} = {began * batch_size} samples, "
+            f"which {size} processes cannot share. Start it with one of these numbers, since with others an epoch "
+            f"would have other batches: {', '.join(map(str, worlds))}."
         )
     loader.resize(began * batch_size // size)
 

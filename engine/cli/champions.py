@@ -100,7 +100,7 @@ def _only_registry(url: str, job: str | None) -> ModelRegistry:
 def _current(registry: ModelRegistry) -> Champion:
     found = registry.current()
     if found is None:  # its weights were copied, and then it was killed
-        raise UserError(f"{registry.name} has no champion yet")
+        raise UserError(f"{registry.name} has no champion yet: repeat its night, or promote a run")
     return found
 
 

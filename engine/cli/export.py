@@ -61,7 +61,7 @@ def export(
     if kind is None:
         return _to_trackers(url, to, arguments or [])
     if to is not None:
-        raise UserError("--to sends to a tracker and --format writes a file: give one of them")
+        raise UserError(f"--to={to} sends to a tracker and --format={kind} writes a file: give one of them")
     place = Path.cwd() / (output or Path(f"{url_name(url)}-{weights}{_SUFFIXES[kind]}"))
     with stoppable(), busy(f"exporting the {weights} weights of {url}"):
         chosen = {"kind": kind, "output": str(place), "weights": weights}

@@ -63,7 +63,7 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
         for name, text in texts_in(args, "args"):
             if holds_password(text):
                 raise ValueError(
-                    f"{name} holds a password, which would be stored in the run's folder and shown in reports: give it "
+                    f"{name} holds a password, which would be stored in the run's folder and shown in reports. Give it "
                     "in the environment, such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
                 )
         return args

@@ -296,8 +296,8 @@ class TrainerOptions(Options):
     def _counts_batches_over_epochs(self) -> "TrainerOptions":
         if self.check_val_every_n_epoch is None and isinstance(self.val_check_interval, float):
             raise ValueError(
-                "check_val_every_n_epoch is null (None), which counts the batches between validations on from epoch to "
-                f"epoch: say how many, val_check_interval=100 for example, not {self.val_check_interval}"
+                "check_val_every_n_epoch is null (None), which counts batches across epochs: say how many, "
+                f"val_check_interval=100 for example, not {self.val_check_interval}"
             )
         return self
 

@@ -176,7 +176,7 @@ def _shards_itself(loader: DataLoader[Any], world: World, what: str) -> bool:
             if shard != (world.rank, world.size):
                 raise UserError(
                     f"the {what} loader's {type(sampler).__name__} is for rank {shard[0]} of {shard[1]}, this is rank "
-                    f"{world.rank} of {world.size}: leave rank= and num_replicas= out, or give it those of the world."
+                    f"{world.rank} of {world.size}. Leave rank= and num_replicas= out, or pass these."
                 )
             return True
         sampler = getattr(sampler, "sampler", None)

@@ -232,8 +232,8 @@ class LoaderResolver:
         mode: Mode = given.mode if isinstance(given, CombinedLoader) else "sequential"
         if mode != "sequential" and self._settings.lanes is not None:
             raise NotExact(
-                f"the {stage} loaders with lanes: mode {mode} reads them side by side, and in evaluation lanes have "
-                "different numbers of batches: say mode='sequential'."
+                f"mode {mode} reads the {stage} loaders side by side, but lanes have different numbers of batches in "
+                "an evaluation: say mode='sequential'."
             )
         loaders = given.loaders if isinstance(given, CombinedLoader) else given
         named, nest = named_loaders(loaders, f"the {stage} loader")

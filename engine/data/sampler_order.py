@@ -258,7 +258,7 @@ class SamplerOrder(SampleOrder):
         if (digest := digest_of_items(items)) != self._expected:
             raise NotExact(
                 f"{self._what} gives another order in epoch {epoch} than before the run died (digest {self._expected}, "
-                f"now {digest}): it reads what training changes, and its items cannot be written. Let it give plain "
+                f"now {digest}). It reads what training changes, and its items cannot be written. Let it give plain "
                 "numbers or text, lists or tuples of them, or start over under another run name."
             )
 

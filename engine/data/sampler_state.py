@@ -194,7 +194,7 @@ def _needs_graph(value: Any) -> bool:
 
 def _find(found: dict[str, Any], name: str) -> Any:
     if name not in found:
-        raise NotExact(f"there is no {name} yet when it is built")
+        raise NotExact(f"there is no {name} yet when it is built: create it in __init__")
     return found[name]
 
 

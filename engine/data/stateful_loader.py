@@ -181,8 +181,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         if samples % after:
             raise NotExact(
                 f"the state stands after {samples} samples of its epoch ({state['batch']} batches of {before} over "
-                f"all ranks), and batches of {after} do not end there: take a batch_size with which all ranks "
-                f"together read a divisor of {samples}, {before} say, or load a state from an epoch's end."
+                f"all ranks), and batches of {after} do not end there. Choose a batch_size with which all ranks "
+                f"together read a divisor of {samples}, such as {before}, or load a state from an epoch's end."
             )
         return int(samples // after)
 

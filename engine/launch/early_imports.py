@@ -1,4 +1,4 @@
-"""The fork server of a command that trains, started before the command line itself is imported: torch takes longer."""
+"""Starts the fork server of a training command before the slow import of the command line."""
 
 import os
 from collections.abc import Sequence
@@ -30,7 +30,9 @@ _COMMANDS = {"fit", "nightly", "train"}
 
 
 def early_imports(arguments: Sequence[str]) -> AbstractContextManager[None]:
-    """Return a context in which a fork server preloads torch, if the command trains; the job has not been read yet.
+    """Return a context in which a fork server preloads torch, if the command trains.
+
+    The job has not been read yet.
 
     Args:
         arguments: of the command line.

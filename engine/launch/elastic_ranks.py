@@ -1,4 +1,4 @@
-"""The ranks of torch's elastic agent as forks of it: torch is imported once, not by each of them."""
+"""Ranks of torch's elastic agent as its forks, so that torch is imported only once."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ __all__ = ["ranks_forked"]
 
 
 def ranks_forked(module: str) -> AbstractContextManager[None]:
-    """Import `module` and what ranks need; return a context in which torch's agents fork the ranks that run it.
+    """Import `module`; return a context in which torch's agents fork the ranks that run it.
 
     If the session has a grace, agents wait that long for ranks they have asked to end. Where a fork could not use
     CUDA, for example because the agent has asked the driver for GPUs, ranks are started as new programs instead.

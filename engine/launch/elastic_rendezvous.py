@@ -1,4 +1,4 @@
-"""Who takes part in a world, as torchrun's agents are told: on one machine its agent alone, which needs no port."""
+"""Participants of a process group for torchrun's agents; on one machine, without a port."""
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -14,7 +14,10 @@ __all__ = ["OneMachine", "Rendezvous"]
 
 
 class Rendezvous(RendezvousHandler):
-    """A rendezvous of torchrun's agents that is not between them. Derived classes say who takes part."""
+    """Rendezvous that is not held by torchrun's agents.
+
+    Derived classes name the participants.
+    """
 
     #: name by which an agent finds it
     name = "midstride"
@@ -49,7 +52,7 @@ class Rendezvous(RendezvousHandler):
 
 
 class OneMachine(Rendezvous):
-    """The agent of this machine takes part alone. Between machines, torch's own reads pickles at a port."""
+    """Rendezvous of this machine alone; torch's own reads pickles at a port."""
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return a world of this agent."""

@@ -1,4 +1,4 @@
-"""horovodrun, without the traceback it ends with: `... .horovodrun_agent HOROVODRUN-ARGUMENTS SESSION`."""
+"""horovodrun without its final traceback: `... .horovodrun_agent ARGUMENTS SESSION`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The fork server of a job: one process imports torch, and all that is launched for the job is forked from it."""
+"""Fork server of a job: imports torch once, and forks everything launched for the job."""
 
 import os
 from contextlib import AbstractContextManager
@@ -13,7 +13,9 @@ __all__ = ["job_fork_server"]
 
 
 def job_fork_server(job: TrainingJob) -> AbstractContextManager[None]:
-    """Return a block in which attempts and operations of `job` are forked from a process that imports at once.
+    """Return a block in which attempts and operations of `job` are forked from a fork server.
+
+    It imports at once.
 
     Raises:
         EngineError: the job's launcher cannot be used.

@@ -124,8 +124,8 @@ def launch(
 def _ensure_started_once() -> None:
     if (tasks := step_tasks(os.environ)) > 1:
         raise JobError(
-            f"srun starts this command {tasks} times, and each would start a world of its own: start it once, by "
-            f"srun --ntasks=1, with world.processes in the job; or a script with a Trainer: its ranks are the tasks"
+            f"srun starts this command {tasks} times, and each would start ranks of its own. Start it once, by srun "
+            "--ntasks=1 with world.processes in the job; or start a script with a Trainer, whose ranks are the tasks"
         )
 
 
@@ -194,7 +194,7 @@ class _WorldMonitor:
         self._snapshot_asked = True
 
     def announce(self, line: str) -> None:
-        """Hand on a line of this process's own with the next ones of the world; called by any thread."""
+        """Pass on a line of this process with the next lines of the ranks; called by any thread."""
         self._announced.append(line)
 
     def until_end(self, group: SupervisedProcess, stop_if_asked: Callable[[], object]) -> None:
@@ -281,7 +281,7 @@ def _record_attempt(
     on_line: Callable[[str], object],
     asked_by: BaseException | None = None,
 ) -> None:
-    """Record the attempt and keep its log with the run; a store that fails now changes no outcome."""
+    """Record the attempt and keep its log; a failing store changes no outcome."""
     try:
         run.attempts.record(attempt, outcome, ending_of(attempt, outcome, asked_by))
         if session.log.exists():

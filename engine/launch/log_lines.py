@@ -1,4 +1,4 @@
-"""Leaves out what torchrun, gloo and stores print about their own work; the attempt's log file keeps all lines."""
+"""Drops lines of torchrun, gloo and stores about themselves; the log file keeps all."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Notices that a spot machine is about to be taken away: a snapshot is asked for while there is time.
+"""Preemption notices of spot machines: requests a snapshot while there is time.
 
 Sources:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
@@ -25,7 +25,7 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 @dataclass(frozen=True)
 class Provider:
-    """Where a provider says that this machine will be taken away.
+    """Source of a provider's preemption notices.
 
     Args:
         url: of its metadata server.
@@ -112,7 +112,7 @@ PROVIDERS: dict[str, Provider] = {
 
 
 class PreemptionWatch:
-    """Asks, in a thread, whether this machine is about to be taken away, until a notice is there or the block ends.
+    """Polls a provider, in a thread, until a preemption notice comes or the block ends.
 
     Args:
         name: of the provider; None if it is not to be asked for.

@@ -1,4 +1,4 @@
-"""What each rank of a world runs: `python -m midstride.engine.launch.rank SESSION`, or `midstride rank JOB --run R`."""
+"""Process of each rank: `... engine.launch.rank SESSION`, or `midstride rank JOB --run R`."""
 
 import contextlib
 import faulthandler
@@ -48,7 +48,7 @@ def _ignore_stops() -> None:
 
 
 def _put_sockets_into(folder: Path) -> None:
-    """Make multiprocessing create its sockets in `folder`, which is removed with the session however ranks end."""
+    """Make multiprocessing create sockets in `folder`, which is removed with the session."""
     if len(str(folder)) <= _LONGEST_FOLDER:
         multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
@@ -108,7 +108,7 @@ class RankProcess:
         return outcome.code
 
     def _wait_for_peers(self) -> None:
-        """Wait for the outcomes of the ranks on this machine: if this process crashes as it exits, they are stopped."""
+        """Wait for the outcomes of this machine's ranks, which a crash of this process would stop."""
         deadline = time.monotonic() + _TOGETHER_S
         while len(self.session.outcomes()) < self.world.local_size and time.monotonic() < deadline:
             time.sleep(0.02)

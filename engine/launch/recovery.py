@@ -1,4 +1,4 @@
-"""Attempts without a record: their launcher was killed, or the store took none; their session may still be here."""
+"""Records attempts whose launcher was killed or whose store failed, from their sessions."""
 
 import functools
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def recover_orphaned_attempts(run: Run) -> list[Attempt]:
-    """Complete the attempt log with what launchers of this run left on this machine; return those attempts.
+    """Complete the attempt log with sessions left on this machine; return these attempts.
 
     Where one was killed, its supervisor stopped the world, which wrote how far it got; where the store did not take
     down how the attempt ended, the launcher kept that in the session. `launch` calls it before a new

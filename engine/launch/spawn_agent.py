@@ -1,4 +1,4 @@
-"""The agent of a world on one machine: `python -m midstride.engine.launch.spawn_agent SESSION RANKS GRACE_S`.
+"""Agent of one machine: `... engine.launch.spawn_agent SESSION RANKS GRACE_S`.
 
 It imports torch once, forks the ranks, holds the file in which they meet, and watches them: when one fails, the others
 are asked to stop. Nothing of torch runs in the agent before the ranks are forked: a fork would lose its threads.

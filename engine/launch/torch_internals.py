@@ -1,4 +1,4 @@
-"""Privates of torch's elastic agent, named here alone; `tests/unit/test_internals.py` tries each of them."""
+"""Private names of torch's elastic agent; `tests/unit/test_internals.py` tests each."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def ranks_started_by(start: Callable[[tuple[str, ...], dict[str, str]], Any]) ->
 
 
 def end_ranks_within(shutdown_s: float) -> None:
-    """Set how many seconds agents of this process wait for ranks they have asked to end before they kill them."""
+    """Set the seconds between SIGTERM and kill of ranks by the agents of this process."""
     seconds = max(1, round(shutdown_s))
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(seconds)
     _API.PContext.close.__defaults__ = (None, seconds)  # before 2.13 torch has neither that variable nor an option

@@ -1,4 +1,4 @@
-"""torchrun's agent for this machine alone, whose ranks end with it: `... .torchrun_agent TORCHRUN-ARGUMENTS`."""
+"""torchrun of this machine, whose ranks end with it: `... .torchrun_agent ARGUMENTS`."""
 
 import os
 import signal

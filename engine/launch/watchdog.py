@@ -131,7 +131,7 @@ class Watchdog:
         return self._session.ranks or self._options.processes
 
     def hang(self) -> Hang | None:
-        """Return the hang, if the limit for a hang is over; None while ranks make progress or wait for a store."""
+        """Return the hang once its limit is over; None while ranks progress or wait for a store."""
         readings, now = self.heartbeats(), self._clock()
         if self._options.hosts and not any(reading.pid for reading in readings):
             return None  # all ranks are on other machines: their heartbeats are not seen here
@@ -186,7 +186,7 @@ class Watchdog:
 
 
 def _waited_for(readings: list[HeartbeatReading]) -> tuple[tuple[int, ...], str]:
-    """Return the ranks for which the others wait, and what is known about them; none if nothing tells ranks apart."""
+    """Return the ranks for which the others wait, if known, and facts about them."""
     least = min(reading.beats for reading in readings)
     signs = {
         "suspended, by SIGSTOP or a debugger": [
@@ -202,7 +202,7 @@ def _waited_for(readings: list[HeartbeatReading]) -> tuple[tuple[int, ...], str]
 
 
 def write_stacks(ranks: Mapping[int, HeartbeatReading], log: Path) -> None:
-    """Make ranks on this machine write the Python stacks of all their threads to `log`, the file that they print to."""
+    """Make this machine's ranks write the Python stacks of all threads to `log`, their output."""
     for rank, reading in ranks.items():
         doing = "suspended: it writes nothing" if is_suspended(reading.pid) else reading.phase.name.lower()
         with log.open("ab") as file:

@@ -234,6 +234,6 @@ def ensure_devices(strategy: Strategy, uuid_of: Callable[[torch.device], str] = 
             if (other := taken.setdefault((host, gpu), rank)) != rank:
                 raise JobError(
                     f"ranks {other} and {rank} were both given GPU {gpu} of {host}, which has fewer GPUs than "
-                    'processes, or hides some (CUDA_VISIBLE_DEVICES): start fewer processes, or say accelerator="cpu" '
+                    'processes, or hides some (CUDA_VISIBLE_DEVICES). Start fewer processes, or say accelerator="cpu" '
                     "(in a job world.accelerator: cpu)"
                 )

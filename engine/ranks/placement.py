@@ -260,5 +260,5 @@ def parse_tpu_cores(tpu_cores: Any) -> tuple[int, int | None]:
             return 1, core
     raise ValueError(
         f"tpu_cores={tpu_cores!r} names no cores of a TPU: 1 or {_CORES} of them are needed, or a list with the index "
-        f"of one, [0] to [{_CORES - 1}]; for another number of cores say strategy='xla' and devices"
+        f"of one, [0] to [{_CORES - 1}]. For another number of cores say strategy='xla' and devices"
     )

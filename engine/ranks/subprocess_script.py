@@ -49,7 +49,8 @@ def start_other_ranks(size: int, gpus: list[int]) -> None:
     if _processes:
         if size != len(_processes) + 1:
             raise WorldError(
-                f"a Trainer of {size} processes in a script whose ranks are started, {len(_processes) + 1} of them"
+                f"a Trainer of {size} processes in a script that has started {len(_processes) + 1} ranks: use one "
+                "number of devices in a script"
             )
         return
     meeting = AnonymousFile()

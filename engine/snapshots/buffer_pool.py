@@ -28,13 +28,16 @@ WARN_EVERY_S = 60.0
 
 
 class Buffer:
-    """Memory of one snapshot: aligned to pages, touched, not inherited by forked workers, pinned for a GPU."""
+    """Memory of one snapshot: page-aligned, touched, not inherited by workers, pinned for a GPU."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, size: int) -> Tensor:
-        """Return `size` bytes of the memory, as uint8; its content is lost, and it is reallocated if too small."""
+        """Return `size` bytes of the memory, as uint8, with arbitrary content.
+
+        Too small a memory is replaced.
+        """
         if size > self._memory.numel():
             self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes first: both may not fit
             self._memory = _touched(size)
@@ -108,7 +111,7 @@ def _touched(size: int) -> Tensor:
 
 
 def _pin(memory: Tensor) -> None:
-    """Let the GPU copy into `memory` by itself; where the driver refuses, copies are merely slower."""
+    """Let the GPU copy into `memory` by itself; if the driver refuses, copies are slower."""
     runtime: Any = torch.cuda.cudart()
     if int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
         weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())

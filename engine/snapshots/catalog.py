@@ -1,4 +1,4 @@
-"""The catalog: which snapshots and weights of a run count. All readers ask it. Needs no torch.
+"""Catalog of a run's valid snapshots and weights, which all readers ask. Needs no torch.
 
 A snapshot counts if its manifest is whole, it belongs to this run and its lineage, and it was not set aside. Weights
 in `best` and `last` are snapshots of the module alone and follow the same rules.
@@ -145,7 +145,7 @@ class Catalog:
         return None
 
     def newest_name(self) -> str:
-        """Return the name of the newest snapshot that counts, damaged or not; empty if there is none."""
+        """Return the name of the newest valid snapshot, damaged or not; "" if there is none."""
         lineage = Lineage.of(self._store)
         return max((name for name, files in self._folders(lineage).items() if _counts(files)), default="")
 
@@ -154,7 +154,7 @@ class Catalog:
         return MANIFEST in self._folders().get(name, set())
 
     def newest_good(self) -> Snapshot | None:
-        """Return the newest snapshot whose every byte was verified, setting damaged ones aside with a warning.
+        """Return the newest snapshot with verified bytes; set damaged ones aside with a warning.
 
         Raises:
             SnapshotUnreadable: no snapshot is good, and some cannot be read: it is unknown whether they are damaged.
@@ -219,7 +219,7 @@ class Catalog:
             log.warning("%s/%s cannot be marked as set aside: %s", self._folder, name, refused)
 
     def set_aside(self, name: str, reason: str) -> None:
-        """Mark the snapshot called `name` as not to be used again; its files are kept for inspection."""
+        """Mark the snapshot `name` as unusable; its files stay for inspection."""
         marker = json.dumps({"reason": reason, "time": time.time()}, indent=1)
         self._store.write(f"{self._folder}/{name}/{_ASIDE}", marker.encode())
 
@@ -241,7 +241,7 @@ class Catalog:
         self._store.remove_known(snapshot.path, [MANIFEST], [*snapshot.manifest["files"]])
 
     def sweep(self, last: Snapshot) -> None:
-        """Remove uncommitted folders that sort before `last`: left by a kill or by an older generation.
+        """Remove uncommitted folders before `last`, left by a kill or by an older generation.
 
         Weights go also if they were committed by a generation that was superseded before.
         """
@@ -266,7 +266,10 @@ class Catalog:
             return False
 
     def _folders(self, lineage: Lineage | None = None) -> dict[str, set[str]]:
-        """Return the files of every folder, or of those on the lineage, oldest first; names sort as positions do."""
+        """Return the files of every folder, or of those on the lineage, oldest first.
+
+        Names sort as positions do.
+        """
         folders: dict[str, set[str]] = {}
         for path in self._store.find(self._folder):
             name, _, file = path.partition("/")
@@ -312,7 +315,7 @@ class Catalog:
 
 
 def copied_weights(store: Store, path: str) -> Snapshot | None:
-    """Return the weights in the folder `path`, which may lie outside of any run; None if no manifest is there.
+    """Return the weights in the folder `path`, also outside of runs; None without a manifest.
 
     Raises:
         SnapshotDamaged: the manifest is not what was written.
@@ -373,7 +376,7 @@ class SnapshotCatalog(Catalog):
         return [*self.segments(faults).values()]
 
     def segments(self, faults: list[str] | None = None, after: str = "") -> dict[str, str]:
-        """Return the segments by their snapshots' names, of those whose names sort after `after`; as `rows` does."""
+        """Return the segments by snapshot name, of names that sort after `after`; as `rows` does."""
         lineage = Lineage.of(self._store)
         folders = {name: files for name, files in self._folders(lineage).items() if name > after}
         committed = {snapshot.name: snapshot for snapshot in self._committed(lineage, folders)}
@@ -408,7 +411,7 @@ class SnapshotCatalog(Catalog):
         return [*faults, *([f"the metric log has no rows of steps {', '.join(gaps)}"] if gaps else [])]
 
     def metric_log(self) -> str:
-        """Return the text that the run's `metrics.csv` should have: the rows of all snapshots that count.
+        """Return the text of the run's `metrics.csv`: the rows of all valid snapshots.
 
         If rows are lost and the present file has them besides all others, its text is returned.
         """
@@ -422,7 +425,7 @@ class SnapshotCatalog(Catalog):
         return text
 
     def set_damaged_aside(self, before: Snapshot) -> None:
-        """Set aside older snapshots whose manifest or metric rows are damaged, so that others can be removed."""
+        """Set aside older snapshots with a damaged manifest or rows, so that others can be removed."""
         lineage = Lineage.of(self._store)
         for name, files in self._folders(lineage).items():
             if name >= before.name or not _counts(files):
@@ -435,7 +438,7 @@ class SnapshotCatalog(Catalog):
                 self.set_aside(name, str(error))
 
     def prune(self, keep: int, also: Collection[str] = ()) -> list[str]:
-        """Remove the snapshots that count, but for the newest `keep` and those named in `also`; return what went.
+        """Remove valid snapshots except the newest `keep` and those in `also`; return the removed.
 
         Their metric rows move to a file of their own first. Uncommitted folders are swept as well, once no attempt can
         commit them; snapshots that were set aside stay.
@@ -449,7 +452,9 @@ class SnapshotCatalog(Catalog):
         return [snapshot.name for snapshot in old]
 
     def remove(self, snapshot: Snapshot, rows: str | None = None) -> None:
-        """Remove `snapshot`; its metric rows, read now unless they are known, move to a file of their own first.
+        """Remove `snapshot`; its metric rows move to a file of their own first.
+
+        They are read now unless given.
 
         One whose rows are damaged is set aside instead.
         """

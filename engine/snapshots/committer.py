@@ -59,7 +59,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True)
 class _RankFiles:
-    """What a rank tells the others about its files."""
+    """Facts that a rank tells the others about its files."""
 
     files: dict[str, FileDigest]
     shared: FileDigest  # digest of the list of replicated tensors: every rank must hold the same
@@ -87,7 +87,9 @@ class Committer:
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="midstride-checksum")
 
     def commit(self, request: SnapshotRequest, before: Callable[[], object]) -> Snapshot:
-        """Write `request` and return it once it is committed; every rank calls this in the same order.
+        """Write and commit `request`, and return it.
+
+        Every rank calls this in the same order.
 
         Args:
             request: what is written.
@@ -123,7 +125,7 @@ class Committer:
         return snapshot_name(request.position, self._lease.generation, request.take)
 
     def _remove_uncommitted(self, folder: str) -> None:
-        """Remove the files of all ranks after a failed commit; there may be no later attempt to do so."""
+        """Remove the files of all ranks after a failed commit; no later attempt might do so."""
         if not self._world.is_first:
             return
         try:
@@ -140,7 +142,7 @@ class Committer:
         self._hasher.shutdown()
 
     def _on_all_ranks(self, failed: str, act: Callable[[], T]) -> list[T]:
-        """Return the results of `act` by rank; an error of a rank is raised on all, behind the text `failed`."""
+        """Return the results of `act` by rank; raise a rank's error on all, after the text `failed`."""
         mine: T | None = None
         failure: tuple[type[EngineError], str] | None = None
         cause: Exception | None = None
@@ -217,7 +219,7 @@ class Committer:
             digests[file] = digest.result()
 
     def _commit(self, folder: str, request: SnapshotRequest, ranks: list[_RankFiles]) -> dict[str, Any]:
-        """Write the manifest, on rank 0 and only if all files are there and no newer generation has the run."""
+        """Write the manifest on rank 0, if all files are there and no newer generation has the run."""
         request.probe("before_commit")
         if not self._world.is_first:
             return {}
@@ -252,7 +254,7 @@ class Committer:
 def manifest_of(
     run: str, lease: Lease, position: Position, world_size: int, files: Mapping[str, FileDigest], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the manifest of a snapshot, or of weights, that the generation of `lease` takes of `run`."""
+    """Return the manifest of a snapshot or weights of `run`, taken under `lease`."""
     return {
         "format": FORMAT,
         "run": run,

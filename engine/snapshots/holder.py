@@ -47,7 +47,7 @@ def holder_facts() -> dict[str, Any]:
 
 @contextmanager
 def held(lease: Lease) -> Iterator[None]:
-    """Show other processes of this machine, until the block or this process ends, that it holds `lease`.
+    """Show other processes of this machine that the block holds `lease`.
 
     The sign is an open descriptor with a name in /proc, so nothing stays behind, whatever ends the process.
     """
@@ -97,7 +97,7 @@ def _sign(lease: Lease) -> str:
 
 
 def _shows(pid: int, sign: str) -> bool:
-    """Whether a process shows `sign`; True if it cannot be looked at: it belongs to another user."""
+    """Return whether a process shows `sign`; True if it belongs to another user."""
     folder = Path(f"/proc/{pid}/fd")
     try:
         links = list(folder.iterdir())

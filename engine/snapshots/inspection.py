@@ -121,7 +121,7 @@ def _verify_weights(store: Store, folder: str) -> None:
 
 
 def check_announced(url: str, announced: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the snapshots `announced` for the run at `url`, each with what was found there as "state".
+    """Return the snapshots `announced` for the run at `url`, each with its present "state".
 
     Manifests and sizes are compared, no bytes. A snapshot that is gone was pruned after a newer one.
 

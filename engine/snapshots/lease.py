@@ -91,7 +91,7 @@ def newest(store: Store) -> Lease | None:
 
 
 def newest_process(store: Store) -> tuple[dict[str, Any], float] | None:
-    """Return the facts in the newest lease, and when it was taken, in seconds since the epoch; None without a lease.
+    """Return the facts in the newest lease, and its time in seconds since the epoch; or None.
 
     Raises:
         SnapshotDamaged: it is not what was written.
@@ -128,7 +128,7 @@ def lease_document(lease: Lease, facts: dict[str, Any]) -> bytes:
 
 
 def ancestry(store: Store, lease: Lease) -> Iterator[str]:
-    """Yield the name of the snapshot from which `lease` resumed, then that from which its generation had, and so on.
+    """Yield the name of the snapshot from which `lease` resumed, then of that one's origin, etc.
 
     Raises:
         SnapshotDamaged: a lease on the way is missing or not what was written.
@@ -160,13 +160,13 @@ def _with_ancestors(store: Store, lease: Lease) -> Lease:
 
 
 def _fence(store: Store, path: str) -> None:
-    """Remove unfinished writes of older worlds, which check the lease before they begin further ones."""
+    """Remove unfinished writes of older attempts, which check the lease before further ones."""
     store.remove_drafts("", "metrics")
     store.remove_drafts(_FOLDER, upto=path.rpartition("/")[2])  # others may be about to take the next one
 
 
 def ensure_newest(store: Store, lease: Lease, *, is_read: bool = False) -> None:
-    """Check that `lease` is still the newest; a world calls this before it replaces anything that others read.
+    """Check that `lease` is still the newest, before replacing files that others read.
 
     A lease that was removed is written again: without it, no further snapshot of this world would count.
 

@@ -57,7 +57,7 @@ class Lineage:
 
 
 def _committed_after(store: Store, lease: Lease | None) -> tuple[str, int] | None:
-    """Return the name and the generation of a snapshot that was committed after `lease` was superseded, if one was."""
+    """Return name and generation of a snapshot committed after `lease` was superseded, if any."""
     for name in reversed(store.list("snapshots")):
         parsed = parse_name(name)
         if (

@@ -1,4 +1,4 @@
-"""The metric log in snapshots: rows as CSV, one segment per snapshot, and the segments of removed snapshots. No torch.
+"""Metric log in snapshots: CSV segments, and those of removed snapshots. No torch.
 
     metrics/<snapshot>.<checksum>.csv      the rows of one snapshot
     metrics/folded-1-<snapshot>.json       the rows of many, by snapshot, with a checksum; named after the last one
@@ -36,7 +36,7 @@ def join_segments(segments: Iterable[str]) -> str:
 
 
 def missing_steps(segments: Iterable[str], until: int) -> list[tuple[int, int]]:
-    """Return the first and the last of the steps up to `until` that follow one another and have no row."""
+    """Return the first and last of each range of steps up to `until` without a row."""
     there: set[int] = set()
     for segment in segments:
         header, *rows = csv.reader(io.StringIO(segment)) if segment else [["step"]]
@@ -85,7 +85,7 @@ class MetricSegments:
             self._single += 1
 
     def read(self, after: str = "") -> tuple[dict[str, str], list[str]]:
-        """Return the rows by name of their snapshot, and messages on files that are not what was written.
+        """Return the rows by name of their snapshot, and messages on damaged files.
 
         Args:
             after: leave out snapshots whose names do not sort after this one.

@@ -23,7 +23,7 @@ class Position:
 
 
 def snapshot_name(position: Position, generation: int, take: int = 1) -> str:
-    """Return the folder name of the snapshot that `generation` takes at `position`; names sort as positions do.
+    """Return the folder name of a snapshot of `generation`; names sort as positions do.
 
     Weights can be saved several times at one position; `take` counts them, from 1.
 
@@ -52,7 +52,7 @@ def rank_stem(rank: int, size: int) -> str:
 
 
 def file_stem(of_snapshot: bool, rank: int, size: int) -> str:
-    """Return the name, without its ending, of the files of one rank in a snapshot, or in weights as on Hugging Face.
+    """Return the stem of a rank's files in a snapshot, or in weights as on Hugging Face.
 
     >>> file_stem(True, 0, 2), file_stem(False, 0, 1), file_stem(False, 0, 2)
     ('rank-00000-of-00002', 'model', 'model-00001-of-00002')

@@ -23,7 +23,7 @@ __all__ = ["Weights", "load_weights", "read", "read_part", "weights_at"]
 
 
 def read(store: Store, snapshot: Snapshot, rank: int) -> Any:
-    """Return the tree that `rank` gave to `snapshot`; the files it needs are verified before they are used.
+    """Return the tree that `rank` gave to `snapshot`, from verified files.
 
     Raises:
         SnapshotDamaged: a file is missing or differs from the manifest.

@@ -1,4 +1,4 @@
-"""Repair: what of a run was damaged and can be made anew from what is whole. Needs no torch, except for weights.
+"""Repair: finds and rebuilds damaged parts of a run. Needs no torch, except for weights.
 
 Leases are made from the manifests, which repeat what they say; weights from the newest good snapshot, where it holds
 them. Damaged snapshots, and other damaged weights, are set aside, so that older ones count. What of the metric log
@@ -34,7 +34,7 @@ class Repair:
 
 
 def repairs(store: Store) -> list[Repair]:
-    """Return what there is to be done about the run in `store`; leases first: what else there is depends on them."""
+    """Return the repairs of the run in `store`, leases first: other repairs depend on them."""
     if found := [*_leases(store)]:
         return found
     return [*_weights(store), *_snapshots(store), *_log(store)]
@@ -110,7 +110,7 @@ def _documents(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def _empty(store: Store, known: Mapping[int, Lease], generation: int) -> Lease | None:
-    """Return a lease for a generation that has committed nothing: it goes on from whatever is the newest before it."""
+    """Return a lease for a generation without a commit, which continues from the newest before."""
     named = {name: parsed for name in store.list(SNAPSHOTS) if (parsed := parse_name(name))}
     older = {number for _, number in named.values() if number < generation}
     for number in sorted(older, reverse=True):
@@ -147,7 +147,10 @@ def _weights(store: Store) -> Iterator[Repair]:
 
 
 def _rebuilt(store: Store, folder: str, name: str, newest: Snapshot | None, fault: str, otherwise: Repair) -> Repair:
-    """Return how weights are made anew from the snapshot `newest`, or why not, and what is done `otherwise`."""
+    """Return the repair of weights from the snapshot `newest`, or the reason against it.
+
+    Then `otherwise` is done.
+    """
     from midstride.engine.snapshots.weights_rebuild import NotRebuilt, rebuild  # imports torch
 
     try:

@@ -34,7 +34,9 @@ class Retention:
         self._is_swept = False
 
     def add(self, committed: Snapshot, rows: str | None = None, pending: Iterable[Position] = ()) -> None:
-        """Note a commit, and remove what is not needed any more. A failed removal is tried again after the next commit.
+        """Note a commit, and remove what is no longer needed.
+
+        A failed removal is retried after the next commit.
 
         Args:
             committed: a snapshot, or weights.
@@ -93,7 +95,7 @@ class Retention:
 
 
 def needed_weights(weights: Sequence[Position], snapshots: Iterable[Position]) -> set[int]:
-    """Return the indices of the weights that a run needs which may resume from any of `snapshots`.
+    """Return the indices of the weights needed to resume from any of `snapshots`.
 
     These are the newest weights, and for each snapshot the newest before it. Weights at the very position of a snapshot
     may have been saved before it or after it, so both are needed.

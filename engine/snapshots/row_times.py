@@ -1,4 +1,4 @@
-"""When the steps of a run were done: a few anchors, between which times are interpolated. Needs no torch."""
+"""Times of a run's steps: a few anchors and interpolation between them. Needs no torch."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class RowTimes:
         self.take(anchors)
 
     def note(self, step: int, time: float) -> None:
-        """Note that `step` was done by `time`; anchors of later steps, behind which a run went back, are removed."""
+        """Note that `step` was done by `time`; remove anchors of later steps after a rollback."""
         kept = [anchor for anchor in self.anchors if anchor[0] <= step]
         if len(kept) >= _MOST:
             kept = [*kept[:-1:2], kept[-1]]

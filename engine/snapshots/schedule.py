@@ -1,4 +1,4 @@
-"""When a snapshot is due. The answer is the same on every rank, and asking costs nothing.
+"""Schedule of snapshots, equal on every rank, at no cost per step.
 
 A rhythm in steps is the same everywhere. A rhythm in seconds, or a share of the
 time, is turned into a number of steps by all ranks together, every now and then: no step pays for it.
@@ -25,7 +25,7 @@ LEAST_COST_S = 0.01
 
 
 class SnapshotSchedule:
-    """Counts boundaries (steps, and batches of validation) and says at which of them a snapshot is due.
+    """Counts boundaries (steps, validation batches) and tells at which a snapshot is due.
 
     Args:
         options: the rhythm that was chosen.
@@ -48,7 +48,7 @@ class SnapshotSchedule:
         self._beside: tuple[float, int] | None = (0.0, 0)  # seconds and boundaries beside the writing; None: not over
 
     def is_due(self, number: int) -> bool:
-        """Return whether a snapshot is due at the boundary that ends step (or validation batch) `number`."""
+        """Return whether a snapshot is due at the end of step (or validation batch) `number`."""
         if self._options.every_steps is not None:
             return number % self._options.every_steps == 0
         self._count += 1
@@ -61,7 +61,10 @@ class SnapshotSchedule:
         return self._known and self._count >= self._due
 
     def falls_due_within(self, boundaries: int, seconds: float) -> bool:
-        """Return whether a snapshot falls due in the next `boundaries`, which take so long; every rank calls this."""
+        """Return whether a snapshot is due in the next `boundaries`, which take `seconds`.
+
+        Every rank calls this.
+        """
         if self._options.every_steps is not None:
             return boundaries >= self._options.every_steps
         elapsed_s = self._clock() - self._began

@@ -69,7 +69,7 @@ class StateCopier:
 
 
 class _Plan:
-    """Which tensors this rank writes, and where in its file."""
+    """Tensors that this rank writes, and their places in its file."""
 
     def __init__(self, layout: Layout, world: World, replicated: Callable[[str], bool]) -> None:
         self.layout = layout
@@ -101,7 +101,7 @@ class _Plan:
         return memory.numpy().data
 
     def _prepare(self, memory: Tensor, leaves: Sequence[TensorEntry]) -> list[Tensor]:
-        """Write into `memory` what stays: the header, and zeros where memory that tensors share has gaps."""
+        """Write the constant part of `memory`: the header, and zeros in gaps of shared memory."""
         header, rest = memory[: len(self._header)].numpy(), memory[len(self._header) :]
         header[:] = memoryview(self._header)
         views, start = [], 0
@@ -126,7 +126,7 @@ def _header(regions: Sequence[TensorRegion]) -> bytes:
 
 
 def assign_ranks(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return which rank writes which replicated tensor: the largest first, each to the rank with least to write.
+    """Return the writing rank of each replicated tensor: largest first, to the least loaded.
 
     >>> assign_ranks({"a": 3, "b": 2, "c": 2}, 2)
     {'a': 0, 'b': 1, 'c': 1}

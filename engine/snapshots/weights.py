@@ -1,4 +1,4 @@
-"""The best and the last weights of a run: which of them count, and what is known of them. Needs no torch.
+"""Best and last weights of a run: which of them count, and their facts. Needs no torch.
 
     best/000000001200-g000003/   position and generation, as in a snapshot's name
         model.safetensors        the tensors by name: any tool can open them
@@ -84,7 +84,7 @@ def download_tensors(store: Store, weights: Snapshot, path: Path) -> Path:
 
 
 def folder_to_test(store: Store) -> str:
-    """Return "best"; "last" if there are no best weights, or if a monitor chose them that the last fit did not have.
+    """Return "best", or "last" without best weights of the last fit's monitor.
 
     Raises:
         SnapshotDamaged: a manifest, or a lease of the run, is not what was written.
@@ -98,7 +98,7 @@ def folder_to_test(store: Store) -> str:
 
 
 def best_to_show(store: Store) -> Snapshot | None:
-    """Return the best weights; None if there are none, or if a monitor chose them that the last fit did not have.
+    """Return the best weights, if any and of the last fit's monitor.
 
     Raises:
         SnapshotDamaged: a manifest, or a lease of the run, is not what was written.
@@ -108,7 +108,7 @@ def best_to_show(store: Store) -> Snapshot | None:
 
 
 def _best_and_other_monitors(store: Store) -> tuple[Snapshot | None, str]:
-    """Return the best weights, and a text if other monitors chose them than those of the last fit."""
+    """Return the best weights, and a text if other monitors than the last fit's chose them."""
     best, last = (newest_weights(store, folder) for folder in WEIGHTS)
     then, now = (saved.manifest["facts"].get("monitors") if saved else None for saved in (best, last))
     if then is None or now is None or all(one in now for one in then):
@@ -128,7 +128,7 @@ def best_of(store: Store, monitor: str, mode: str) -> dict[str, Any]:
 
 
 def facts_of(store: Store, folder: str) -> dict[str, Any]:
-    """Return the facts of the weights in `folder`, their metrics included; {} if none can be read."""
+    """Return the facts of the weights in `folder`, with metrics; {} if none can be read."""
     try:
         saved = newest_weights(store, folder)
     except SnapshotDamaged:
@@ -137,7 +137,7 @@ def facts_of(store: Store, folder: str) -> dict[str, Any]:
 
 
 def missing_weights(store: Store, snapshot: Snapshot) -> dict[str, str]:
-    """Return messages by folder: weights that the manifest of `snapshot` names and that are not there."""
+    """Return messages by folder on missing weights that the manifest of `snapshot` names."""
     lineage = Lineage.of(store)
     return {
         folder: f"weights {store.url}/{folder}/{name} are missing"
@@ -147,7 +147,7 @@ def missing_weights(store: Store, snapshot: Snapshot) -> dict[str, str]:
 
 
 def last_is_missing(store: Store, newest: Snapshot) -> str:
-    """Return a message if the snapshot `newest` is of the end of the run and `last` has no weights of the end."""
+    """Return a message if `newest` ends the run and `last` has no weights of the end."""
     if not is_of_the_end(newest):
         return ""
     parsed = parse_name(Catalog(store, "last").newest_name())

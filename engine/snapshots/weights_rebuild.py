@@ -87,7 +87,7 @@ def _saved(store: Store, folder: str, name: str) -> Snapshot | None:
 
 
 def weights_in(store: Store, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the whole weights that the ranks gave to `snapshot`, without what metrics have seen.
+    """Return the whole weights given to `snapshot` by the ranks, without metrics' states.
 
     Raises:
         NotRebuilt: no rank has all of them.
@@ -108,7 +108,10 @@ def weights_in(store: Store, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _of_stages(tree: dict[str, Any], others: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Return the layers of all stages of a pipeline; rank 0 has the last stage, the ranks of others follow."""
+    """Return the layers of all pipeline stages.
+
+    Rank 0 has the last stage, the ranks of others follow.
+    """
     whole = dict(tree["module"])
     for rank in islice(others, tree["strategy"]["stages"] - 1):
         own = rank["module"].items()
@@ -133,7 +136,7 @@ def _joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _check_bits(store: Store, path: str, found: FileDigest, saved: Snapshot | None) -> None:
-    """Compare the rebuilt tensors with those at `path` that were lost: with their manifest, else with their file.
+    """Compare rebuilt tensors with the lost ones at `path`: their manifest, else their file.
 
     `last` is known to hold the state of the last snapshot. So it is compared with its manifest alone.
 

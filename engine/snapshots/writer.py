@@ -154,7 +154,7 @@ class Writer:
         return pending
 
     def save_weights(self, folder: str, position: Position, state_dict: dict[str, Any], facts: dict[str, Any]) -> str:
-        """Copy weights, which may change afterwards, and queue them for the store; only rank 0 calls this.
+        """Copy weights, which can change afterwards, and queue them; only rank 0 calls this.
 
         No snapshot taken later is committed before they are written.
 
@@ -195,7 +195,7 @@ class Writer:
             raise self._failure
 
     def flush(self) -> None:
-        """Wait until all that was taken is committed; raises why the last of it was not, or as `check` does."""
+        """Wait until everything taken is committed; raise the error of the last part, if any."""
         self._in_turn(lambda: None)
         failure = self._last.future.exception() if self._last is not None else None
         self.check()
@@ -222,7 +222,9 @@ class Writer:
         done.result()
 
     def close(self, grace_s: float | None = None) -> bool:
-        """Let the thread end once it has written what was taken; return whether it did. Never raises what it met.
+        """Let the thread end after writing all parts; return whether it did.
+
+        Never raises.
 
         Args:
             grace_s: seconds it gets; then it is left behind, and what it has not committed never happened.
@@ -305,7 +307,7 @@ class _Waiting:
 
 
 class _WeightsQueue:
-    """Weights on their way to `best` and `last`. The training thread puts, the writing thread flushes.
+    """Queue of weights for `best` and `last`: the training thread puts, the writing one flushes.
 
     Of the weights that wait, only those stay that the newest state or a pending snapshot needs.
 

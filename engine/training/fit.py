@@ -237,7 +237,9 @@ def _check_loggers(settings: RunSettings, run: str | None) -> None:
         JobError: a tracker does not accept the name of the run.
     """
     if settings.loggers and (run is None or settings.snapshots is None):
-        raise UserError("loggers receive rows when a snapshot is committed: fit needs a run, with snapshots on")
+        raise UserError(
+            "loggers receive rows when a snapshot is committed: fit needs a run, as in fit(run=...), with snapshots on"
+        )
     if run is not None and (faults := run_name_faults(settings.loggers, url_name(run))):
         raise JobError.of(f"fit(run={run!r})", faults)
 
@@ -250,7 +252,7 @@ def _refuse_to_start_over(run: str) -> None:
     """
     if taken := SnapshotCatalog(Store.open(run, StoreOptions("none"))).snapshots():
         raise UserError(
-            f"{run} has snapshots (newest: {taken[-1].name}), and with snapshots=None (null) a fit cannot resume: to "
+            f"{run} has snapshots (newest: {taken[-1].name}), and with snapshots=None (null) a fit cannot resume. To "
             "resume, leave the option out; to start over, use another run name"
         )
 

@@ -72,8 +72,8 @@ class FitLoop:
         self._monitors, self._warned = self._monitors_of_epochs(), list[Monitor]()
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
-                f"the run is at batch {self.progress.batch} of its epoch, and the epoch now has {len(loader)} batches: "
-                "use the data and the batch size of before, or another run name to start over."
+                f"the run is at batch {self.progress.batch} of its epoch, and the epoch now has {len(loader)} batches. "
+                "Use the data and the batch size of before, or another run name to start over."
             )
         self._set_length()
         self._ensure_end()

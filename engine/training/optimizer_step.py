@@ -176,7 +176,10 @@ class OptimizerStep:
             with forward_backward.reevaluating() if first else nullcontext():
                 outputs = forward_backward.run(batch, index, extra)
             if (loss := forward_backward.losses.read(outputs)) is None:
-                raise NoLoss(f"{type(optimizer).__name__} needs a loss for every batch, and batch {index} has none.")
+                raise NoLoss(
+                    f"{type(optimizer).__name__} needs a loss for every batch, and batch {index} has none: return one "
+                    "from training_step."
+                )
             first.append(outputs)
             context.strategy.reduce_gradients(self.module.parameters())
             for call in self._calls.before_step:

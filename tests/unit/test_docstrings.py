@@ -107,17 +107,10 @@ FOR_PEOPLE = {
 VALUE = "{a value...}"
 #: packages to rewrite -> the number of their docstrings and of their messages that break the rules; it only falls
 TO_REWRITE = {
-    "engine/checkpointing": (84, 3),
-    "engine/cli": (0, 2),
-    "engine/config": (0, 2),
-    "engine/data": (192, 9),
-    "engine/launch": (81, 3),
-    "engine/lightning": (0, 1),
+    "engine/checkpointing": (84, 0),
+    "engine/data": (192, 0),
     "engine/objects": (117, 0),
-    "engine/ranks": (0, 3),
-    "engine/snapshots": (64, 0),
-    "engine/strategies": (0, 1),
-    "engine/training": (97, 4),
+    "engine/training": (97, 0),
 }
 
 

@@ -303,8 +303,13 @@ class IterableLoader(ResumableLoader):
 
     def _check_first(self, number: int, first: ShardBatch | None) -> None:
         if self._agree is not None and not self._agree(first is not None):
-            what = "no batch" if number == 0 else f"no batch after batch {number}, which the run has trained on"
-            raise UserError(f"{self.name} has {what} {'on this' if first is None else 'on another'} rank.")
+            where = "on this rank" if first is None else "on another rank"
+            if number == 0:
+                raise UserError(f"{self.name} has no batch {where}: give each rank a part of the data.")
+            raise UserError(
+                f"{self.name} has no batch after batch {number}, which the run has trained on, {where}. Resume with "
+                "the data it had, or start over under another run name."
+            )
 
     def _warn_of_rest(self) -> None:
         if not self._has_warned:

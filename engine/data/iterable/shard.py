@@ -194,7 +194,7 @@ class Shard:
         if request.digest is not None and self.digest != request.digest:
             raise NotExact(
                 f"{self._where()} gives other samples than before the run died, in the {request.batch} batches that it "
-                "had read: its data have changed, or it draws from what cannot be found. Resume with the data it had, "
+                "had read. Its data have changed, or it draws from an unknown generator: resume with the data it had, "
                 "or start over under another run name."
             )
 

@@ -94,7 +94,7 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
     for number, digest in enumerate(first.digests[: max(2, REPEATS // batch_size)]):
         if again.next_digest() != digest:
             raise NotExact(
-                f"{where} gives other samples when it is read again from its start (in batch {number}): it draws from "
+                f"{where} gives other samples when it is read again from its start (in batch {number}). It draws from "
                 "the clock, the system, or a generator that cannot be found, takes away what it reads, or counts its "
                 "passes. Draw from torch, numpy.random, random or a generator that is an attribute of the data set, "
                 "seeded with a number, and give it set_epoch(epoch), which is called before each pass."

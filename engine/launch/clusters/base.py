@@ -1,4 +1,4 @@
-"""What a cluster is: it starts nodes, says why none will come any more, and ends them."""
+"""Cluster: starts nodes, reports why no more will come, and ends them."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ _OURS = (Session.VARIABLE, PARENT, SignalRequests.VARIABLE, SECRET, "OMP_NUM_THR
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What a cluster is asked to start.
+    """Request to a cluster to start nodes.
 
     Args:
         run: name of the run, from which the names of jobs are made.
@@ -83,7 +83,10 @@ class Cluster(ABC):
 
 
 def join_command(address: str) -> list[str]:
-    """Return the command that is a node of the launcher at `address`. It ends by itself once the launcher has gone."""
+    """Return the command that joins the launcher at `address`.
+
+    It ends by itself once the launcher has gone.
+    """
     return [sys.executable, "-m", "midstride.engine", "join", address, f"--wait={_WAIT_S}"]
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes: an Indexed Job of its own, whose pods are nodes, owned by the pod that launches.
+"""Kubernetes: an Indexed Job of its own, owned by the launching pod, whose pods are nodes.
 
 It is not the Job of the flow with more completions: a lost node counts as a failed pod there, and Prefect's worker
 would call the flow run crashed. The nodes reach the launcher by the address of its pod, so no Service is needed.
@@ -243,7 +243,7 @@ def _own_namespace() -> str:
 
 
 def _some(found: dict[str, Any], keys: tuple[str, ...], token: list[str]) -> dict[str, Any]:
-    """Return some fields of a pod or its container, without what gives it the token of its service account."""
+    """Return some fields of a pod or its container, without its service account's token."""
     chosen = {key: found[key] for key in keys if key in found}
     for key in ("volumes", "volumeMounts"):
         if key in chosen:

@@ -18,7 +18,7 @@ __all__ = ["Ray"]
 
 
 def _run_node(command: list[str], secret: str, grace_s: float) -> int:
-    """Run a node in a process of Ray, which can be killed at any time; return the exit code of `midstride join`."""
+    """Run a node in a killable process of Ray; return the exit code of `midstride join`."""
     supervisor = [sys.executable, "-m", "midstride.engine.processes.supervisor", str(os.getpid()), str(grace_s)]
     return subprocess.run([*supervisor, *command], env={**os.environ, SECRET: secret}, check=False).returncode
 

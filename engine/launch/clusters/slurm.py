@@ -80,7 +80,7 @@ class Slurm(Cluster):
         return ["sbatch", "--parsable", *size, "--requeue", notice, *_options(self._named())]
 
     def _named(self) -> dict[str, object]:
-        """Return options that a job may say otherwise; output goes to the run's folder, if it is one."""
+        """Return options that a job can override; output goes to the run's folder, if local."""
         named: dict[str, object] = {"job-name": f"midstride-{self.request.run}"}
         folder = self.request.url.removeprefix("file://")
         if "://" not in folder:
@@ -94,7 +94,10 @@ class Slurm(Cluster):
 
 
 def _options(arguments: Mapping[str, object]) -> list[str]:
-    """Return the options of a command: {"gpus-per-node": 2, "exclusive": True} is --gpus-per-node=2 --exclusive."""
+    """Return options of a command line.
+
+    {"gpus-per-node": 2, "exclusive": True} is --gpus-per-node=2 --exclusive.
+    """
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in arguments.items()]
 
 
@@ -131,11 +134,11 @@ def _run(command: list[str], secret: str = "") -> "subprocess.CompletedProcess[s
         )
     except FileNotFoundError:
         raise StrategyUnavailable(
-            f"world.on is slurm, and there is no {command[0]} on {os.uname().nodename}: launch on a machine that has "
-            "Slurm's commands, such as a login node, or leave on out and start midstride join on each node"
+            f"world.on is slurm, and there is no {command[0]} on {os.uname().nodename}: launch on a login node, or "
+            "leave on out and start midstride join on each node"
         ) from None
     except subprocess.TimeoutExpired:
-        raise WorldError(f"{command[0]} has not answered for {_ANSWER_S:g} s") from None
+        raise WorldError(f"{command[0]} has not answered for {_ANSWER_S:g} s: see whether Slurm is up") from None
 
 
 def _words(done: "subprocess.CompletedProcess[str]") -> str:

@@ -1,4 +1,4 @@
-"""What a launcher is: the command that starts a world, and what its environment needs."""
+"""Launcher: the command that starts the ranks, and its environment."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,7 +20,10 @@ RANK_MODULES = (
 
 
 class Launcher(ABC):
-    """Who starts the processes of a world. It starts nothing itself: `launch` runs its command."""
+    """Launcher of the ranks of an attempt.
+
+    It starts nothing itself: `launch` runs its command.
+    """
 
     name: ClassVar[str]
     #: of ours that its command runs by `python -m`, and what those need: a fork server imports them beforehand
@@ -28,7 +31,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def command(self, session: Session, job: TrainingJob, *, grace_s: float) -> list[str]:
-        """Return the command whose processes run `midstride.engine.launch.rank` for `session`, one per rank."""
+        """Return a command that runs `midstride.engine.launch.rank` for `session`, once per rank."""
 
     def environment(self, session: Session, job: TrainingJob, base: Mapping[str, str]) -> dict[str, str]:
         """Return the world's environment, made from `base`, the launcher's own."""

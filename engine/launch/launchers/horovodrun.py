@@ -21,7 +21,7 @@ _MEET_S = 120
 
 
 class Horovodrun(Launcher):
-    """Starts the ranks under horovodrun, over gloo: which controllers there are is not asked, that takes seconds.
+    """Starts the ranks under horovodrun, over gloo, without its slow search for controllers.
 
     The supervisor looks after the ranks itself: `midstride.engine.processes.registered_ranks` says why.
     """

@@ -1,4 +1,4 @@
-"""Nodes that join: other machines, on each of which `midstride join` is started, by a person or a cluster."""
+"""Nodes that join: machines on which a person or a cluster starts `midstride join`."""
 
 import sys
 from typing import ClassVar
@@ -11,7 +11,7 @@ __all__ = ["Join"]
 
 
 class Join(Launcher):
-    """Starts no rank: it holds the rendezvous, where nodes that were started elsewhere are told what to train."""
+    """Starts no rank: holds the rendezvous that tells joining nodes what to train."""
 
     name: ClassVar[str] = "join"
 

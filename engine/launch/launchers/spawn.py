@@ -11,7 +11,7 @@ __all__ = ["Spawn"]
 
 
 class Spawn(Launcher):
-    """Starts one process that imports torch and forks the ranks: what takes seconds is done once for all of them."""
+    """Starts one process that imports torch once and forks the ranks."""
 
     name: ClassVar[str] = "spawn"
     modules: ClassVar[tuple[str, ...]] = ("midstride.engine.launch.spawn_agent", *RANK_MODULES)

@@ -13,7 +13,7 @@ __all__ = ["Torchrun"]
 
 
 class Torchrun(Launcher):
-    """Starts one process per rank under torch's elastic agent, which never restarts them: a retry is ours to decide."""
+    """Starts one process per rank under torch's elastic agent, without its restarts."""
 
     name: ClassVar[str] = "torchrun"
     modules: ClassVar[tuple[str, ...]] = (

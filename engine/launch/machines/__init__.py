@@ -1,4 +1,4 @@
-"""A world on several machines: nodes that come and go, each TorchElastic's agent with its ranks.
+"""Runs on several machines: nodes that come and go, each TorchElastic's agent and ranks.
 
 agent           torchrun's agent on a node, below `midstride join`: the launcher tells it who trains together
 channel         authenticated messages over a socket between two processes that share a secret

@@ -1,4 +1,4 @@
-"""What a node runs below `midstride join`: torchrun's agent, told by the launcher who trains together.
+"""Runs torchrun's agent below `midstride join`, for the rounds that the launcher names.
 
 `python -m midstride.engine.launch.machines.agent HOST:PORT FOLDER`
 """
@@ -72,7 +72,7 @@ class RoundHandler(Rendezvous):
 
     @property
     def use_agent_store(self) -> bool:
-        """True: ranks meet where `RendezvousInfo` says, in the launcher's store, so that any node may be lost."""
+        """True: ranks meet in the launcher's store of `RendezvousInfo`, so any node can be lost."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -165,7 +165,7 @@ def _run_agent(rounds: RoundHandler, report: NodeReport, run: Run, session: Sess
 
 
 def _bit_differences(launcher: LauncherConnection, job: TrainingJob) -> str:
-    """Return how the sums of this node differ from those of the first that came; "" if they are alike.
+    """Return differences between this node's sums and those of the first node; "" if none.
 
     Raises:
         JobError: they differ, and the run promises the same bits on all nodes.
@@ -177,7 +177,7 @@ def _bit_differences(launcher: LauncherConnection, job: TrainingJob) -> str:
 
 
 def _run_within_reach(document: dict[str, Any]) -> Run:
-    """Return the run of the launcher's document, once this node sees its code and what its store holds.
+    """Return the run of the launcher's document, if this node sees its code and store.
 
     Raises:
         JobError: it does not see them.

@@ -1,4 +1,4 @@
-"""Authenticated messages over a socket between two processes that share a secret. Needs no torch.
+"""Authenticated messages over a socket between processes with a common secret. No torch.
 
 Both ends first prove that they know the secret. Neither sends it:
 
@@ -151,7 +151,7 @@ class Channel:
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
-    """Return an HMAC-SHA256 of `parts`, each with its length, so that no two lists of parts have the same."""
+    """Return an HMAC-SHA256 of `parts` and their lengths, which differs for different lists."""
     return hmac.digest(key, b"".join(len(part).to_bytes(8) + part for part in parts), "sha256")
 
 

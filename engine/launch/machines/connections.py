@@ -51,7 +51,7 @@ class Plan:
 
 
 class NodeConnections:
-    """The launcher's side: accepts nodes that know the secret, answers them and collects their messages.
+    """The launcher's side: accepts nodes that know the secret and collects their messages.
 
     Args:
         listener: socket to which nodes connect.
@@ -76,7 +76,7 @@ class NodeConnections:
         self._plan = plan
 
     def receive(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return the messages since the last call, in the order of arrival, each with the number of its node."""
+        """Return the messages since the last call in order of arrival, each with its node's number."""
         return [self._messages.get() for _ in range(self._messages.qsize())]
 
     def close(self) -> None:

@@ -29,7 +29,9 @@ LAUNCHER_GONE = 69
 
 
 def join(address: str, wait_s: float, secret_file: Path | None, on_line: Callable[[str], object]) -> int:
-    """Train the run of the launcher at `address` on this machine, over all its attempts; return the exit code.
+    """Train the run of the launcher at `address` on this machine; return the exit code.
+
+    Over all its attempts.
 
     Args:
         address: HOST:PORT, as the job's `world.rendezvous`.
@@ -76,7 +78,7 @@ def _take_part(address: str, secret: str, on_line: Callable[[str], object]) -> i
 
 @contextmanager
 def _node_folder() -> Iterator[str]:
-    """Yield a folder that exists until the block ends; folders of nodes that were killed are removed before."""
+    """Yield a folder that exists until the block ends; remove those of killed nodes first."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             _remove_unused(path)
@@ -89,7 +91,7 @@ def _node_folder() -> Iterator[str]:
 
 
 def lock_folder(folder: Path | str, kind: int = fcntl.LOCK_SH) -> int:
-    """Lock the folder of a node, for as long as this process lives; return the file descriptor of the lock."""
+    """Lock the folder of a node while this process lives; return the lock's file descriptor."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # nothing else of another user
     fcntl.flock(descriptor, kind)
     return descriptor

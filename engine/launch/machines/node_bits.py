@@ -1,4 +1,4 @@
-"""What decides the last bits of a sum on a machine, compared when nodes meet."""
+"""Settings of a machine that decide the last bits of sums, compared when nodes meet."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""A rank of a node: `python -m midstride.engine.launch.machines.rank FOLDER`, the node's session."""
+"""Rank of a node: `python -m midstride.engine.launch.machines.rank FOLDER`, its session."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The messages of a node to the launcher about its ranks, and the plans of the launcher that the node follows."""
+"""Messages of a node about its ranks, and the launcher's plans that it follows."""
 
 import os
 import signal
@@ -29,7 +29,9 @@ _LOG_BYTES = 1 << 20
 
 
 class NodeReport:
-    """Exchanges messages with the launcher, on a thread; ends this process and its ranks if told to, or without it.
+    """Exchanges messages with the launcher on a thread; ends this process and ranks if told to.
+
+    It also ends them without the launcher.
 
     Args:
         launcher: the connection to it.
@@ -52,7 +54,7 @@ class NodeReport:
             threading.Thread(target=work, name="midstride-node", daemon=True).start()
 
     def next_round(self) -> Plan:
-        """Report that the ranks here have ended; wait for the next round with this node, and return its plan."""
+        """Report the end of the ranks here; return the plan of the next round with this node."""
         self._begun.clear()
         self._is_waiting = True
         self._begun.wait()
@@ -74,7 +76,7 @@ class NodeReport:
             self._send(left=why)
 
     def _watch_launcher(self) -> None:
-        """End this process if the launcher has been silent for too long: a link that is cut raises no error."""
+        """End this process if the launcher is silent too long, since a cut link raises no error."""
         clock = RunningClock()
         answered_at = clock()
         while (now := clock()) - answered_at < _SILENT_S:
@@ -107,7 +109,7 @@ class NodeReport:
         return self._launcher.report({**state, "lines": self._lines(), **self._news_of_ranks(), **more})
 
     def _news_of_ranks(self) -> dict[str, Any]:
-        """Return the heartbeats of the ranks of this round, and the events and outcomes that were not yet sent."""
+        """Return heartbeats of this round's ranks, and events and outcomes not yet sent."""
         session = self._session
         if session is None:
             return {"heartbeats": {}, "events": [], "outcomes": []}

@@ -1,4 +1,4 @@
-"""What happens in each round, and what came of it."""
+"""Log of each round: its events and its end."""
 
 import time
 from collections.abc import Sequence

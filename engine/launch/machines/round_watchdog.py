@@ -1,4 +1,4 @@
-"""Looks for a hang of one round, and gives its ranks time to write their stacks before it is ended."""
+"""Detects a hang of a round, and gives its ranks time to write their stacks."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Which nodes train together: rounds that end when a node goes, when its ranks end, or when more can train.
+"""Rounds of nodes that train together, until a node or its ranks end, or more can train.
 
 Nothing here talks to anything: the server tells what it has heard, and asks what follows.
 """
@@ -78,7 +78,7 @@ class Rounds:
     def update(
         self, node: Node, *, waits: bool = False, is_done: bool = False, left: str = "", stacks: int = 0
     ) -> None:
-        """Update `node` by what it has reported: that it waits for a round, or leaves, or has written stacks."""
+        """Update `node` by its report: it waits for a round, leaves, or has written stacks."""
         node.seen_at, node.left, node.stacks = self._clock(), node.left or left, stacks
         node.is_ready, node.is_done = node.is_ready or waits, node.is_done or is_done
 
@@ -104,7 +104,7 @@ class Rounds:
         self._failures.append((self.number, node.host))
 
     def fails_too_often(self, node: Node) -> bool:
-        """Whether `node` has ended too many of the last rounds: it waits while there are enough others."""
+        """Return whether `node` has ended too many recent rounds; it waits while others suffice."""
         return self._failures_of(node) >= _MAX_FAILURES
 
     def failure_message(self, node: Node) -> str:
@@ -122,7 +122,10 @@ class Rounds:
         return [node for node in self.nodes.values() if not node.left and not self.is_silent(node)]
 
     def end(self) -> tuple[str, str] | None:
-        """Return how the round must end, "stop" or "kill", and why, "" if its ranks report that; None if it goes on."""
+        """Return how the round must end ("stop" or "kill") and why; None if it continues.
+
+        The reason is "" if the round's ranks report it.
+        """
         for node in self.members:
             if node.left:
                 return "stop", f"{self.describe(node)} leaves: {node.left}"
@@ -187,7 +190,7 @@ class Rounds:
         return [node for node in self.present() if node.is_ready and node not in self.members]
 
     def _order(self, node: Node) -> tuple[int, int]:
-        """Return a key to sort nodes by: those that trained keep their order, and so their ranks and their data."""
+        """Return a sort key of nodes: those that trained keep their order, ranks and data."""
         return (self._before.index(node) if node in self._before else len(self._before), node.number)
 
 

@@ -1,4 +1,4 @@
-"""The secret of a run on several machines: who knows it takes part in the run. Needs no torch.
+"""Secret of a run on several machines, known to its participants. Needs no torch.
 
 It is in a file that only its user can read, or in the environment. It is never on a command line, in a log, in an
 event or in the run's folder.
@@ -39,7 +39,7 @@ class RunSecret:
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """Return the secret of `run`: that of the environment, that of an earlier attempt, or a new one.
+        """Return the secret of `run`: the environment's, an earlier attempt's, or a new one.
 
         Raises:
             JobError: it is too short, its file cannot be written, or others can read it.
@@ -60,7 +60,7 @@ class RunSecret:
 
     @property
     def remark(self) -> str:
-        """How a node gets the secret if no file has it."""
+        """Hint on how a node gets the secret if no file has it."""
         return f", with this machine's {VARIABLE}" if self.file is None else ""
 
     def forget(self) -> None:
@@ -81,7 +81,7 @@ def _kept(file: Path) -> str:
 
 
 def read_secret(file: Path | None) -> str:
-    """Return the secret in `file`, or that of the environment; it is not in the environment afterwards.
+    """Return the secret in `file` or the environment, and remove it from the environment.
 
     Raises:
         JobError: there is none, others can read the file, or it is no secret.

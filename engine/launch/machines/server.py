@@ -170,7 +170,7 @@ class NodeServer:
             self._session.write_outcome(Outcome.from_json(outcome))
 
     def _refuse(self, why: str) -> None:
-        """Print why a node cannot take part; before the first round, that is an error of the job, which ends."""
+        """Print why a node cannot take part; before the first round, end with an error of the job."""
         print(why, flush=True)
         if self._rounds.number == 0:
             self._finish(Outcome.of(JobError(why)))
@@ -178,7 +178,7 @@ class NodeServer:
     # Decisions ----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Decide what happens next, by the requests to this process and the reports of nodes; publish it."""
+        """Decide the next step by requests and nodes' reports, and publish it."""
         if self._plan.over is not None:
             return
         if self._snapshots != self._plan.snapshots:
@@ -227,7 +227,7 @@ class NodeServer:
             self._close()
 
     def _watch_progress(self) -> None:
-        """Have the ranks of a round that hangs write their stacks, and end the round once those are here.
+        """Have the ranks of a hung round write their stacks, then end the round.
 
         Ranks that hang when the round is to end are ended by their nodes.
         """
@@ -281,7 +281,10 @@ class NodeServer:
             self._finish(outcome)
 
     def _failed_nodes(self, outcome: Outcome) -> list[Node]:
-        """Return the nodes whose ranks ended this round, by a hang or an error; none if a store failed."""
+        """Return the nodes whose ranks ended this round by a hang or an error.
+
+        None if a store failed.
+        """
         if (hang := self._watchdog.hang) is not None:
             return [node for node in self._rounds.members if {*self._rounds.ranks(node)} & {*hang.ranks}]
         return [] if outcome.type.startswith("midstride.") else [self._rounds.member_of(outcome.rank)]
@@ -299,7 +302,7 @@ class NodeServer:
             self._why += f"; {self._rounds.failure_message(node)}"
 
     def _finish(self, outcome: Outcome) -> None:
-        """Tell all nodes that no round will follow; `outcome` is the world's if no rank has written one."""
+        """Tell all nodes that no round follows; `outcome` counts if no rank has written one."""
         if not self._session.outcomes():
             self._session.begin_round(1)
             self._session.write_outcome(outcome)
@@ -314,7 +317,7 @@ class NodeServer:
 
 
 def _record(run: Run) -> str:
-    """Return what only a node that reaches the run's store can read: when the newest attempt began."""
+    """Return a fact that only the run's store tells a node: the newest attempt's start."""
     return repr(max(attempt.started for attempt in run.attempts.attempts()))
 
 

@@ -110,7 +110,7 @@ def test_tasks_of_srun_do_not_start_a_world_each(job: str, tmp_path: Path) -> No
     for task in tasks:
         said = task.communicate()[1].decode()
         assert task.returncode == 2
-        assert "srun starts this command 2 times, and each would start a world of its own: start it once" in said
+        assert "srun starts this command 2 times, and each would start ranks of its own. Start it once" in said
     assert not (tmp_path / "runs").exists()
 
 
