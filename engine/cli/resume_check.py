@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.jobs.build import build_data, build_module, build_trainer
+from midstride.engine.jobs.build import build_callbacks, build_data, build_module
 from midstride.engine.testing.resume_check import assert_resumes_exactly
 
 __all__ = ["resume_errors"]
@@ -19,15 +19,16 @@ _LEFT_OUT = frozenset(
 def resume_errors(job: TrainingJob) -> list[str]:
     """Return messages on what differs when a few steps of `job` are interrupted and resumed.
 
-    They are taken on the CPU, in processes of their own one after the other; nothing is kept.
+    They are taken on the CPU, in processes of their own one after the other; nothing is kept. One attempt resumes in a
+    new interpreter, so that data which follow the order of a set or of files are found.
     """
     chosen: dict[str, Any] = {k: v for k, v in job.trainer.model_dump().items() if k not in _LEFT_OUT}
-    callbacks = build_trainer(job).callbacks
     own, quiet = logging.getLogger("midstride"), logging.NullHandler()
     own.addHandler(quiet)  # what each attempt says of its world is of no interest here
     try:
-        module, data = partial(build_module, job), partial(build_data, job)
-        assert_resumes_exactly(module, data, seed=job.seed, callbacks=callbacks, gpus=0, **chosen)
+        module, data, callbacks = partial(build_module, job), partial(build_data, job), partial(build_callbacks, job)
+        chosen |= {"seed": job.seed, "callbacks": callbacks, "gpus": 0}
+        assert_resumes_exactly(module, data, in_new_interpreter=True, **chosen)
     except AssertionError as error:
         return [str(error)]
     finally:

@@ -39,11 +39,13 @@ def hash_seed() -> dict[str, str]:
 @contextmanager
 def hash_seed_set(environment: Mapping[str, str]) -> Iterator[None]:
     """Let interpreters of `multiprocessing` in the block hash text as in `environment`."""
-    is_other = _HASH_SEED in environment and _HASH_SEED not in os.environ
-    if is_other:
-        os.environ[_HASH_SEED] = environment[_HASH_SEED]
+    before, wanted = os.environ.get(_HASH_SEED), environment.get(_HASH_SEED)
+    if wanted is not None:
+        os.environ[_HASH_SEED] = wanted
     try:
         yield
     finally:
-        if is_other:
-            del os.environ[_HASH_SEED]
+        if before is not None:
+            os.environ[_HASH_SEED] = before
+        else:
+            os.environ.pop(_HASH_SEED, None)

@@ -18,6 +18,7 @@ from midstride.engine.errors import EngineError, UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.objects.digest import object_digest
 from midstride.engine.processes.child_processes import ChildProcesses
+from midstride.engine.testing.arbitrary_orders import other_hash_seed, reverse_listings
 from midstride.engine.testing.batch_journal import BatchJournal
 from midstride.engine.testing.nondeterminism import NondeterminismTracer
 from midstride.engine.training.trainer import Trainer
@@ -51,32 +52,53 @@ class ChildRun:
         """Return its result: "digest", "warnings" of the engine, and "nondeterministic calls"."""
         return dict(json.loads((self.folder / "result.json").read_text()))
 
-    def train(self, module: Factory, data: Factory, options: Mapping[str, Any], *, watched: bool = False) -> "ChildRun":
+    def train(
+        self,
+        module: Factory,
+        data: Factory,
+        options: Mapping[str, Any],
+        *,
+        watched: bool = False,
+        in_new_interpreter: bool = False,
+    ) -> "ChildRun":
         """Train to the end, from the newest snapshot of the run if there is one; return self.
 
         Args:
             module: a module, of which a copy trains, or a function that makes it.
             data: likewise.
-            options: arguments of the Trainer.
+            options: arguments of the Trainer; `callbacks` can also be a function that makes them.
             watched: whether nondeterministic calls are recorded.
+            in_new_interpreter: start a new interpreter instead of a fork. It hashes strings differently and lists
+                folders in reverse; `module`, `data` and `options` are pickled.
 
         Raises:
             AssertionError: the attempt failed; the message is its error.
         """
         self.folder.mkdir(exist_ok=True)
+        environment = {**os.environ, **(other_hash_seed() if in_new_interpreter else {})}
+        arguments = (module, data, options, watched, in_new_interpreter)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # newer Pythons warn of forks in general
-            with ChildProcesses(self._run, (module, data, options, watched), [os.environ]) as process:
+            method: Any = "spawn" if in_new_interpreter else "fork"
+            with ChildProcesses(self._run, arguments, [environment], method) as process:
                 while process.running():
                     process.wait(60.0)
         if code := process.exit_codes()[0]:
             path = self.folder / "error.txt"
             error = path.read_text() if path.exists() else f"the process ended with {code}"
-            raise AssertionError(f"this does not train to the end of the check, so nothing can be compared:\n{error}")
+            where = ", resumed in a new interpreter," if in_new_interpreter else ""
+            raise AssertionError(
+                f"this{where} does not train to the end of the check, so nothing can be compared:\n{error}"
+            )
         return self
 
-    def _run(self, module: Factory, data: Factory, options: Mapping[str, Any], watched: bool) -> None:
+    def _run(
+        self, module: Factory, data: Factory, options: Mapping[str, Any], watched: bool, in_new_interpreter: bool
+    ) -> None:
         try:
+            if in_new_interpreter:
+                reverse_listings()
+                logging.getLogger("midstride").addHandler(logging.NullHandler())  # it prints nothing, as a fork does
             torch.set_num_threads(1)  # a pool of threads does not survive a fork
             self._train(module, data, options, watched)
         except BaseException as error:
@@ -85,7 +107,8 @@ class ChildRun:
             raise SystemExit(1) from None
 
     def _train(self, module: Factory, data: Factory, options: Mapping[str, Any], watched: bool) -> None:
-        callbacks = [*options.get("callbacks", ()), BatchJournal(self.journal)]
+        given = options.get("callbacks", ())
+        callbacks = [*(given() if callable(given) else given), BatchJournal(self.journal)]
         settings: dict[str, Any] = {**options, "callbacks": callbacks}
         trainer = Trainer(**settings)
         warned = _WarningCollector()

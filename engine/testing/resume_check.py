@@ -4,7 +4,7 @@ import importlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from midstride.engine.objects.digest import differing_lines
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
 from midstride.engine.state.differences import iter_differences
+from midstride.engine.state.object_nodes import Instance
 from midstride.engine.storage.store import Store
 from midstride.engine.testing.batch_journal import first_difference
 from midstride.engine.testing.child_run import ChildRun
@@ -23,6 +24,7 @@ __all__ = ["assert_resumes_exactly", "final_state"]
 CUTS = 5
 #: path in a state that a stream gave, which may count what a resume does not need, and which the trial has judged
 _OF_A_STREAM = re.compile(r"feeds/(.*/)?states/\d+/state/")
+_NEW_INTERPRETER = ", in a new interpreter that orders sets of strings and lists of files otherwise"
 #: lines that a failure message shows of each section
 SHOWN = 8
 
@@ -37,7 +39,12 @@ def final_state(run: str) -> list[Any]:
 
 
 def assert_resumes_exactly(
-    module: TrainingModule | Callable[[], TrainingModule], data: Any = None, *, steps: int = 6, **options: Any
+    module: TrainingModule | Callable[[], TrainingModule],
+    data: Any = None,
+    *,
+    steps: int = 6,
+    in_new_interpreter: bool = False,
+    **options: Any,
 ) -> None:
     """Train `steps` steps, resume from snapshots in between, and compare the ends bit for bit.
 
@@ -49,6 +56,8 @@ def assert_resumes_exactly(
         module: the module, of which a copy trains, or a function that makes it.
         data: a DataModule or a training DataLoader, or a function that makes one; None if the module has the loaders.
         steps: number of steps to train.
+        in_new_interpreter: resume once in a new interpreter, which hashes strings differently and lists folders in
+            reverse. Module, data and options must be picklable.
         options: for the Trainer, such as `accumulate_grad_batches=2` or `callbacks=[...]`.
 
     Raises:
@@ -61,12 +70,15 @@ def assert_resumes_exactly(
     arguments = {"max_steps": steps, "enable_progress_bar": False, "snapshots": keep, **short, **options}
     with tempfile.TemporaryDirectory(prefix="midstride-check-") as folder:
         whole = ChildRun(Path(folder, "undisturbed")).train(module, data, arguments)
-        for cut in _cuts(SnapshotCatalog(Store.open(whole.run)).snapshots()):
-            resumed = _resume_from(whole, cut, Path(folder, cut.name)).train(module, data, arguments)
-            if not (faults := _compare(whole, resumed)):
+        cuts = _cuts(SnapshotCatalog(Store.open(whole.run)).snapshots())
+        attempts = [*((cut, False) for cut in cuts), *([(cuts[0], True)] if in_new_interpreter else [])]
+        for number, (cut, is_new) in enumerate(attempts):
+            attempt = _resume_from(whole, cut, Path(folder, str(number)))
+            resumed = attempt.train(module, data, arguments, in_new_interpreter=is_new)
+            if not (faults := _compare(whole, resumed, has_order=not is_new)):
                 continue
             again = ChildRun(Path(folder, "again")).train(module, data, arguments, watched=True)
-            raise AssertionError(_message(faults, cut, whole, resumed, again))
+            raise AssertionError(_message(faults, cut, whole, resumed, again, _NEW_INTERPRETER if is_new else ""))
 
 
 def _cuts(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
@@ -87,16 +99,36 @@ def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
     return ChildRun(folder)
 
 
-def _compare(whole: ChildRun, resumed: ChildRun) -> list[str]:
-    """Return lines on a resumed attempt's differences in batches, final state, or metrics."""
+def _compare(whole: ChildRun, resumed: ChildRun, *, has_order: bool = True) -> list[str]:
+    """Return lines on a resumed attempt's differences in batches, final state, or metrics.
+
+    The order of items in a set counts only if both attempts hash strings alike: with `has_order`.
+    """
+    prepared = (lambda tree: tree) if has_order else _without_set_order
     faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
     for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
-        changes = iter_differences(expected, found)
+        changes = iter_differences(prepared(expected), prepared(found))
         faults += [_line(*difference) for difference in changes if not _OF_A_STREAM.match(difference[0])]
     rows = [Path(attempt.run, "metrics.csv").read_text().splitlines() for attempt in (whole, resumed)]
     if not faults and rows[0] != rows[1]:
         faults += [f"the metric log: {b!r} resumed, {a!r} undisturbed" for a, b in zip(*rows, strict=False) if a != b]
     return faults
+
+
+def _without_set_order(tree: Any) -> Any:
+    """Return a state tree whose sets are sorted lists."""
+    if isinstance(tree, (set, frozenset)):
+        return sorted(tree, key=repr)
+    if isinstance(tree, Mapping):
+        return {key: _without_set_order(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_without_set_order(value) for value in tree]
+    if not isinstance(tree, Instance):
+        return tree
+    state = {key: _without_set_order(value) for key, value in tree.state.items()}
+    if tree.form == "set":
+        state = {key: sorted(value, key=repr) for key, value in state.items() if key != "table"}
+    return Instance(tree.form, tree.kind, state)
 
 
 def _line(path: str, undisturbed: str, resumed: str) -> str:
@@ -108,13 +140,13 @@ def _line(path: str, undisturbed: str, resumed: str) -> str:
     return f"{where}: {resumed} resumed, {undisturbed} undisturbed" if resumed != undisturbed else f"{where} differs"
 
 
-def _message(faults: list[str], cut: Snapshot, whole: ChildRun, resumed: ChildRun, again: ChildRun) -> str:
+def _message(faults: list[str], cut: Snapshot, whole: ChildRun, resumed: ChildRun, again: ChildRun, where: str) -> str:
     progress = cut.manifest["facts"]["progress"]
     position = f"batch {progress['val_batch']} of a validation" if progress["validating"] else "a step"
     result, undisturbed = resumed.result(), whole.result()
     hidden = [line for line in differing_lines(undisturbed["digest"], result["digest"]) if line not in faults]
     repeats = not (first_difference(whole.journal, again.journal) or _compare(whole, again))
-    head = f"resumed after step {cut.position.step}, at {position}, the run ends otherwise than undisturbed"
+    head = f"resumed after step {cut.position.step}, at {position}{where}, the run ends otherwise than undisturbed"
     head += ":" if repeats else " (as it does when it is merely run again):"
     sections = [
         (head, faults),

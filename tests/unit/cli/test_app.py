@@ -21,6 +21,7 @@ class Net(TrainingModule):
         super().__init__()
         self.fail_at = fail_at
         self.layer = torch.nn.Linear(2, 1)
+        self.words = {f"word {number}" for number in range(16)}
     def training_step(self, batch, batch_idx):
         if self.global_step == self.fail_at:
             raise KeyError("a mistake in the user's code")
@@ -35,6 +36,21 @@ class Data(DataModule):
 class Large(Data):
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.ones(12, 2)), batch_size=100_000)
+
+class OfSet(Data):
+    def names(self):
+        return {f"word {number}" for number in range(16)}
+    def train_dataloader(self):
+        order = [float(name.split()[1]) for name in self.names()]
+        return DataLoader(TensorDataset(torch.tensor(order).view(16, 1).repeat(1, 2)), batch_size=4)
+
+class OfFiles(OfSet):
+    def names(self):
+        folder = Path(__file__).with_name("words")
+        folder.mkdir(exist_ok=True)
+        for name in super().names():
+            (folder / name).touch()
+        return [path.name for path in folder.iterdir()]
 
 calls = []
 
@@ -182,6 +198,17 @@ def test_check_resumes_a_few_steps_where_it_is_asked_to(job: str, capsys: pytest
     told = capsys.readouterr().err
     assert "resumed after step 1, at a step, the run ends otherwise than undisturbed" in told
     assert "global cli_model.calls" in told
+
+
+@pytest.mark.parametrize("data", ["OfSet", "OfFiles"])
+def test_check_resumes_in_an_interpreter_of_other_orders(
+    job: str, capsys: pytest.CaptureFixture[str], data: str
+) -> None:
+    assert run("check", job, "--resume", "--set", f"data=cli_model:{data}") == 2
+    told = capsys.readouterr().err
+    assert "resumed in a new interpreter" in told
+    assert "other samples at the same indices than when the run began" in told
+    assert "the order of a set or of os.listdir" in told
 
 
 def test_check_names_a_step_that_never_returns_a_loss(job: str, capsys: pytest.CaptureFixture[str]) -> None:
