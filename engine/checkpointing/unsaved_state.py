@@ -10,10 +10,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from torch.utils.data import IterableDataset
+
 from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.formatting import format_names
 from midstride.engine.objects.digest import digest_lines
+from midstride.engine.objects.generator_search import shared_memory
 
 __all__ = ["IN_A_MODULE", "DataChanges", "UnsavedStateMonitor", "is_checked_at"]
 
@@ -109,11 +112,13 @@ def is_checked_at(snapshot: int) -> bool:
 
 
 def _lines_of(name: str, value: object) -> dict[str, str]:
-    """Return the digest of `value` without what `set_epoch` of a data set sets, since each epoch sets it anew."""
+    """Return the digest of `value` without a stream's shared memory, and without values that its `set_epoch` sets."""
     code = getattr(getattr(type(value), "set_epoch", None), "__code__", None)
     made = dis.get_instructions(code) if code else ()
     set_anew = {f"{name}.{one.argval}" for one in made if one.opname == "STORE_ATTR"}
-    return {line: text for line, text in digest_lines(name, value).items() if line not in set_anew}
+    kept = tuple(f"{name}{path}" for path in shared_memory(value)) if isinstance(value, IterableDataset) else ()
+    lines = digest_lines(name, value).items()
+    return {line: text for line, text in lines if line not in set_anew and not (kept and line.startswith(kept))}
 
 
 def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

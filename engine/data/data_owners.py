@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from midstride.engine.objects.attributes import attributes_of, delete_attribute, items_of, set_attribute
 from midstride.engine.objects.classes import TORCH_DATA, is_of_attributes, set_class
+from midstride.engine.objects.generator_search import shared_memory
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.table import kind_of
 from midstride.engine.objects.restore import GraphRestore
@@ -25,10 +26,15 @@ _CLASS = "__class__"
 
 
 class WholeData:
-    """Holds data that are not, or not only, described by attributes: a list, a tensor, a library's data set."""
+    """Holds data that are not, or not only, described by attributes: a list, a tensor, a library's data set.
+
+    Of a library's stream, numbers in memory that processes share are described, such as the epoch of open_clip's data.
+    """
 
     def __init__(self, dataset: object) -> None:
         self.dataset = dataset
+        if isinstance(dataset, IterableDataset) and (shared := shared_memory(dataset)):
+            self.shared = shared
 
 
 def data_owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 """Finds the random number generators that an object uses when it is read, also behind a method `reseed(seed)`."""
 
 import inspect
+import multiprocessing.sharedctypes
 import random
 import sys
 import types
@@ -27,6 +28,7 @@ __all__ = [
     "path_to_module",
     "restorable",
     "shared_generators",
+    "shared_memory",
     "shared_with_module",
     "used_by_hook",
 ]
@@ -68,6 +70,12 @@ def path_to_module(owner: object, module: nn.Module) -> str | None:
     """Return the path at which reading `owner` uses `module` or a trained part of it; None if it does not."""
     parts = {id(part) for part in module.modules() if any(p.requires_grad for p in part.parameters())} | {id(module)}
     return next((path.removeprefix(".") for path, value in _used_by_reading(owner, set()) if id(value) in parts), None)
+
+
+def shared_memory(owner: object) -> dict[str, object]:
+    """Return the values of `multiprocessing` that reading `owner` uses, such as a `Value`, by their paths."""
+    kind = multiprocessing.sharedctypes.SynchronizedBase
+    return {path: value for path, value in _used_by_reading(owner, set()) if isinstance(value, kind)}
 
 
 def shared_with_module(owner: object, module: nn.Module) -> dict[str, object]:

@@ -104,10 +104,10 @@ def _compare(whole: ChildRun, resumed: ChildRun, *, has_order: bool = True) -> l
 
     The order of items in a set counts only if both attempts hash strings alike: with `has_order`.
     """
-    prepared = (lambda tree: tree) if has_order else _without_set_order
     faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
     for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
-        changes = iter_differences(prepared(expected), prepared(found))
+        trees = (expected, found) if has_order else (_without_set_order(expected), _without_set_order(found))
+        changes = iter_differences(*trees)
         faults += [_line(*difference) for difference in changes if not _OF_A_STREAM.match(difference[0])]
     rows = [Path(attempt.run, "metrics.csv").read_text().splitlines() for attempt in (whole, resumed)]
     if not faults and rows[0] != rows[1]:

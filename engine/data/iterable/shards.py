@@ -20,6 +20,7 @@ from midstride.engine.data.iterable.trial import Trial, try_stream
 from midstride.engine.data.seeded_dataset import WorkerFailure
 from midstride.engine.data.torch_internals import set_worker_info, worker_info
 from midstride.engine.errors import EngineError
+from midstride.engine.objects.generator_search import shared_memory
 from midstride.engine.state.stateful import Stateful
 
 __all__ = ["ShardReader"]
@@ -187,7 +188,7 @@ class ShardReader(Dataset[Any]):
             return self.dataset
         # Modules, which pipelines of torchdata hold, cannot be copied.
         shared = [*sys.modules.values(), *(self.dataset.not_copied() if self._is_whole else ())]
-        shared += [] if for_trial else self._shared
+        shared += [*shared_memory(self.dataset).values(), *([] if for_trial else self._shared)]
         try:
             return copy.deepcopy(self.dataset, {id(one): one for one in shared})
         except Exception as error:

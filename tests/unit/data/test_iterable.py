@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import multiprocessing
 import random
 import threading
 from collections import deque
@@ -219,3 +220,42 @@ def test_a_stream_reads_the_buffer_that_training_fills(tmp_path: Path, caplog: p
     trainer.fit(agent, run=tmp_path)
     assert agent.seen == [0.0, 0.0, 1.0, 2.0, 3.0, 5.0, 5.0, 6.0, 7.0, 8.0]  # one batch is read ahead
     assert "transitions holds has changed since the epoch began" in caplog.text
+
+
+class Shifted:
+    """A stage of a library's stream that reads its epoch in memory that processes share, as that of open_clip."""
+
+    def __init__(self) -> None:
+        self.epoch = multiprocessing.Value("i", 0)
+
+    def __call__(self, numbers: Iterator[int]) -> Iterator[Tensor]:
+        by = 10.0 * self.epoch.value
+        yield from (torch.tensor([number + by]) for number in numbers)
+
+
+class TellsEpoch(Agent):
+    """Tells a stream its next epoch."""
+
+    def __init__(self, stage: Shifted) -> None:
+        super().__init__()
+        self.stage = [stage]
+
+    def on_train_epoch_end(self) -> None:
+        self.stage[0].epoch.value = self.current_epoch + 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_shared_memory_in_a_stream_of_a_library_is_kept(
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import webdataset as wds
+
+    seen = []
+    for resume in ("auto", 8):  # inside of the second of three epochs
+        module = TellsEpoch(Shifted())
+        stream = wds.DataPipeline(lambda: iter(range(6)), module.stage[0])
+        trainer = Trainer(max_epochs=3, snapshots={"every_steps": 1, "keep": 20}, enable_progress_bar=False)
+        trainer.fit(module, DataLoader(stream, batch_size=None, num_workers=workers), run=tmp_path, resume=resume)
+        seen.append(module.seen)
+    assert seen[0] == seen[1] == [10.0 * epoch + number for epoch in range(3) for number in range(6)]
+    assert "changed in training" not in caplog.text
