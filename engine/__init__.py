@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from midstride.engine.launch.launchers.base import Launcher
     from midstride.engine.loggers.base import Logger
     from midstride.engine.loop.loop import Loop
+    from midstride.engine.modules.averaging import WeightAveraging
     from midstride.engine.modules.callbacks import Callback, LearningRateMonitor
     from midstride.engine.modules.hyperparameters import Hyperparameters
     from midstride.engine.modules.interface import TrainerInterface
@@ -55,6 +56,7 @@ __all__ = [
     "TrainerInterface",
     "TrainingJob",
     "TrainingModule",
+    "WeightAveraging",
     "World",
     "__version__",
     "seed_everything",
@@ -78,6 +80,7 @@ _HOMES = {
     "TrainerInterface": "modules.interface",
     "TrainingJob": "config.job",
     "TrainingModule": "modules.module",
+    "WeightAveraging": "modules.averaging",
     "World": "world",
     "seed_everything": "seeds",
 }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import JobError
-from midstride.engine.lightning.counterparts import COUNTERPARTS
+from midstride.engine.lightning.counterparts import COUNTERPARTS, MAY_OVERRIDE
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.modules.callbacks import Callback
 
@@ -27,7 +27,6 @@ class LightningCallback(Callback):
 
 #: Lightning's callbacks that are left out, with a line in the log
 _LEFT_OUT = frozenset({"ModelSummary", "RichModelSummary", "ProgressBar", "RichProgressBar", "TQDMProgressBar"})
-_AVERAGE = "hold a torch.optim.swa_utils.AveragedModel in the module, as in docs/lightning.md, and update it in"
 _IN_THE_MODULE = "do it in a hook of the module, where its state is kept"
 #: Lightning's callbacks that need internals of its Trainer -> what to use instead
 _REFUSED = {
@@ -36,15 +35,13 @@ _REFUSED = {
     "BasePredictionWriter": "write what predict returns",
     "BatchSizeFinder": "choose the batch size before the run: it is part of what a run is",
     "DeviceStatsMonitor": "run torch.profiler, or log what torch.cuda.memory_stats() says in a hook",
-    "EMAWeightAveraging": f"{_AVERAGE} on_train_batch_end",
     "GradientAccumulationScheduler": "for windows that change, set automatic_optimization = False and call "
     "optimizer.step() in training_step where a window ends",
     "LearningRateFinder": "choose the learning rate before the run",
     "OnExceptionCheckpoint": "snapshots are on by default, and a failed run goes on from the newest",
-    "StochasticWeightAveraging": f"{_AVERAGE} on_train_epoch_end",
+    "StochasticWeightAveraging": "use WeightAveraging, with torch.optim.swa_utils.SWALR as scheduler",
     "ThroughputMonitor": "the report of a run has its steps per second",
     "Timer": "say max_steps; send SIGTERM to stop after a time, and the same run again goes on",
-    "WeightAveraging": f"{_AVERAGE} on_train_batch_end",
 }
 
 
@@ -70,7 +67,7 @@ def with_counterparts(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple
             found.append((callback, adapted))
             if not (adapted is None or isinstance(adapted, Callback)):
                 faults.append(f"callbacks: should be objects of classes derived from Callback, not {callback!r}")
-        elif type(callback).__name__ != own:
+        elif type(callback).__name__ != own and not _overrides_allowed(type(callback), own):
             faults.append(_fault(f"{type(callback).__name__}, derived from Lightning's {own},", own))
         elif own in COUNTERPARTS:
             found.append((callback, adapt(COUNTERPARTS[own](callback, faults))))
@@ -92,6 +89,14 @@ def _library_class(kind: type) -> str | None:
         if one.__module__.startswith(("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")):
             return None if one.__name__ == "Callback" else one.__name__
     return None
+
+
+def _overrides_allowed(kind: type, own: str) -> bool:
+    """Return whether a class derived from Lightning's callback `own` overrides only methods that decide."""
+    library = next(one for one in kind.__mro__ if one.__name__ == own and _library_class(one) == own)
+    derived = kind.__mro__[: kind.__mro__.index(library)]
+    written = {name for one in derived for name in vars(one) if hasattr(library, name) and not name.startswith("__")}
+    return own in MAY_OVERRIDE and written <= MAY_OVERRIDE[own]
 
 
 def _fault(who: str, own: str) -> str:

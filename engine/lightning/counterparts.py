@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from midstride.engine.lightning.checkpoint import exported_path
+from midstride.engine.modules.averaging import WeightAveraging
 from midstride.engine.modules.callbacks import Callback, LearningRateMonitor
 from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
 
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
 
-__all__ = ["COUNTERPARTS", "lightning_callbacks", "update_lightning_callbacks"]
+__all__ = ["COUNTERPARTS", "MAY_OVERRIDE", "lightning_callbacks", "update_lightning_callbacks"]
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +67,38 @@ def _function_call(name: str) -> Callable[..., Any]:
     return lambda self, *given: self.functions[name](*given)
 
 
+class LightningAveraging(WeightAveraging):
+    """Averages when Lightning's callback says so.
+
+    Args:
+        given: a WeightAveraging of Lightning's, or an object of a derived class that overrides `should_update`.
+    """
+
+    def __init__(self, given: Any) -> None:
+        own = vars(given)
+        super().__init__(use_buffers=own["_use_buffers"], device=own["_device"], **own["_kwargs"])
+        self._given = given
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        """Return what the given callback returns."""
+        return bool(self._given.should_update(step_idx=step_idx, epoch_idx=epoch_idx))
+
+
+def _weight_averaging(given: Any, faults: list[str]) -> Callback:
+    return LightningAveraging(given)
+
+
 #: class of Lightning's -> function from such a callback, and a list to append faults to, to its counterpart or None
 COUNTERPARTS: dict[str, Callable[[Any, list[str]], Any]] = {
+    "EMAWeightAveraging": _weight_averaging,
     "EarlyStopping": _early_stopping,
     "LambdaCallback": _lambda_callback,
     "LearningRateMonitor": _learning_rate_monitor,
     "ModelCheckpoint": _model_checkpoint,
+    "WeightAveraging": _weight_averaging,
 }
+#: class of Lightning's -> methods that a derived class may override
+MAY_OVERRIDE = dict.fromkeys(("EMAWeightAveraging", "WeightAveraging"), frozenset({"should_update"}))
 
 
 def lightning_callbacks(trainer: "TrainerInterface", kind: str) -> list[Any]:

@@ -1,5 +1,6 @@
 """The base classes of users, and the state of their objects.
 
+averaging        a callback that keeps averaged weights, and evaluates with them
 callback_states  the states of callbacks, and of a DataModule, as a part of the state of a run
 callbacks        `Callback`, `LearningRateMonitor`, and the fixed tuple of a Trainer's callbacks
 compiled         modules that `torch.compile` has wrapped, compiled in place

@@ -37,6 +37,10 @@ class Callback:
         """Return the hooks' `trainer`. Adapters, as for Lightning's callbacks, return a view."""
         return trainer
 
+    def evaluated_weights(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Return the weights to save as `best` and `last`: `weights`, or those that validations use instead."""
+        return weights
+
     def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
         """At the start of `fit`, in every attempt, before the state of a snapshot is restored."""
 

@@ -50,11 +50,18 @@ def fit_state(context: FitContext) -> RunState:
             attributes=lambda: objects.without_effect,
         ),
         facts=FitFacts(context),
-        weights=lambda: full_state_dict(context.strategy, context.module),
+        weights=lambda: _evaluated_weights(context),
         watched=watched_values(context, objects),
         way_to_keep=IN_A_MODULE,
         hook_changes=hook_changes,
     )
+
+
+def _evaluated_weights(context: FitContext) -> dict[str, Any]:
+    weights = full_state_dict(context.strategy, context.module)
+    for callback in context.callbacks:
+        weights = callback.evaluated_weights(weights)
+    return weights
 
 
 def state_parts(context: FitContext, objects: Objects, hook_changes: HookChanges) -> dict[str, Stateful]:

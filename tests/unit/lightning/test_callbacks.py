@@ -45,7 +45,7 @@ class Own(callbacks.EarlyStopping):
     [
         (
             lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
-            "StochasticWeightAveraging needs the inside .* hold a",
+            "StochasticWeightAveraging needs the inside .* use WeightAveraging",
         ),
         (
             lambda: callbacks.Timer(duration="00:01:00:00"),
@@ -66,7 +66,6 @@ REFUSED = {
     "BatchSizeFinder": lambda: callbacks.BatchSizeFinder(),
     "Checkpoint": lambda: callbacks.Checkpoint(),
     "DeviceStatsMonitor": lambda: callbacks.DeviceStatsMonitor(),
-    "EMAWeightAveraging": lambda: callbacks.EMAWeightAveraging(),
     "GradientAccumulationScheduler": lambda: callbacks.GradientAccumulationScheduler({1: 2}),
     "LearningRateFinder": lambda: callbacks.LearningRateFinder(),
     "ModelPruning": lambda: callbacks.ModelPruning("l1_unstructured", amount=0.5),
@@ -75,10 +74,10 @@ REFUSED = {
     "StochasticWeightAveraging": lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
     "ThroughputMonitor": lambda: callbacks.ThroughputMonitor(batch_size_fn=len),
     "Timer": lambda: callbacks.Timer(duration="00:01:00:00"),
-    "WeightAveraging": lambda: callbacks.WeightAveraging(),
 }
 TAKEN = {
     "Callback": lambda: L.Callback(),
+    "EMAWeightAveraging": lambda: callbacks.EMAWeightAveraging(),
     "EarlyStopping": lambda: callbacks.EarlyStopping("val_loss"),
     "LambdaCallback": lambda: callbacks.LambdaCallback(),
     "LearningRateMonitor": lambda: callbacks.LearningRateMonitor(),
@@ -88,6 +87,7 @@ TAKEN = {
     "RichModelSummary": lambda: callbacks.RichModelSummary(),
     "RichProgressBar": lambda: callbacks.RichProgressBar(),
     "TQDMProgressBar": lambda: callbacks.TQDMProgressBar(),
+    "WeightAveraging": lambda: callbacks.WeightAveraging(),
 }
 
 
