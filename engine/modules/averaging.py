@@ -44,7 +44,8 @@ class WeightAveraging(Callback):
         device: torch.device | str | int | None = None,
         **averaging: Any,
     ) -> None:
-        self.every_steps, self.start_step, self.use_buffers, self.device = every_steps, start_step, use_buffers, device
+        self.every_steps, self.start_step, self.use_buffers = every_steps, start_step, use_buffers
+        self.device = None if device is None else torch.device(device)
         self._averaging = averaging if decay is None else {"avg_fn": get_ema_avg_fn(decay), **averaging}
         self._average: AveragedModel | None = None
         self._is_swapped = False
@@ -76,7 +77,8 @@ class WeightAveraging(Callback):
                 "WeightAveraging needs all weights on each rank, and this strategy divides them: hold an AveragedModel "
                 "in the module, as in docs/lightning.md"
             )
-        self._average = AveragedModel(_StandIn(module), self.device, use_buffers=self.use_buffers, **self._averaging)
+        device: Any = self.device  # torch's own annotation lacks torch.device
+        self._average = AveragedModel(_StandIn(module), device, use_buffers=self.use_buffers, **self._averaging)
         places = {id(one): number for number, one in enumerate(tensors)}
         named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
         self._numbers = {name: places[id(one)] for name, one in itertools.chain(*named)}
@@ -163,7 +165,8 @@ class _StandIn(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        for number, one in enumerate(module.parameters()):
-            self.register_parameter(f"parameter_{number}", nn.Parameter(one.detach().clone(), requires_grad=False))
-        for number, one in enumerate(module.buffers()):
-            self.register_buffer(f"buffer_{number}", one.detach().clone())
+        for number, parameter in enumerate(module.parameters()):
+            copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+            self.register_parameter(f"parameter_{number}", copied)
+        for number, buffer in enumerate(module.buffers()):
+            self.register_buffer(f"buffer_{number}", buffer.detach().clone())

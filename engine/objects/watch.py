@@ -11,7 +11,7 @@ import xxhash
 from torch import Tensor
 
 from midstride.engine.formatting import format_names
-from midstride.engine.objects.kinds.opaque import DATA
+from midstride.engine.objects.kinds.opaque import DATA, is_remade
 from midstride.engine.objects.kinds.tensors import has_memory
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.objects.walk import DEEPEST, GraphWalk
@@ -111,6 +111,7 @@ class UnwritableWarnings:
                 continue
             name, _, code = kind.partition(" ")  # of functions that share their name with others
             is_found = path in walk.functions and (known[kind] == 1 or function_called(name) is not None)
+            is_found = is_found or (is_remade(name) and _is_class(walk, path))
             if not is_found and _add(self._reported, f"now {kind} in {_owner(path, roots)}"):
                 lines.append(f"{shown(path)} (now {name}{', of other code' if code else ''})")
         if lines:
@@ -132,6 +133,10 @@ class NoUnwritableWarnings(UnwritableWarnings):
 
     def warn_of_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
         """Warn of nothing."""
+
+
+def _is_class(walk: GraphWalk, path: str) -> bool:
+    return any(where == path and isinstance(value, type) for where, value in walk.seen.values())
 
 
 def _add(names: set[str], name: str) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
+from midstride.engine.code_origin import is_user_module
 from midstride.engine.objects.attributes import made_by
 from midstride.engine.objects.classes import BASES, CONTAINERS, is_library, keeps_attributes
 from midstride.engine.objects.kinds.kind import Kind
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
     from midstride.engine.objects.walk import GraphWalk
 
-__all__ = ["DATA", "LEFT_OUT", "OPAQUE", "WATCHED", "LeftOut", "Opaque", "compared_node"]
+__all__ = ["CLASS", "DATA", "LEFT_OUT", "OPAQUE", "WATCHED", "LeftOut", "Opaque", "compared_node", "is_remade"]
+
+#: form of a class that is not a constant
+CLASS = "class"
 
 #: types of constants in code, which every attempt has
 _CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature, RemovableHandle)
@@ -66,6 +70,8 @@ class Opaque(Kind):
         if issubclass(type(value), _CONSTANT) and not _is_own_module(value):
             kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
             walk.constants[path] = kind
+            if isinstance(value, type) and is_remade(kind):
+                return Instance(CLASS, kind)
         elif kind == _TRAINER or (walk.is_in_library and issubclass(type(value), _OF_A_PROCESS)):
             walk.constants[path] = kind
         elif walk.is_quiet:
@@ -85,6 +91,11 @@ class Opaque(Kind):
         if not is_one or restore.is_anchor(live):
             return restore.mark_stale(path, node.kind, live)
         return restore.set(live, path)
+
+
+def is_remade(kind: str) -> bool:
+    """Return whether a class is made within a function of a library, which keeps it and would make it again."""
+    return "<locals>" in kind and not is_user_module(kind.partition(":")[0])
 
 
 def compared_node(walk: "GraphWalk", value: Any, path: str) -> Instance:

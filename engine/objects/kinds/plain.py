@@ -14,7 +14,7 @@ import torch
 
 from midstride.engine.objects.classes import class_called
 from midstride.engine.objects.kinds.kind import MISSING, Kind
-from midstride.engine.objects.kinds.opaque import OPAQUE
+from midstride.engine.objects.kinds.opaque import CLASS, OPAQUE, is_remade
 from midstride.engine.state.object_nodes import Instance, Same, kind_name, kind_text
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ class Addresses(Kind):
 
 
 class Classes(Kind):
-    """Classes that are factories of a defaultdict; elsewhere a class is a constant, which every attempt has."""
+    """Classes that are factories of a defaultdict, or that a library makes; others are constants of every attempt."""
 
-    form = "class"
+    form = CLASS
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the name of a class."""
@@ -136,6 +136,9 @@ class Classes(Kind):
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Return the class of that name."""
         if isinstance(live, type) and kind_text(live.__module__, live.__qualname__) == node.kind:
+            return live
+        if live is MISSING and is_remade(node.kind):
+            restore.reads_otherwise = True
             return live
         found = class_called(node.kind, MISSING, object)
         return restore.mark_stale(path, node.kind, live) if found is None else found

@@ -106,3 +106,13 @@ class Gathers(Small):
         self.modes[augment.Mode.EDGE] = self.modes.get(augment.Mode.EDGE, 0) + 1
         seen = self.metric.aggregate() + self.late.aggregate()
         return seen.abs() + self.config.scale + self.config.none + self.modes[augment.Mode.EDGE]
+
+
+class MakesClass(Small):
+    """A library's layer keeps a class that it makes when it is first called."""
+
+    def build(self) -> None:
+        self.head = augment.Head()
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.head(batch).scale
