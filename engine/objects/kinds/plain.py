@@ -138,7 +138,7 @@ class Classes(Kind):
         if isinstance(live, type) and kind_text(live.__module__, live.__qualname__) == node.kind:
             return live
         if live is MISSING and is_remade(node.kind):
-            restore.reads_otherwise = True
+            restore.read_back()
             return live
         found = class_called(node.kind, MISSING, object)
         return restore.mark_stale(path, node.kind, live) if found is None else found
