@@ -92,7 +92,7 @@ def _library_class(kind: type) -> str | None:
 
 
 def _overrides_allowed(kind: type, own: str) -> bool:
-    """Return whether a class derived from Lightning's callback `own` overrides only methods that decide."""
+    """Return whether `kind` changes only methods of Lightning's `own` that it may override."""
     library = next(one for one in kind.__mro__ if one.__name__ == own and _library_class(one) == own)
     derived = kind.__mro__[: kind.__mro__.index(library)]
     written = {name for one in derived for name in vars(one) if hasattr(library, name) and not name.startswith("__")}
