@@ -112,7 +112,7 @@ def is_checked_at(snapshot: int) -> bool:
 
 
 def _lines_of(name: str, value: object) -> dict[str, str]:
-    """Return the digest of `value` without a stream's shared memory, and without values that its `set_epoch` sets."""
+    """Return the digest of `value` without shared memory and values of `set_epoch`."""
     code = getattr(getattr(type(value), "set_epoch", None), "__code__", None)
     made = dis.get_instructions(code) if code else ()
     set_anew = {f"{name}.{one.argval}" for one in made if one.opname == "STORE_ATTR"}

@@ -1,4 +1,4 @@
-"""Averaged weights: a callback that keeps them, evaluates with them, and saves them as the run's best and last."""
+"""A callback that averages weights, validates on the average, and saves it."""
 
 import itertools
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class WeightAveraging(Callback):
         self._numbers: dict[str, int] = {}
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Return whether to update after an optimizer step, or at the end of an epoch; the other argument is None.
+        """Return whether to update after an optimizer step, or an epoch; the other one is None.
 
         Args:
             step_idx: index of the step, from 0.

@@ -38,7 +38,7 @@ class Callback:
         return trainer
 
     def evaluated_weights(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Return the weights to save as `best` and `last`: `weights`, or those that validations use instead."""
+        """Return the weights for `best` and `last`: those given, or those of validations."""
         return weights
 
     def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:

@@ -73,7 +73,7 @@ def path_to_module(owner: object, module: nn.Module) -> str | None:
 
 
 def shared_memory(owner: object) -> dict[str, object]:
-    """Return the values of `multiprocessing` that reading `owner` uses, such as a `Value`, by their paths."""
+    """Return shared values of `multiprocessing` that reading `owner` uses, by path."""
     kind = multiprocessing.sharedctypes.SynchronizedBase
     return {path: value for path, value in _used_by_reading(owner, set()) if isinstance(value, kind)}
 

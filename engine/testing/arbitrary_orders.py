@@ -1,4 +1,4 @@
-"""Orders that Python and file systems leave open, changed in a process, so that code that depends on them shows."""
+"""Changes the orders of sets and listings in a process, to show code that follows them."""
 
 import os
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ __all__ = ["other_hash_seed", "reverse_listings"]
 
 
 def other_hash_seed() -> dict[str, str]:
-    """Return a variable with which a new interpreter hashes strings differently, and so orders sets of them."""
+    """Return a variable that makes a new interpreter hash strings differently."""
     return {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
 
 
 def reverse_listings() -> None:
-    """Let `os.listdir` and `os.scandir`, and so `glob` and `pathlib`, list folders in reverse, in this process."""
+    """Reverse the results of `os.listdir` and `os.scandir`, and so of `glob` and `pathlib`."""
     listdir, scandir = os.listdir, os.scandir
 
     def reversed_listdir(path: Any = ".") -> list[Any]:

@@ -94,7 +94,7 @@ class Opaque(Kind):
 
 
 def is_remade(kind: str) -> bool:
-    """Return whether a class is made within a function of a library, which keeps it and would make it again."""
+    """Return whether a function of a library makes the class `kind`, as it would again."""
     return "<locals>" in kind and not is_user_module(kind.partition(":")[0])
 
 

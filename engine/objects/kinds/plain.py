@@ -125,7 +125,10 @@ class Addresses(Kind):
 
 
 class Classes(Kind):
-    """Classes that are factories of a defaultdict, or that a library makes; others are constants of every attempt."""
+    """Classes that are factories of a defaultdict, or that a library makes.
+
+    Other classes are constants of every attempt.
+    """
 
     form = CLASS
 
