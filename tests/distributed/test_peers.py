@@ -30,6 +30,8 @@ def meet(folder: Path, case: str, at: str) -> None:
     world, collective = World.from_environment(), TorchCollective()
     if case == "unchecked":
         rendezvous.check_peers = lambda *_: None
+    if at == "with TORCH_DISTRIBUTED_DEBUG":
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
     if at == "another group":
         collective.init_process_group(world, torch.device("cpu"))
     if case != "honest" and world.rank == INTRUDER:
@@ -53,7 +55,7 @@ def meet(folder: Path, case: str, at: str) -> None:
     os._exit(0)  # the others have ended, or are none
 
 
-PLACES = ("the first group", "another group", "a group of the user's")
+PLACES = ("the first group", "another group", "a group of the user's", "with TORCH_DISTRIBUTED_DEBUG")
 
 
 @pytest.mark.parametrize("at", PLACES)

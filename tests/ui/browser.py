@@ -29,9 +29,19 @@ class Screen:
     def __init__(self, page: Page, address: str, pictures: Path) -> None:
         self.page, self.address, self.pictures = page, address, pictures
 
+    def open(self, path: str, ui: Ui = "v2") -> None:
+        """Go to a page."""
+        self.page.goto(f"{self.address}{'/v2' if ui == 'v2' else ''}{path}")
+
+    def log_in(self, password: str, ui: Ui = "v2") -> None:
+        """Type a password on the page that asks for it."""
+        self.open("/login", ui)
+        self.page.get_by_placeholder("admin:pass").fill(password)
+        self.page.get_by_role("button", name="Login").click()
+
     def show(self, run: str, ui: Ui = "v2") -> None:
         """Go to the page of a flow run."""
-        self.page.goto(f"{self.address}{'/v2' if ui == 'v2' else ''}/runs/flow-run/{run}")
+        self.open(f"/runs/flow-run/{run}", ui)
 
     def retry(self, ui: Ui = "v2") -> None:
         """Press Retry on the page of a run that has ended, and again in the dialog that asks."""
@@ -59,7 +69,7 @@ class Screen:
 
     def show_artifact(self, artifact: str) -> None:
         """Go to the page of an artifact."""
-        self.page.goto(f"{self.address}/v2/artifacts/artifact/{artifact}")
+        self.open(f"/artifacts/artifact/{artifact}")
 
     def tab(self, name: str) -> None:
         """Open a tab below the run's graph."""

@@ -7,6 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from midstride.engine.session.private_file import own_secret
+from midstride.flows.server import PASSWORD_FILE
+
 POOL = "desk"
 
 
@@ -55,9 +58,15 @@ class Service:
         self._process.wait(300.0)
 
 
+def login(home: Path) -> str:
+    """Return name and password of the server: those of an embedded one in that home."""
+    return f"midstride:{own_secret(home / PASSWORD_FILE)}"
+
+
 def surroundings(home: Path, port: int) -> dict[str, str]:
     """Return what every process of a site has in its environment."""
     api = {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    api["PREFECT_API_AUTH_STRING"] = login(home)
     return {**os.environ, **api, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}  # the fastest there is
 
 
@@ -66,6 +75,7 @@ def server(home: Path, port: int, lasting: set[int]) -> Service:
     command = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
     # A worker would receive an earlier Cancel again with the retry of the cancelled run.
     environment = {**surroundings(home, port), "PREFECT_SERVER_EVENTS_MAXIMUM_WEBSOCKET_BACKFILL": "PT1S"}
+    environment["PREFECT_SERVER_API_AUTH_STRING"] = login(home)
     return Service(command, environment, home / "server.log", lasting)
 
 

@@ -15,7 +15,7 @@ import httpx
 from support.flow_runs import wait_for
 from support.ports import free_ports
 from ui.browser import Screen, browser
-from ui.services import POOL, server, surroundings, worker
+from ui.services import POOL, login, server, surroundings, worker
 
 from midstride.engine.config.job import TrainingJob
 from midstride.tasks.resources import artifact_key
@@ -30,10 +30,12 @@ class Api:
 
     Args:
         address: of the server.
+        login: name and password.
     """
 
-    def __init__(self, address: str) -> None:
-        self._client = httpx.Client(base_url=f"{address}/api", timeout=30.0)
+    def __init__(self, address: str, login: str) -> None:
+        name, _, password = login.partition(":")
+        self._client = httpx.Client(base_url=f"{address}/api", timeout=30.0, auth=(name, password))
 
     def get(self, path: str) -> Any:
         """Return what is at `path`."""
@@ -136,7 +138,8 @@ class Site:
         (port,) = free_ports(1)
         self.home, self.pictures, self.address = home, pictures, f"http://127.0.0.1:{port}"
         self.server, self.worker = server(home, port, lasting), worker(home, port, lasting)
-        self.api = Api(self.address)
+        self.login = login(home)
+        self.api = Api(self.address, self.login)
         self._environment = surroundings(home, port)
         self._deployment = ""
         self._runs: list[Run] = []
@@ -169,9 +172,17 @@ class Site:
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
 
-    def browser(self) -> AbstractContextManager[Screen]:
-        """Have a browser open."""
+    def strange_browser(self) -> AbstractContextManager[Screen]:
+        """Have a browser open that is not logged in."""
         return browser(self.address, self.pictures)
+
+    @contextmanager
+    def browser(self) -> Iterator[Screen]:
+        """Have a browser open that is logged in."""
+        with self.strange_browser() as screen:
+            screen.log_in(self.login)
+            screen.sees("Dashboard")
+            yield screen
 
     def run(self, job: TrainingJob, **environment: str) -> Run:
         """Have the worker run `job`, with this added to its environment."""
