@@ -60,7 +60,7 @@ def compare_and_promote(
     champion = night.registry.current() if decision.promoted else None
     if champion is not None and champion.run == this.name:  # else rolled back, or another is in charge by now
         # Before the night is closed: an automation hears of it once more rather than not at all.
-        why = decision.model_dump(exclude={"promoted"})
+        why = decision.model_dump(exclude={"promoted", "gates", "failed_gates"})
         promoted = ModelPromoted(run=this.name, weights=night.registry.weights_url(champion), date=night.date, **why)
         emit(promoted, model(this.job.name))
         champion_materialized(this, compared["weights"], data, champion, decision)

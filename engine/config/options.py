@@ -30,6 +30,7 @@ from midstride.engine.storage.urls import PASSWORD, holds_password, url_fault
 __all__ = [
     "LONG_PRECISIONS",
     "BadSampleOptions",
+    "GateOptions",
     "IdentityOption",
     "MonitorOptions",
     "NightlyOptions",
@@ -191,6 +192,19 @@ class MonitorOptions(Options):
     )
 
 
+class GateOptions(Options):
+    """Limits of one test value. A challenger outside of them is not promoted."""
+
+    min: float | None = Field(None, title="Minimum", description="Smallest allowed value.")
+    max: float | None = Field(None, title="Maximum", description="Largest allowed value.")
+    max_drop: Annotated[float, Field(strict=True, ge=0)] | None = Field(
+        None, title="Largest drop", description="How far the value may be below the champion's; 0 for not at all."
+    )
+    max_rise: Annotated[float, Field(strict=True, ge=0)] | None = Field(
+        None, title="Largest rise", description="How far the value may be above the champion's; 0 for not at all."
+    )
+
+
 class NightlyOptions(Options):
     """Conditions for a night's challenger to replace the champion."""
 
@@ -201,6 +215,9 @@ class NightlyOptions(Options):
     )
     margin: Annotated[float, Field(strict=True, ge=0)] = Field(
         0.0, title="Margin", description="The challenger must be better by more than this, in units of the metric."
+    )
+    gates: dict[str, GateOptions] = Field(
+        {}, title="Gates", description="Test value -> min, max, max_drop, max_rise. All must hold for a promotion."
     )
     warm_start: bool = Field(False, title="Warm start", description="Start each night from the champion's weights.")
 

@@ -11,7 +11,7 @@ from midstride.engine.jobs.build import build_callbacks, build_data, build_modul
 from midstride.engine.jobs.dry_run import dry_run
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.processes.environment import cores
-from midstride.engine.registry.nightly import date_to_try, metric_of, nightly_errors, with_date
+from midstride.engine.registry.nightly import date_to_try, judged_by, nightly_errors, with_date
 from midstride.engine.storage.store import Store
 
 __all__ = ["job_errors"]
@@ -43,16 +43,17 @@ def job_errors(
     """
     if rank_warning := _rank_warning(job):
         warn(rank_warning)
-    faults, judged_by = [], ""
+    faults: list[str] = []
+    needed: dict[str, str] = {}
     if (night := date_to_try(job, date)) is not None:
-        faults, judged_by = nightly_errors(job, night), metric_of(job) if job.monitor else ""
+        faults, needed = nightly_errors(job, night), judged_by(job)
         job = with_date(job, night)
     module = _collect(faults, "building the module", partial(build_module, job))
     data = _collect(faults, "building the data", partial(build_data, job))
     callbacks = _collect(faults, "building the callbacks", partial(build_callbacks, job))
     _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
     if module is not None and data is not None and callbacks is not None:
-        tried = partial(_training_faults, job, module, data, judged_by, say, warn)
+        tried = partial(_training_faults, job, module, data, needed, say, warn)
         faults += _collect(faults, "checking the training", tried) or []
     return [*dict.fromkeys(faults)]  # a file that cannot be imported fails for module and data alike
 
@@ -75,7 +76,7 @@ def _training_faults(
     job: TrainingJob,
     module: TrainingModule,
     data: DataModule,
-    judged_by: str,
+    needed: dict[str, str],
     say: Callable[[str], object],
     warn: Callable[[str], object],
 ) -> list[str]:
@@ -83,7 +84,7 @@ def _training_faults(
     data.prepare_data()
     say("trying a step, and a batch of each evaluation")
     refused = build_trainer(job).check(module, data, processes=job.world.ranks)
-    return refused or dry_run(job, module, data, judged_by=judged_by, warn=warn)
+    return refused or dry_run(job, module, data, needed=needed, warn=warn)
 
 
 def _rank_warning(job: TrainingJob) -> str:

@@ -4,7 +4,7 @@ Keeps nothing.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from midstride.engine.config.job import TrainingJob
@@ -27,7 +27,7 @@ def dry_run(
     module: TrainingModule,
     data: DataModule,
     *,
-    judged_by: str,
+    needed: Mapping[str, str],
     warn: Callable[[str], object],
 ) -> list[str]:
     """Return messages on what `job` misses; errors of a step or an evaluation are raised.
@@ -36,7 +36,7 @@ def dry_run(
         job: what is tried.
         module: the job's, built.
         data: the job's, prepared.
-        judged_by: the value that the test has to log, where there is one.
+        needed: values that the test has to log, with the key of the job that names each.
         warn: called with a warning about batches that are larger than the data.
     """
     strategy = STRATEGIES.get(job.world.strategy)
@@ -50,7 +50,7 @@ def dry_run(
             warn(warning)
         if type(module).test_step is not TrainingModule.test_step:
             tested = trainer.test(module, data)
-    faults = missing_metric(tested, judged_by) if judged_by else []
+    faults = [fault for name, key in needed.items() for fault in missing_metric(tested, name, key)]
     if job.monitor is not None and job.monitor.metric not in logged:
         faults.append(
             f"monitor: {job.monitor.metric} is not logged; logged: {', '.join(logged) or 'nothing'}. What a "

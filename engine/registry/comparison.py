@@ -1,15 +1,19 @@
-"""Compares challenger and champion: the challenger must be better by more than the margin."""
+"""Compares challenger and champion.
+
+The challenger must be better by more than the margin, and pass all gates.
+"""
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from midstride.engine.config.options import Record
+from midstride.engine.config.options import GateOptions, Record
 from midstride.engine.errors import JobError
 from midstride.engine.formatting import format_number
 
-__all__ = ["PromotionDecision", "compare", "missing_metric"]
+__all__ = ["PromotionDecision", "compare", "missing_metric", "with_gates"]
 
 
 class PromotionDecision(Record):
@@ -23,6 +27,8 @@ class PromotionDecision(Record):
     challenger: dict[str, float] = Field(description="Test results of the challenger.")
     champion: dict[str, float] = Field({}, description="Test results of the champion.")
     over: int | None = Field(None, description="Number of the compared champion, if any.")
+    gates: Annotated[tuple[str, ...], Field(description="Each limit with the value, and whether it holds.")] = ()
+    failed_gates: Annotated[tuple[str, ...], Field(description="Those of them that do not hold.")] = ()
 
 
 def compare(
@@ -64,6 +70,35 @@ def compare(
     )
 
 
+def with_gates(decision: PromotionDecision, gates: Mapping[str, GateOptions]) -> PromotionDecision:
+    """Return `decision` after `gates`: a challenger that fails a limit is not promoted.
+
+    >>> better = compare({"acc": 0.93}, {"acc": 0.91}, metric="acc", mode="max")
+    >>> with_gates(better, {"acc": GateOptions(min=0.95)}).why
+    'acc 0.93 against 0.91: better by 0.02, more than the margin of 0, but acc 0.93 fails min 0.95'
+
+    Args:
+        decision: of `compare`.
+        gates: limits by the name of a test value.
+
+    Raises:
+        JobError: the test did not log the value of a gate.
+    """
+    tried = [
+        limit
+        for name, gate in gates.items()
+        for limit in _limits(
+            name, gate, _value(decision.challenger, name, "nightly.gates"), decision.champion.get(name)
+        )
+    ]
+    failed = tuple(words for words, holds in tried if not holds)
+    why = decision.why
+    if failed:
+        why += f"{', but' if decision.promoted else '; and'} {'; '.join(failed)}"
+    gated = {"gates": tuple(words for words, _ in tried), "failed_gates": failed}
+    return decision.model_copy(update={**gated, "promoted": decision.promoted and not failed, "why": why})
+
+
 def _judge(new: float, old: float | None, mode: Literal["min", "max"], margin: float) -> tuple[bool, str]:
     if not math.isfinite(new):
         return False, "not finite"
@@ -79,15 +114,39 @@ def _judge(new: float, old: float | None, mode: Literal["min", "max"], margin: f
     return True, f"better by {format_number(gain)}, more than the margin of {format_number(margin)}"
 
 
-def _value(values: dict[str, float], metric: str) -> float:
-    if faults := missing_metric(values, metric):
+def _limits(name: str, gate: GateOptions, new: float, old: float | None) -> list[tuple[str, bool]]:
+    """Return each limit of `gate` with the value, and whether it holds.
+
+    Without a champion's value, `max_drop` and `max_rise` set none.
+    """
+    reference = None if old is None or not math.isfinite(old) else old
+    against = "" if reference is None else f"; the champion has {format_number(reference)}"
+    limits: list[tuple[str, float | None, float | None, int, str]] = [
+        ("min", gate.min, 0.0, 1, ""),
+        ("max", gate.max, 0.0, -1, ""),
+        ("max_drop", gate.max_drop, reference, 1, against),
+        ("max_rise", gate.max_rise, reference, -1, against),
+    ]
+    tried = []
+    for option, given, origin, sign, remark in limits:
+        if given is None or origin is None:
+            continue
+        bound = given if not remark else origin - sign * given
+        holds = math.isfinite(new) and sign * (new - bound) >= 0
+        words = f"{name} {format_number(new)} {'keeps' if holds else 'fails'} {option} {format_number(given)}{remark}"
+        tried.append((words, holds))
+    return tried
+
+
+def _value(values: dict[str, float], metric: str, key: str = "nightly.metric") -> float:
+    if faults := missing_metric(values, metric, key):
         raise JobError(faults[0])
     return values[metric]
 
 
-def missing_metric(values: dict[str, float], metric: str) -> list[str]:
-    """Return a message that a test did not log `metric`; nothing if it did."""
+def missing_metric(values: dict[str, float], metric: str, key: str = "nightly.metric") -> list[str]:
+    """Return a message that a test did not log `metric`, named by `key`; nothing if it did."""
     if metric in values:
         return []
     there = f"it logs {', '.join(sorted(values))}" if values else "it logs nothing: write test_step and test_dataloader"
-    return [f"nightly.metric: the test logs no {metric}; {there}"]
+    return [f"{key}: the test logs no {metric}; {there}"]

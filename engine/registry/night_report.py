@@ -34,7 +34,8 @@ class NightlyReport(Record):
         if self.decision.promoted:
             since = "" if self.in_charge else f". By now {self.champion or 'no run'} is champion"
             return f"{self.run} was promoted: {self.decision.why}{since}"
-        return f"{self.champion or 'no run'} stays champion: {self.decision.why}"
+        kept = f". {self.run} fails a gate and is kept" if self.decision.failed_gates else ""
+        return f"{self.champion or 'no run'} stays champion{kept}: {self.decision.why}"
 
 
 def nightly_report(night: NightlyRun, decision: PromotionDecision | None) -> NightlyReport:
@@ -60,6 +61,8 @@ def nightly_markdown(report: NightlyReport) -> str:
         paragraphs.append(
             f"{decision.metric} decides; {better} is better, by more than {format_number(decision.margin)}."
         )
+        if decision.gates:
+            paragraphs.append("\n".join(["Gates:", "", *(f"- {words}" for words in decision.gates)]))
     if report.champion:
         paragraphs.append(f"Champion: {report.champion}, its weights: `{report.weights}`")
     return "\n\n".join(paragraphs) + "\n"

@@ -17,20 +17,33 @@ from typing import Any, Self
 from midstride.engine.config.arguments import map_texts, texts_in
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, SnapshotDamaged
-from midstride.engine.registry.comparison import PromotionDecision, compare
+from midstride.engine.formatting import format_value
+from midstride.engine.registry.comparison import PromotionDecision, compare, with_gates
 from midstride.engine.registry.registry import ModelRegistry
-from midstride.engine.runs.run import Run
+from midstride.engine.runs.run import Run, job_of
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.checksums import Kind, encode_document
 from midstride.engine.storage.listing import FolderListing
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.verification import read_document
 
-__all__ = ["DATE", "NightlyRun", "date_errors", "date_to_try", "metric_of", "nightly_errors", "with_date"]
+__all__ = [
+    "DATE",
+    "NightlyRun",
+    "date_errors",
+    "date_to_try",
+    "judge",
+    "judged_by",
+    "metric_of",
+    "module_errors",
+    "nightly_errors",
+    "with_date",
+]
 
 #: 2026-03-01, or 2026-03-01T1400 where data come more than once a day
 DATE = r"\d{4}-\d{2}-\d{2}(T\d{2}(\d{2})?)?"
 _PLACEHOLDER = "{date}"
+_ABSENT = object()
 #: keys of a job in which it stands
 _DATED = ("module_args", "data_args")
 
@@ -95,18 +108,10 @@ class NightlyRun:
         Raises:
             Overtaken: the champion is another one by now; compare again.
         """
-        assert self.job.monitor is not None  # `begin` saw to it
         if done := self.registry.promoted(self.run.name):
             assert done.decision is not None
             return done.decision
-        decision = compare(
-            compared["challenger"],
-            compared["champion"],
-            metric=metric_of(self.job),
-            mode=self.job.monitor.mode,
-            margin=self.job.nightly.margin,
-            over=compared["over"],
-        )
+        decision = judge(self.job, compared)
         if decision.promoted:
             self.registry.promote(self.run, compared["weights"], decision)
         return decision
@@ -144,6 +149,35 @@ class NightlyRun:
         return True
 
 
+def judge(job: TrainingJob, compared: Mapping[str, Any]) -> PromotionDecision:
+    """Return the decision of `job` on the result of the operation "compare".
+
+    Args:
+        job: has a monitor.
+        compared: result of that operation.
+
+    Raises:
+        JobError: the test did not log a value that decides.
+    """
+    assert job.monitor is not None
+    decision = compare(
+        compared["challenger"],
+        compared["champion"],
+        metric=metric_of(job),
+        mode=job.monitor.mode,
+        margin=job.nightly.margin,
+        over=compared["over"],
+    )
+    return with_gates(decision, job.nightly.gates)
+
+
+def judged_by(job: TrainingJob) -> dict[str, str]:
+    """Return the test values that decide, with the key of the job that names each."""
+    return (
+        {**dict.fromkeys(job.nightly.gates, "nightly.gates"), metric_of(job): "nightly.metric"} if job.monitor else {}
+    )
+
+
 def metric_of(job: TrainingJob) -> str:
     """Return the name of the value that decides: chosen, or the monitor's as the test logs it.
 
@@ -162,6 +196,23 @@ def nightly_errors(job: TrainingJob, date: str | None = None) -> list[str]:
         faults.append("monitor: is missing; name the value by which a challenger is judged")
     if job.snapshots is None:
         faults.append("snapshots: are switched off; switch them on to keep weights for a promotion")
+    return faults
+
+
+def module_errors(run: Run) -> list[str]:
+    """Return a message for each argument by which `run` trained another module than its job's."""
+    before, job = job_of(run.store), run.job
+    if before is None:
+        return []
+    if before.module != job.module:
+        return [f"module: run {run.name} has trained {before.module}, and this job has {job.module}"]
+    faults = []
+    for name in sorted({*before.module_args, *job.module_args}):
+        theirs, ours = (args.get(name, _ABSENT) for args in (before.module_args, job.module_args))
+        if theirs != ours and _PLACEHOLDER not in repr(ours):
+            then, now = ("no value" if one is _ABSENT else format_value(name, one) for one in (theirs, ours))
+            remedy = "leave it out" if theirs is _ABSENT else f"say --set module_args.{name}=..."
+            faults.append(f"module_args.{name}: run {run.name} has trained with {then}, this job has {now}; {remedy}")
     return faults
 
 

@@ -120,7 +120,7 @@ WORDS = {
     "best/facts": "step epoch module hparams hparams_left_out metrics monitors",
     "best/facts/monitors/0": "monitor mode",
     "golden.json": "number run module module_args before decision time nonce checksum",
-    "golden.json/decision": "promoted why metric mode margin challenger champion over",
+    "golden.json/decision": "promoted why metric mode margin challenger champion over gates failed_gates",
     # a session
     "job.json": "run attempt started job",
     "outcome-rank-00000.json": "kind error type rank step time is_refusal",

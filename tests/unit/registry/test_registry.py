@@ -12,9 +12,10 @@ from support.champions import WEIGHTS, keep_weights, promote
 from unit.cli.test_app import run as command
 
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.options import GateOptions
 from midstride.engine.errors import JobError, Overtaken, SnapshotDamaged, UserError
 from midstride.engine.jobs.build import build_module
-from midstride.engine.registry.comparison import PromotionDecision, compare
+from midstride.engine.registry.comparison import PromotionDecision, compare, with_gates
 from midstride.engine.registry.nightly import NightlyRun, metric_of, nightly_errors
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
@@ -75,9 +76,47 @@ def test_only_the_better_one_is_promoted(
     assert f"{new:.4g}" in decision.why
 
 
+#: limits of the value "r", that of the challenger, that of the champion, words on the limits that fail
+GATES: list[tuple[dict[str, float], float, float | None, list[str]]] = [
+    ({"min": 0.5}, 0.5, None, []),
+    ({"min": 0.5, "max": 2.0}, 0.25, None, ["r 0.25 fails min 0.5"]),
+    ({"max": 2.0}, 2.5, 9.0, ["r 2.5 fails max 2"]),
+    ({"max_drop": 0.0}, 0.5, 0.5, []),
+    ({"max_drop": 0.0}, 0.25, 0.5, ["r 0.25 fails max_drop 0; the champion has 0.5"]),
+    ({"max_drop": 0.25}, 0.25, 0.5, []),
+    ({"max_rise": 0.25}, 1.0, 0.5, ["r 1 fails max_rise 0.25; the champion has 0.5"]),
+    ({"max_rise": 0.25, "max_drop": 0.25}, 0.75, 0.5, []),
+    ({"max_drop": 0.0}, 0.25, None, []),
+    ({"max_drop": 0.0}, 0.25, math.nan, []),
+    (
+        {"min": 0.5, "max_drop": 1.0},
+        math.inf,
+        0.5,
+        ["r inf fails min 0.5", "r inf fails max_drop 1; the champion has 0.5"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("limits", "new", "old", "failed"), GATES)
+@pytest.mark.parametrize("better", [True, False])
+def test_a_challenger_outside_of_a_gate_is_not_promoted(
+    limits: dict[str, float], new: float, old: float | None, failed: list[str], better: bool
+) -> None:
+    champion = {"acc": 0.5, **({} if old is None else {"r": old})}
+    challenger = {"acc": 0.75 if better else 0.25, "r": new}
+    ungated = compare(challenger, champion, metric="acc", mode="max")
+    decision = with_gates(ungated, {"r": GateOptions.model_validate(limits)})
+    assert list(decision.failed_gates) == failed
+    assert decision.promoted == (better and not failed)
+    assert all(words in decision.why for words in failed)
+    assert {*decision.failed_gates} <= {*decision.gates}
+
+
 def test_a_test_that_does_not_log_the_metric_is_named() -> None:
     with pytest.raises(JobError, match="the test logs no acc; it logs loss"):
         compare({"loss": 1.0}, None, metric="acc", mode="max")
+    with pytest.raises(JobError, match="gates: the test logs no r; it logs acc"):
+        with_gates(compare({"acc": 1.0}, None, metric="acc", mode="max"), {"r": GateOptions(min=0.0)})
 
 
 @pytest.mark.parametrize(
