@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+TRAINS := .venv/.trains
 COMPILED := .venv/.compiled
 HOROVOD := .venv/.horovod
 AIRFLOW := .cache/airflow
@@ -12,7 +13,8 @@ TORCH ?= 2.10.0
 OTHER_TORCH = .cache/torch-$(TORCH)
 OLDEST := .cache/oldest
 JOB := docs/examples/digits/job.yaml
-PACKAGES = -c constraints.txt -e '.[examples]' --group dev --group docs
+EXAMPLES = -c constraints.txt -e '.[examples]'
+PACKAGES = $(EXAMPLES) --group dev --group docs
 GPU_PACKAGES = $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --upgrade --find-links build/wheelhouse --target build/gpu pydantic pydantic-core annotated-types typing-inspection typing-extensions xxhash
 
 # Ranks share the cores: one thread each. What Prefect keeps stays inside the project.
@@ -29,7 +31,7 @@ export DO_NOT_TRACK := 1
 help:  ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-train: $(STAMP)  ## train the real example as a Prefect flow; ARGS="--run NAME" and the like are passed on
+train: $(or $(wildcard $(STAMP)),$(TRAINS))  ## train the real example as a Prefect flow; ARGS="--run NAME" and the like are passed on
 	$(BIN)/midstride train $(JOB) $(ARGS)
 
 test: $(HOROVOD)  ## what must pass; ARGS="-m fast" while you edit, LOAD=8 beside 8 busy loops
@@ -145,13 +147,22 @@ format: $(STAMP)  ## rewrite the sources the way `make check` wants them
 clean:  ## remove the environment and every cache; runs stay
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .prefect
 
+define install
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt pip torch uv
+	$(BIN)/uv pip install --quiet $(1) || $(BIN)/python -m pip install --quiet --no-compile $(1)
+endef
+
 # uv takes seconds where pip takes a minute. torch is pip's: a CPU build may lie where only pip is told to look, and so
 # may the rest. Compiling all of 200 packages would take longer than installing them: Python compiles what is imported.
 $(STAMP): pyproject.toml constraints.txt tests/support/seaweed.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt pip torch uv
-	$(BIN)/uv pip install --quiet $(PACKAGES) || $(BIN)/python -m pip install --quiet --no-compile $(PACKAGES)
+	$(call install,$(PACKAGES))
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r tests/support/seaweed.txt
+	touch $@
+
+# Training needs none of the tools for tests and documents.
+$(TRAINS): pyproject.toml constraints.txt
+	$(call install,$(EXAMPLES))
 	touch $@
 
 # Collecting the tests imports what each of their processes would else compile for itself; what fails, they say.
