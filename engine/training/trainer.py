@@ -37,6 +37,7 @@ from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.formatting import format_value
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.lightning.callbacks import with_counterparts
 from midstride.engine.lightning.checkpoint import export_weights, exported_checkpoint, remove_exported
@@ -596,7 +597,7 @@ class Trainer(TrainerInterface):
             compile_layers_in_place(module)
             self.context = self._context_of(module, Progress() if stage == "fit" else self.progress)
             if ckpt_path is not None:
-                load_full_state_dict(self.strategy, module, weights_at(self.weights_url(ckpt_path)).state_dict)
+                self._load_weights(module, self.weights_url(ckpt_path))
             yield self.context
 
     @contextmanager
@@ -688,6 +689,13 @@ class Trainer(TrainerInterface):
             raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
         return f"{self.run_url.rstrip('/')}/{ckpt_path}"
 
+    def _load_weights(self, module: TrainingModule, url: str) -> None:
+        weights = weights_at(url)
+        try:
+            load_full_state_dict(self.strategy, module, weights.state_dict)
+        except RuntimeError as error:  # torch's, which names each tensor
+            raise UserError(_misfit(module, url, weights.facts.get("hparams", {}), error)) from error
+
     # For the process that starts the ranks of this Trainer: see `StartsRanks` -----------------------------
 
     def fitted_module(self, verb: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -749,6 +757,20 @@ class Trainer(TrainerInterface):
         other = copy.copy(self)
         other.strategy, other.last_fit = strategy, None
         return other
+
+
+def _misfit(module: TrainingModule, url: str, theirs: Mapping[str, Any], error: Exception) -> str:
+    """Return the message on weights, made with arguments `theirs`, that `module` does not take."""
+    head, ours = f"the weights of {url} do not fit {type(module).__name__}", module.hparams
+    differ = {name: value for name, value in theirs.items() if name in ours and ours[name] != value}
+    if not differ:
+        return f"{head}: {error}"
+    both = [
+        f"{name} is {format_value(name, value)} there, {format_value(name, ours[name])} here"
+        for name, value in differ.items()
+    ]
+    remedy = " ".join(f"--set module_args.{name}={value}" for name, value in differ.items())
+    return f"{head}: {', '.join(both)}. Give the module their arguments: for a job, {remedy}\n{error}"
 
 
 def _counterparts(pairs: Sequence[tuple[Any, Callback | None]]) -> list[Callback]:

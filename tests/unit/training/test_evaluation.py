@@ -222,3 +222,19 @@ def test_weights_of_the_run_are_found_from_another_folder(tmp_path: Path) -> Non
     trainer.fit(Doubling(), rows(), run="a")
     assert trainer.run_url == str(tmp_path / "a")
     assert trainer.test(Doubling(), rows(), ckpt_path="last")["test/rows"] == 6
+
+
+def test_weights_of_other_arguments_are_refused_with_both(tmp_path: Path) -> None:
+    class Wide(Doubling):
+        def __init__(self, width: int = 1, depth: int = 1) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.wide = torch.nn.Linear(width, 1)
+
+    trainer = Trainer(max_steps=1, enable_progress_bar=False)
+    trainer.fit(Wide(2), rows(), run=str(tmp_path / "run"))
+    words = r"do not fit Wide: width is 2 there, 3 here\..* --set module_args\.width=2\n.*(.|\n)*size mismatch for wide"
+    with pytest.raises(UserError, match=words):
+        trainer.test(Wide(3), rows(), ckpt_path="last")
+    with pytest.raises(UserError, match=r"do not fit Doubling: Error\(s\) in loading state_dict"):
+        trainer.test(Doubling(), rows(), ckpt_path="last")
