@@ -18,8 +18,7 @@ from midstride.engine.errors import JobError, UserError
 from midstride.engine.formatting import format_bytes, format_count, format_number
 from midstride.engine.jobs.operations import run_operation
 from midstride.engine.registry.comparison import PromotionDecision
-from midstride.engine.registry.comparison import compare as compare_tests
-from midstride.engine.registry.nightly import metric_of, nightly_errors
+from midstride.engine.registry.nightly import judge, module_errors, nightly_errors
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run, run_at
 from midstride.engine.runs.summary import summary_of
@@ -38,6 +37,7 @@ RunOverrides = Annotated[
 Weights = Annotated[
     str | None, Parameter(help="best, last, or a folder or URL of weights; by default the best, else the last.")
 ]
+Step = Annotated[int | None, Parameter(help="Test the snapshot of this step, also while training continues.")]
 Data = Annotated[
     str | None, Parameter(help="package.module:Class of other data; their arguments by --set data_args=...")
 ]
@@ -87,13 +87,15 @@ def evaluate(
     /,
     *,
     run: RunName,
+    step: Step = None,
     overrides: Overrides | None = None,
     accepted: Accepted | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Test the best weights of a run on the job's test data, in a process of its own."""
+    """Test the best weights of a run, or a snapshot, on the job's test data."""
     loaded = load_undated(job, overrides, accepted)
-    scores = _operation("evaluate", loaded, run, f"testing the best weights of {run}")
+    what = f"the best weights of {run}" if step is None else f"the snapshot of step {step} of {run}"
+    scores = _operation("evaluate", loaded, run, f"testing {what}", step=step)
     _show_scores(scores, as_json)
     return 0
 
@@ -187,20 +189,12 @@ def _challenge(where: str, run: Run, registry: ModelRegistry, promote: bool) -> 
 
     Only a better run is promoted.
     """
-    if faults := nightly_errors(run.job):
+    if faults := nightly_errors(run.job) or module_errors(run):
         raise JobError.of(where, faults)
-    assert run.job.monitor is not None  # one of the faults
     if (done := registry.promoted(run.name)) is not None and done.decision is not None:
         return done.decision
     tests = _operation("compare", run.job, run.name, f"testing {run.name} and the champion")
-    decision = compare_tests(
-        tests["challenger"],
-        tests["champion"],
-        metric=metric_of(run.job),
-        mode=run.job.monitor.mode,
-        margin=run.job.nightly.margin,
-        over=tests["over"],
-    )
+    decision = judge(run.job, tests)
     if promote and decision.promoted:
         registry.promote(run, tests["weights"], decision)
     return decision

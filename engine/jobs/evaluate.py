@@ -4,6 +4,8 @@ from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.errors import UserError
+from midstride.engine.formatting import format_names
 from midstride.engine.jobs.build import build_data, build_module, devices_of
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.registry.registry import ModelRegistry, champion_weights_explained
@@ -16,15 +18,29 @@ from midstride.engine.training.trainer import Trainer
 __all__ = ["evaluate", "evaluate_with_champion", "of_one_process", "weights_of"]
 
 
-def evaluate(run: Run, weights: str | None = None) -> dict[str, float]:
-    """Return the test metrics of a run.
+def evaluate(run: Run, weights: str | None = None, step: int | None = None) -> dict[str, float]:
+    """Return the test metrics of a run, which can be in training.
 
     Args:
         run: a run.
         weights: "best" or "last", or a folder or URL. If None, the best; the last without weights that are best by
             the job's monitor.
+        step: the weights of the snapshot at this step instead.
+
+    Raises:
+        UserError: there is no such snapshot.
     """
-    return _test(run.job, weights_of(run, weights))
+    return _test(run.job, weights_of(run, weights) if step is None else _snapshot_at(run, step))
+
+
+def _snapshot_at(run: Run, step: int) -> str:
+    there = run.catalog.snapshots()
+    if found := [snapshot for snapshot in there if snapshot.position.step == step]:
+        return f"{run.url}/{found[-1].path}"
+    steps = format_names([str(snapshot.position.step) for snapshot in there])
+    raise UserError(
+        f"{run.url} has no snapshot of step {step}: {f'there are those of {steps}' if there else 'it has none'}"
+    )
 
 
 def weights_of(run: Run, weights: str | None) -> str:

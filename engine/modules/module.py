@@ -212,7 +212,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """Return a module with the weights at `path`.
 
         Args:
-            path: a run's `best` or `last` folder, any fsspec URL, or a file that `save_checkpoint` wrote.
+            path: folder or URL: a run's `best` or `last`, or a snapshot; or a file that `save_checkpoint` wrote.
             arguments: constructor arguments that override the saved ones.
 
         Raises:

@@ -1,8 +1,8 @@
-"""The reader: one rank's tree out of a snapshot, and the weights of a run."""
+"""The reader: one rank's tree out of a snapshot, and the weights of a run or of a snapshot."""
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
-from midstride.engine.snapshots.catalog import MANIFEST, Snapshot, copied_weights
+from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, Catalog, Snapshot, copied_weights
+from midstride.engine.snapshots.position import parse_name
 from midstride.engine.snapshots.weights import error_with_remedy, newest_weights
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.state.codec import decode
+from midstride.engine.state.row_shards import RowShard, join_rows
 from midstride.engine.state.tensor_file import read_tensors
 from midstride.engine.state.tensors import FreshTensors
 from midstride.engine.storage.store import Store
@@ -92,8 +94,8 @@ def weights_at(path: str | os.PathLike[str]) -> Weights:
     """Return the weights at `path`.
 
     Args:
-        path: folder or URL: a run's `best` or `last`, one of the weights in it, or a copy of one. Or a file that
-            `save_checkpoint` wrote.
+        path: folder or URL: a run's `best` or `last`, one of the weights in it, a copy of one, or a snapshot. Or a
+            file that `save_checkpoint` wrote.
 
     Raises:
         SnapshotMissing: none were saved there.
@@ -103,10 +105,33 @@ def weights_at(path: str | os.PathLike[str]) -> Weights:
     if Path(path).is_file():
         return _of_checkpoint(path)
     url, _, folder = path.rstrip("/").rpartition("/")
+    if url.endswith(f"/{SNAPSHOTS}") and parse_name(folder):
+        return _of_snapshot(Store.open(url.removesuffix(f"/{SNAPSHOTS}")), folder)
     store = Store.open(url or ".")
     if (copy := copied_weights(store, folder)) is not None:
         return Weights(read(store, copy, 0), copy.manifest["facts"])
     return load_weights(store, folder)
+
+
+def _of_snapshot(store: Store, name: str) -> Weights:
+    """Return the weights in the snapshot called `name`, put together from its ranks."""
+    snapshot = Catalog(store).get(name)
+    if snapshot is None:
+        raise SnapshotMissing(f"{store.url}/{SNAPSHOTS}/{name} is no committed snapshot, or was removed meanwhile")
+    states = [read(store, snapshot, 0)["module"]]
+    strategy = str(snapshot.manifest["facts"].get("identity", {}).get("strategy"))
+    if strategy.startswith("pipeline") or any(isinstance(value, RowShard) for value in states[0].values()):
+        states += [read(store, snapshot, rank)["module"] for rank in range(1, snapshot.manifest["world_size"])]
+    return Weights(_joined(states), {"step": snapshot.position.step})
+
+
+def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the whole state_dict of which each rank has rows, or layers."""
+    named: dict[str, list[Any]] = {}
+    for state in states:
+        for name, value in state.items():
+            named.setdefault(name, []).append(value)
+    return {name: join_rows(held) if isinstance(held[0], RowShard) else held[0] for name, held in named.items()}
 
 
 def _of_checkpoint(path: str) -> Weights:

@@ -139,6 +139,9 @@ def test_values_count_once_and_are_alike_on_every_rank(tmp_path: Path) -> None:
     assert found[0]["predictions"] == found[1]["predictions"] != found[2]["predictions"] == found[3]["predictions"]
     alone = Counts()
     alone.load_state_dict(weights_at(str(tmp_path / "run" / "best")).state_dict)
+    newest = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1]
+    last, of_snapshot = (weights_at(str(tmp_path / "run" / path)).state_dict for path in ("last", newest.path))
+    assert all(torch.equal(of_snapshot[name], value) for name, value in last.items()), "layers of all stages"
     assert Trainer(enable_progress_bar=False).test(alone, Data())["loss"] == pytest.approx(tested["loss"], rel=1e-6)
 
 

@@ -87,6 +87,9 @@ def test_fit_then_test_then_fit_and_weights_that_are_whole(tmp_path: Path) -> No
     assert [one["predictions"] for one in found] == [[2, 1], [2]]
     module = Deep.load_from_checkpoint(str(tmp_path / "run" / "last"))
     assert differences(dict(module.state_dict()), whole(tmp_path / "run", "module")) == []
+    newest = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1]
+    of_snapshot = Deep.load_from_checkpoint(str(tmp_path / "run" / newest.path))
+    assert differences(dict(module.state_dict()), dict(of_snapshot.state_dict())) == []
     states = {finding.state for finding in inspect_run(Store.open(tmp_path / "run"), read=True)}
     assert states <= {"verified", "superseded"}
 

@@ -9,6 +9,7 @@ from support.flow_runs import STEPS, tiny_job, train_forked
 
 from midstride.engine.cli.app import main
 from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("forked_worlds")
 
@@ -35,6 +36,12 @@ def test_stages_of_a_training_are_commands(tmp_path: Path, capsys: pytest.Captur
     assert (done["state"], done["step"]) == ("done", STEPS)
     scores = said("evaluate", "--run", "first")
     assert set(scores) == {"test/accuracy"}
+    Run(job, "first").save_job()
+    assert run("test", job.run_url("first"), "--weights", "last", "--json") == 0
+    of_last = json.loads(capsys.readouterr().out)
+    assert said("evaluate", "--run", "first", "--step", str(STEPS)) == of_last
+    assert run("evaluate", path, "--run", "first", "--step", "7") == 2
+    assert "has no snapshot of step 7: there are those of" in capsys.readouterr().err
     better = said("compare", "--run", "first")
     assert (better["promoted"], better["challenger"], better["champion_run"]) == (True, scores, None)
     assert ModelRegistry.of(job).current() is None, "without --promote it only compares"
@@ -52,3 +59,12 @@ def test_a_job_without_monitor_compares_nothing(tmp_path: Path, capsys: pytest.C
     tiny_job(tmp_path, processes=1)
     assert run("compare", str(tmp_path / "job.yaml"), "--run", "a", "--set", "monitor=null") == 2
     assert "monitor: is missing" in capsys.readouterr().err
+
+
+def test_a_run_of_other_arguments_is_compared_with_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Run(tiny_job(tmp_path, processes=1, slow_rank=1), "first").save_job()
+    changed = ("--set", "module_args.slow_rank=2", "--set", "module_args.fail_at=3")
+    assert run("compare", str(tmp_path / "job.yaml"), "--run", "first", *changed) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "module_args.slow_rank: run first has trained with 1, this job has 2; say --set" in told
+    assert "module_args.fail_at: run first has trained with no value, this job has 3; leave it out" in told
