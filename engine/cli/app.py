@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from midstride.engine.cli.champions import champion
 from midstride.engine.cli.export import export
@@ -75,7 +75,10 @@ STAGES = {  # command -> function by name: their file imports this one
         "Prepare the data of a job, in a process of its own; show their folder, number and size.",
     ),
     "status": ("status", "Show how far a run of a job is, or how it ended."),
-    "evaluate": ("evaluate", "Test the best weights of a run on the job's test data, in a process of its own."),
+    "evaluate": (
+        "evaluate",
+        "Test the best weights of a run, or a snapshot, on the job's test data, in a process of its own.",
+    ),
     "test": ("score", "Test the weights of a run on the test data of its job, or on others, in a process of its own."),
     "predict": ("predict", "Predict with the weights of a run; write the outputs of predict_step into one file."),
     "compare": ("compare", "Show runs side by side; or, with --run, compare a run with the champion of its job."),
@@ -236,6 +239,12 @@ def _usage_error(error: CycloptsError) -> str:
     message = str(error)
     if isinstance(error, UnusedCliTokensError):
         message = f"unexpected argument: {' '.join(error.unused_tokens or ())!r}"
+    elif (
+        isinstance(error, MissingArgumentError)
+        and (missing := error.argument)
+        and not (error.keyword or missing.tokens)
+    ):
+        message = ": ".join(filter(None, [f"{missing.name} is missing", missing.parameter.help]))
     return f"{message}\n{' '.join(['midstride', *(error.command_chain or ()), '--help'])} lists what can be given."
 
 

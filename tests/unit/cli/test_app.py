@@ -243,6 +243,9 @@ def test_a_job_that_needs_a_date_is_no_run_of_its_own(job: str, capsys: pytest.C
     [
         (["fitt"], 'Unknown command "fitt". Did you mean "fit"?'),
         (["fit", "a", "b", "--run", "x"], "unexpected argument: 'b'"),
+        (["fit", "a"], "--run is missing: "),
+        (["fit", "--run", "x"], "JOB is missing: "),
+        (["fit", "a", "--run"], "--run requires an argument"),
     ],
 )
 def test_a_mistyped_command_says_where_to_read_on(
