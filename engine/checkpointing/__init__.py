@@ -1,4 +1,4 @@
-"""Checkpointing: the state of a run between two batches, how it is saved in snapshots and restored.
+"""Checkpointing: the state of a run between two batches, in snapshots and restored.
 
 A fit and a loop are its users: each gives a context and a `RunState`.
 

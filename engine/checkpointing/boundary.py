@@ -1,4 +1,7 @@
-"""The boundary between two batches: takes due snapshots and handles requests. The state of a run is complete there."""
+"""Boundary between two batches, where a run's state is complete.
+
+Takes due snapshots and handles requests.
+"""
 
 from typing import Any
 
@@ -38,7 +41,7 @@ class StepBoundary:
         self.after_batch()
 
     def write_row(self, batches: int | None, outputs: Any = None) -> None:
-        """Write the row of a step to the metric log, and report the step; arguments as of `after_step`."""
+        """Write a step's row to the metric log, and report the step; arguments as of `after_step`."""
         self._rows.step(self._progress.epoch, self._progress.step)
         if self._reporter.shows_steps:
             self._reporter.step(self._progress, batches, outputs, self._metric_logger)
@@ -58,7 +61,7 @@ class StepBoundary:
             self._handle(request)
 
     def between_steps(self) -> None:
-        """Handle a request where no snapshot is scheduled: after a batch without an optimizer step, between epochs."""
+        """Handle a request without a scheduled snapshot: after a batch without a step, or an epoch."""
         if self._lazy is not None:
             self._lazy.mark_step()
         self._heartbeat.beat(self._progress.step)

@@ -1,4 +1,7 @@
-"""The checkpointer: takes the snapshots of a run, and resumes from them. It knows parts of a state, and no module."""
+"""Checkpointer: takes a run's snapshots and resumes from them.
+
+It knows parts of a state, and no module.
+"""
 
 import json
 import logging
@@ -88,12 +91,12 @@ class Checkpointer:
 
     @staticmethod
     def try_encoding(parts: Mapping[str, Stateful]) -> None:
-        """Raise the errors that a snapshot of `parts` would raise for state that cannot be written or restored."""
+        """Raise the errors of a snapshot of `parts`: state that cannot be written or restored."""
         encode_lazily(state_of(parts))
         check_restores(parts, "before the first step")
 
     def resume(self, resume: Resume, *, take_over: bool = True) -> bool:
-        """Restore the newest good snapshot, or the one that `resume` names; return whether there was one.
+        """Restore the newest good snapshot, or that named by `resume`; return whether there is one.
 
         Raises:
             RunHeld: another process advances the run, and it is not to be taken over.
@@ -118,7 +121,10 @@ class Checkpointer:
         return found is not None
 
     def restore_again(self) -> None:
-        """Restore the snapshot of `resume` once more: everything that code may have changed since, not the strategy."""
+        """Restore the snapshot of `resume` once more, except for the strategy.
+
+        User code may have changed the state since.
+        """
         assert self._resumed_from is not None
         saved = self._resharded(self._resumed_from, self.run.tree_of(self._resumed_from))
         again = [name for name in self.parts if name != "strategy"]  # its sums are replayed once
@@ -176,11 +182,11 @@ class Checkpointer:
             self.take()
 
     def take_only_if(self, condition: Callable[[], bool]) -> None:
-        """Take no snapshot where `condition` returns False; every rank calls it at the same boundary."""
+        """Take no snapshot while `condition` returns False; all ranks call it at the same boundary."""
         self._conditions.append(condition)
 
     def snapshot_before(self, boundaries: int, seconds: float) -> None:
-        """Take a snapshot if one falls due in the next `boundaries`, which take `seconds` and allow none."""
+        """Take a snapshot if one is due within `boundaries` that take `seconds` and allow none."""
         progress = self._context.progress
         if self._taken_at == progress.state_dict() or not self._schedule.falls_due_within(boundaries, seconds):
             return
@@ -190,11 +196,11 @@ class Checkpointer:
             self.take()
 
     def _is_complete(self) -> bool:
-        """Return whether the state here is that of the run; every rank calls this at the same boundary."""
+        """Return whether this state is the run's; every rank calls this at the same boundary."""
         return all(condition() for condition in self._conditions)
 
     def postpone(self) -> None:
-        """Take a snapshot that is due here at the next boundary, since a run could not resume from this one."""
+        """Move a due snapshot to the next boundary, as a run could not resume from this one."""
         self._is_due |= self._schedule.is_due(self._context.progress.step)
 
     def handle(self, request: Request) -> None:
@@ -220,7 +226,9 @@ class Checkpointer:
             raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resume_message()}")
 
     def take(self, rows: Callable[[], str] | None = None) -> None:
-        """Take a snapshot now; a thread commits it while training continues. Every rank calls this at the same point.
+        """Take a snapshot now, committed by a thread during training.
+
+        Every rank calls this at the same point.
 
         Args:
             rows: returns the rows of the metric log once the state is copied; by default they are those until now.
@@ -351,12 +359,12 @@ class Checkpointer:
             ) from error
 
     def cause_of(self, error: Exception) -> Exception:
-        """Return the error of the writing thread if `error` is a consequence: another rank failed by it and ended."""
+        """Return the writing thread's error if `error`, such as another rank's end, follows from it."""
         failure = self.run.close()
         return failure if isinstance(failure, EngineError) and not isinstance(error, EngineError) else error
 
     def close(self, *, at_once: bool = False) -> None:
-        """Commit pending snapshots if that is possible, unless `at_once`; end the writing thread and the loggers."""
+        """Commit pending snapshots, unless `at_once`; end the writing thread and the loggers."""
         self.run.close(0.0 if at_once else GRACE_S)
         if self._loggers is not None:
             self._loggers.close()
@@ -372,7 +380,7 @@ class Checkpointer:
             self._weights[folder], self._weights_facts[folder] = name, facts
 
     def _save_last_weights(self) -> None:
-        """Save the weights of the end; if no file can hold them, as quantized ones, those of the last snapshot."""
+        """Save the final weights; if no file can hold them, as quantized ones, the last snapshot's."""
         try:
             self.save_weights("last")
         except UnsupportedState as error:
@@ -404,7 +412,7 @@ class Checkpointer:
         self._facts = facts_of(self._state.facts, self._context.device)
 
     def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
-        """Return this rank's tree, merged from those of all ranks if the snapshot has another number of ranks."""
+        """Return this rank's tree, merged from all trees of a snapshot with other ranks."""
         was, world = snapshot.manifest["world_size"], self._context.world
         if was == world.size:
             return tree

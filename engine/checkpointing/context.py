@@ -1,4 +1,4 @@
-"""The context of a run: what a checkpointer and the boundary between two batches use of any training."""
+"""Context of a run: objects that checkpointer and boundary use of any training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class RunContext:
 
     @property
     def options(self) -> TrainerOptions:
-        """How long and how the module trains."""
+        """Options of the training."""
         return self.settings.options
 
     @property
@@ -102,15 +102,15 @@ class RunContext:
         return device_generator(self.strategy)
 
     def mark_step(self) -> None:
-        """Execute the operations that a lazy device, such as XLA's, has recorded; do nothing on other devices."""
+        """Execute the recorded operations of a lazy device such as XLA's."""
         if isinstance(self.strategy, LazyDevice):
             self.strategy.mark_step()
 
     def inject_fault(self, phase: str, step: int | None = None) -> None:
-        """Inject the fault that is planned for this phase and step, if any; `step` defaults to the current one."""
+        """Inject the fault planned for this phase and step, if any; the default step is current."""
         if self.faults is not None:
             self.faults.at(self.world.rank, self.progress.step if step is None else step, phase)
 
     def faults_at(self, phase: str) -> Sequence[Callable[..., None]]:
-        """Return functions that a loop calls at `phase` to inject faults; empty if no faults are planned."""
+        """Return functions that inject the faults planned at `phase`, for a loop to call."""
         return [] if self.faults is None else [lambda *_: self.inject_fault(phase)]

@@ -106,7 +106,7 @@ def refuse_cudnn_dropout(module: nn.Module) -> None:
 
 
 def _explanation(error: BaseException) -> str:
-    """Return a message with advice if torch raised `error` for an operation that is not deterministic, else ""."""
+    """Return a message with advice if torch refused a nondeterministic operation, else ""."""
     for cause in _causes(error):
         if not isinstance(cause, RuntimeError):
             continue

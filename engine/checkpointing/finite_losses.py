@@ -47,7 +47,7 @@ class FiniteLosses:
             self.verify()
 
     def verify(self) -> None:
-        """Check all pending losses; called before a run is written to, and when the host waits anyway.
+        """Check all pending losses, before a run is written to, and when the host waits anyway.
 
         Raises:
             LossNotFinite: a loss is not finite; the message has the position of the first.

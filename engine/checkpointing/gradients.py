@@ -25,7 +25,7 @@ class Gradients:
             parameter.grad = state_dict[name].to(parameter.device) if name in state_dict else None
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the mean over the ranks, which the exchange at the end of the window would have given."""
+        """Return the mean over the ranks, as exchanged at the end of a window."""
         names = dict.fromkeys(name for state in states for name in state)
         return {name: _mean([state[name] for state in states if name in state], len(states)) for name in names}
 

@@ -59,7 +59,7 @@ FREE_ARGUMENTS = frozenset({"batch_size", "num_workers", "pin_memory", "prefetch
 
 
 def is_json(value: object) -> bool:
-    """Return whether `value` survives a round trip through JSON: tuples, NaN, and dicts with int keys do not."""
+    """Return whether JSON keeps `value`, unlike tuples, NaN, and dicts with int keys."""
     try:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):
@@ -113,7 +113,7 @@ def _items_of(value: Any) -> Any:
 
 
 def environment_of(user_code: Collection[type], device: torch.device) -> dict[str, Any]:
-    """Return versions and hardware that may change the last bits of sums, and digests of the source of `user_code`."""
+    """Return versions, hardware and source digests of `user_code`, which may change last bits."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     xla = sys.modules.get("torch_xla")
     return {
@@ -132,7 +132,7 @@ def environment_of(user_code: Collection[type], device: torch.device) -> dict[st
 
 
 def identity_changes(saved: dict[str, Any], running: dict[str, Any]) -> dict[str, str]:
-    """Return key -> text with both values, for each key of `running` whose value differs in `saved`.
+    """Return key -> text with both values, for keys of `running` that differ in `saved`.
 
     1 and 1.0 differ, since as limits they mean one batch and all batches.
     """
@@ -189,7 +189,7 @@ def check_environment(saved: dict[str, Any], running: dict[str, Any], *, where: 
 
 
 def environment_changes(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
-    """Return warnings on changes that may affect the last bits of sums, and on changed source code."""
+    """Return warnings on changed source code, and on changes that may affect last bits."""
     lines = [
         f"{key} was {saved.get(key)!r} and is {running[key]!r}: sums may differ in their last bits from here on"
         for key in running
@@ -218,7 +218,10 @@ def _name(module: types.ModuleType) -> str:
 
 
 def _interactive_code(module: types.ModuleType, kinds: Iterable[type]) -> Iterator[tuple[str, str]]:
-    """Yield name and code of the classes and functions of `module` that `kinds` refer to, directly or indirectly."""
+    """Yield name and code of classes and functions of `module` that `kinds` refer to.
+
+    Directly or indirectly.
+    """
     here, found = vars(module), set[str]()
     queue: list[type | types.FunctionType] = [*kinds]
     while queue:

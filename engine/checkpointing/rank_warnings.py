@@ -32,7 +32,10 @@ class RankWarnings:
 
     @contextmanager
     def merge_ranks(self) -> Iterator[None]:
-        """Collect warnings in the block, and log them at its end with their ranks; every rank enters it together."""
+        """Collect warnings in the block, and log them at its end with their ranks.
+
+        Every rank enters it together.
+        """
         if self._world.size == 1:
             yield
             return
@@ -49,7 +52,7 @@ class RankWarnings:
 
 
 class _Collector(logging.Handler):
-    """Keeps the warnings of this thread; passes other records to the handlers of the parent logger."""
+    """Keeps this thread's warnings; passes other records to the parent logger's handlers."""
 
     def __init__(self, messages: list[str], parent: logging.Logger) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checks that tensors that a snapshot holds once are the same on all ranks: parameters and optimizer states.
+"""Checks that replicated tensors (parameters, optimizer states) are the same on all ranks.
 
 User code may change them on one rank only, such as by noise from that rank's generator. Since each rank writes a share
 of the replicated tensors, a resumed run would get a mixture that no rank had.
@@ -26,7 +26,7 @@ _SAMPLE_BYTES = 1 << 20
 
 
 class ReplicaCheck:
-    """Warns of replicated tensors that differ between ranks, at the same snapshots as `UnsavedStateMonitor`.
+    """Warns of replicated tensors that differ, at the same snapshots as `UnsavedStateMonitor`.
 
     Args:
         strategy: strategy, which knows the replicated tensors.
@@ -38,7 +38,7 @@ class ReplicaCheck:
         self._snapshots, self._has_warned = 0, False
 
     def check(self, state: object) -> None:
-        """Compare the tensors of the ranks, until a difference was found; every rank calls this at every snapshot.
+        """Compare the ranks' tensors until a difference is found; all ranks call this per snapshot.
 
         Args:
             state: this rank's tree of state.
@@ -66,7 +66,10 @@ class ReplicaCheck:
 
 
 def _differing(ranks: Sequence[dict[str, str]]) -> list[str]:
-    """Return the paths of tensors that differ between ranks; the writer refuses those that a rank lacks."""
+    """Return the paths of tensors that differ between ranks.
+
+    The writer refuses those that a rank lacks.
+    """
     return [name for name, digest in ranks[0].items() if any(digest != other.get(name, digest) for other in ranks)]
 
 

@@ -1,4 +1,4 @@
-"""The reporter: sends events to the launcher, or shows them on the terminal if there is none."""
+"""Reporter: sends events to the launcher, or without one shows them on the terminal."""
 
 import logging
 import sys
@@ -28,7 +28,7 @@ WAITS_PERIOD_S = 1.0
 
 
 class Reporter:
-    """Writes events of rank 0 to the session, or shows them as a progress bar; otherwise does nothing.
+    """Writes rank 0's events to the session, or shows them as a progress bar.
 
     Args:
         world: world of this rank.
@@ -61,7 +61,7 @@ class Reporter:
         self.emit("started", step=progress.step, epoch=progress.epoch, steps_total=self._steps, generation=generation)
 
     def expect(self, progress: Progress, batches: int | None, options: TrainerOptions) -> None:
-        """Set the total number of steps, if further epochs have `batches` batches, the number in the current one."""
+        """Set the total number of steps; the current and later epochs have `batches` batches."""
         ends = [options.max_steps] if options.max_steps else []
         if options.max_epochs and batches is not None:
             steps = -(-batches // options.accumulate_grad_batches)
@@ -98,7 +98,10 @@ class Reporter:
             self._view.event(Event(kind, time.time(), fields))
 
     def store_waits(self, waited_s: float, why: str) -> None:
-        """Report a wait for the store, on any rank and in any thread, at most once a second for each reason."""
+        """Report a wait for the store, at most once a second for each reason.
+
+        Called on any rank and in any thread.
+        """
         now_s = time.monotonic()
         # With one limit for all reasons, the events of training, once a second, would suppress the store's errors.
         if self._rank_log is not None and now_s >= self._waits_next_s.get(why, 0.0):

@@ -1,4 +1,4 @@
-"""The restore check: finds state that could not be restored in the next attempt, at the start of this one.
+"""Restore check: finds, at the start of an attempt, state that the next cannot restore.
 
 Before the first step and once after it, every part that depends on user code loads the state that it returned, and has
 to return the same state again. Parts that cannot load a state while they are in use are checked on a clone. Tensors are
@@ -40,7 +40,9 @@ CHECKED_PARTS = {
 
 
 def check_restores(parts: Mapping[str, Stateful], when: str) -> None:
-    """Load every part's own state into it, and check that its state is the same afterwards; generators are restored.
+    """Load each part's own state into it, and check that its state is the same afterwards.
+
+    Generators are restored.
 
     Args:
         parts: parts of a run; those in `CHECKED_PARTS` are checked.
@@ -83,7 +85,7 @@ def _restore_message(name: str, when: str, what: str) -> str:
 
 
 def _on_host(tensor: Tensor) -> Tensor | str:
-    """Return a copy of `tensor` on the CPU; for large tensors, the text that `_by_digest` returns."""
+    """Return a copy of `tensor` on the CPU; for large tensors, the text of `_by_digest`."""
     if is_freed(tensor):
         raise UnsupportedState(
             f"a weight of {list(tensor.shape)} that a step has gathered and the strategy has freed since is held by an "
@@ -96,7 +98,10 @@ def _on_host(tensor: Tensor) -> Tensor | str:
 
 
 def _by_digest(tensor: Tensor) -> Tensor | str:
-    """Return dtype, shape and digest of a large tensor on the CPU or a GPU as text; return other tensors unchanged."""
+    """Return dtype, shape and digest of a large tensor as text; other tensors unchanged.
+
+    Large: on the CPU or a GPU only.
+    """
     is_plain = tensor.device.type in ("cpu", "cuda") and tensor.layout == torch.strided and not tensor.is_quantized
     if not is_plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.nbytes < _LARGE_BYTES:
         return tensor

@@ -1,4 +1,4 @@
-"""Roots of a run's object graph: data, samplers, loaders, optimizers, schedulers, and generators in globals."""
+"""Roots of a run's objects: data, samplers, loaders, optimizers, schedulers, generators."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 def unsaved_values(
     holders: Sequence[object], loaders: Mapping[str, Any], objects: Objects
 ) -> Iterator[tuple[str, object]]:
-    """Yield names and values that no snapshot holds: class attributes, globals, state of the process, large data.
+    """Yield names and values outside of snapshots: class attributes, globals, large data etc.
 
     Args:
         holders: the objects of the training.
@@ -60,14 +60,17 @@ def unsaved_values(
 
 
 def _readable_values(dataset: Any) -> object:
-    """Return a library's data set as far as it can be digested: itself, or its attributes with plain values."""
+    """Return a library's data set, or its plain attributes if it cannot be digested."""
     if is_counted_in(dataset):
         return dataset
     return {name: value for name, value in own_dict(dataset).items() if type(value) in PLAIN}
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether `value` is of Python or a known library, or a user's object but no module, callback or data."""
+    """Return whether `value` is Python's, a known library's, or a user's plain object.
+
+    Modules, callbacks and data are not plain.
+    """
     if is_user_class(type(value)):
         return not isinstance(value, (nn.Module, Callback, DataModule, Dataset))
     return is_counted_in(value)
@@ -107,7 +110,7 @@ class SamplerValues:
         return {where: owner for where, owner, _ in self._found}
 
     def roots(self) -> Iterator[Root]:
-        """Yield the attributes; an attribute that was yielded once is yielded again, even if its type has changed."""
+        """Yield the attributes, and all attributes yielded before, even with another type."""
         found, self._found = self._found, None
         for where, owner, values in self._find() if found is None else found:
             names = self._names.setdefault(where, set())
@@ -116,7 +119,7 @@ class SamplerValues:
             yield Root("samplers", where, now, owner, is_setup=True, is_data=True)
 
     def _find(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-        """Yield samplers and the objects that they wrap: name, object, and its attributes that are in no state."""
+        """Yield samplers and the objects they wrap: name, object, and its unsaved attributes."""
         for name, loader in self._loaders().items():
             if not isinstance(loader, DataLoader):
                 continue
@@ -183,7 +186,7 @@ def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
 
 
 def global_generators(owners: Iterable[Any]) -> Iterator[Root]:
-    """Yield random number generators in attributes of the owners' classes and in globals of the modules they use."""
+    """Yield generators in attributes of the owners' classes and in globals of their modules."""
     kinds = dict.fromkeys(kind for owner in owners for kind in type(owner).__mro__ if is_user_class(kind))
     modules = user_modules(kinds)
     named = (value for module in modules for value in vars(module).values())

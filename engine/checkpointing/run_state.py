@@ -1,4 +1,4 @@
-"""The state of a run as the checkpointer sees it: named parts, loaders, and facts that each snapshot repeats."""
+"""State of a run for the checkpointer: named parts, loaders, facts of each snapshot."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ __all__ = ["RunFacts", "RunState", "facts_of"]
 
 
 class RunFacts(ABC):
-    """What a run is of, as JSON values in each snapshot: a later attempt compares it with its own."""
+    """Facts of a run as JSON values in each snapshot, compared by a later attempt."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class RunFacts(ABC):
 
     @abstractmethod
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the entry "hparams": hyperparameters for trackers that are not in the identity; {} without any."""
+        """Return "hparams": hyperparameters for trackers outside of the identity, if any."""
 
     @abstractmethod
     def of_weights(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class RunState:
 
 
 def facts_of(facts: RunFacts, device: torch.device) -> dict[str, Any]:
-    """Return the run's "identity", and "bits", the environment that may change its last bits; every rank calls this."""
+    """Return the run's "identity", and "bits", its environment; every rank calls this."""
     return {
         "identity": identity_of(facts.identity()),
         "bits": environment_of(facts.classes(), device),

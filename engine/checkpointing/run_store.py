@@ -1,4 +1,4 @@
-"""The folder of a run as one fit uses it: choice of the snapshot to resume, snapshots, weights, metric log."""
+"""Folder of a run during one fit: snapshot to resume, snapshots, weights, metric log."""
 
 import logging
 import os
@@ -82,7 +82,7 @@ class RunStore:
         self._on_rank0(partial(ensure_free, self.store))
 
     def resume(self, resume: Resume) -> tuple[Snapshot, Any] | None:
-        """Return the snapshot to resume from and this rank's tree in it; None to start from the beginning.
+        """Return the snapshot to resume from and this rank's tree in it; None to start anew.
 
         It is the newest one that every rank could verify; others are set aside. In a world of another size, every
         rank gets the tree of rank 0; `other_trees` yields the others.
@@ -170,7 +170,7 @@ class RunStore:
             yield tree
 
     def begin(self, resumed_from: Snapshot | None) -> Lease:
-        """Acquire the lease of the next generation, by which older worlds of this run are superseded."""
+        """Acquire the lease of the next generation, which supersedes older attempts of this run."""
         facts = {**process_identity(), **holder_facts()}
         name = resumed_from.name if resumed_from else None
         if self.store.options.lease == "none" and self._strategy.world.is_first:
@@ -226,7 +226,9 @@ class RunStore:
                 self._writer.flush()
 
     def save_weights(self, folder: str, position: Position, state_dict: dict[str, Any], facts: dict[str, Any]) -> str:
-        """Write weights in the background, on rank 0; return their name there. Arguments as of `Writer.save_weights`.
+        """Write weights in the background on rank 0; return their name.
+
+        Arguments as of `Writer.save_weights`.
 
         `flush_weights` waits for them.
         """
@@ -265,7 +267,10 @@ class RunStore:
         return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"
 
     def close(self, grace_s: float = GRACE_S) -> Exception | None:
-        """Wait up to `grace_s` for pending writes, which cannot end if ranks died; return the writer's error."""
+        """Wait up to `grace_s` for pending writes; return the writer's error.
+
+        They cannot end if ranks died.
+        """
         self._held.close()
         writer, channel = self._writer, self._channel
         self._writer = self._channel = None

@@ -1,4 +1,4 @@
-"""The log of samples: which batches of which epochs reached the training step, over all attempts of a run.
+"""Log of samples: batches of each epoch that were trained, over all attempts of a run.
 
 It is part of a run's state, so batches after the last snapshot are dropped by a resume, and recorded again when the
 next attempt trains on them. An epoch takes one entry, however long it is: a range of batches, a number of samples, and
@@ -65,7 +65,7 @@ def digest_of(indices: Sequence[int], batch: int, rank: int) -> int:
 
 
 class SampleLog:
-    """Log of the samples that were trained on, a part of a run's state that is the same on every rank.
+    """Log of trained samples, a part of a run's state that is equal on all ranks.
 
     Args:
         rank: this rank among the ranks that read different samples.
@@ -92,7 +92,7 @@ class SampleLog:
         self._broken_off: list[int] = []
 
     def plan(self, epoch: int, batches: Iterable[Sequence[Any]]) -> None:
-        """Record the batches that a sampler gives this rank in `epoch`, to compare the trained batches with them."""
+        """Record the batches planned by a sampler for this rank, to compare trained ones with them."""
         plan = BatchRange(epoch, 0, 0, self._world)
         for batch, given in enumerate(batches):
             for rank, indices in (given if isinstance(given, dict) else {self._rank: given}).items():
@@ -104,7 +104,7 @@ class SampleLog:
         self._plans[epoch] = plan
 
     def note_read(self, epoch: int, batches: int, digest: int, *, stateful: bool) -> None:
-        """Record the batches that an iterable data set gave this rank in `epoch`; `stateful` if it has states."""
+        """Record the batches that this rank read from an iterable data set, `stateful` or not."""
         self._stateful |= {epoch} if stateful else set()
         self._plans[epoch] = BatchRange(epoch, 0, batches, self._world, digest=digest, indexed=False)
 
@@ -141,7 +141,7 @@ class SampleLog:
             current.digest = (current.digest + mark) & _MASK
 
     def skip(self, epoch: int, batch: int) -> None:
-        """Record that this batch was left out of training on every rank; `record` was called for it, too."""
+        """Record a batch left out of training on every rank, in addition to `record`."""
         self.left_out.append((epoch, batch))
         self.left_out_in_a_row += 1
 
@@ -150,11 +150,11 @@ class SampleLog:
         self._open_bad.append((epoch, batch, self._rank, index, error))
 
     def bad_indices(self) -> set[str]:
-        """Return the indices of samples that could not be read: of all ranks as of the last `merge_ranks`, and here."""
+        """Return the unreadable samples: of all ranks at the last `merge_ranks`, and of this one."""
         return {one[3] for one in (*self.bad, *self._open_bad)}
 
     def break_off(self, epoch: int) -> None:
-        """Record that the rest of `epoch` is left out on every rank, as training was stopped within it."""
+        """Record that training was stopped within `epoch`, and its rest is left out on all ranks."""
         self._broken_off.append(epoch)
 
     def keep(self) -> None:

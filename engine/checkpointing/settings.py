@@ -73,7 +73,7 @@ class Settings:
             )
 
     def compare(self, saved: Mapping[str, Any], running: Mapping[str, Any]) -> list[str]:
-        """Return warnings on settings that differ from those at the start of the run; called after the restore.
+        """Return warnings on settings that differ from the run's start; called after the restore.
 
         Args:
             saved: facts of the snapshot.
@@ -115,7 +115,7 @@ class Settings:
         return f"{name} is asked to be {values}: the snapshot brings it along"
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings at the start of the run, those in force, and those that the snapshot overrides."""
+        """Return settings at the start of the run, those in force, and those overridden."""
         return {
             "kinds": self._kinds,
             "settings": self._began_with,
@@ -125,7 +125,7 @@ class Settings:
 
 
 def _configured(optimizers: Sequence[Optimizer], schedulers: Sequence[SchedulerConfig]) -> dict[str, Any]:
-    """Return the settings of optimizers and schedulers as JSON values, by names such as "SGD, group 1: lr"."""
+    """Return settings of optimizers and schedulers as JSON values, such as "SGD, group 1: lr"."""
     return {name: _plain(options[key]) for name, options, key in _options(optimizers, schedulers)}
 
 
@@ -163,7 +163,7 @@ def _moved(now: Any, was: Any, asked: Any) -> Any:
 
 
 def _is_setting(key: str, value: Any) -> bool:
-    """Return whether an attribute of a scheduler is a setting: public, and a plain value or a short container."""
+    """Return whether a scheduler's attribute is a setting: public, plain or a short container."""
     return not key.startswith("_") and (type(value) in _PLAIN or (isinstance(value, (list, dict)) and len(value) <= 16))
 
 

@@ -1,4 +1,4 @@
-"""Warns of sets of strings, whose order differs between interpreters unless PYTHONHASHSEED is set.
+"""Warns of sets of strings, whose order differs between interpreters by PYTHONHASHSEED.
 
 `midstride fit` and `train` set it. In a script, sets of strings may have another order in each attempt and on each
 rank, which no snapshot can restore. The warning names the places in the user's files that create sets.
@@ -27,14 +27,14 @@ _PLACES = 3
 
 
 def text_order_facts() -> dict[str, int]:
-    """Return a hash of a string, to recognize whether another process hashes strings in the same way."""
+    """Return a hash of a string, which is equal in processes that hash strings alike."""
     return {_KEY: hash(_KEY)}
 
 
 def text_order_warnings(
     kinds: Iterable[type], saved: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return a warning on sets of strings; [] if all processes hash alike, or the user's files create no sets.
+    """Return a warning on sets of strings; [] if hashes agree or user files create no sets.
 
     Args:
         kinds: classes of the module, data and callbacks.
@@ -56,7 +56,7 @@ def text_order_warnings(
 
 
 def _places(kinds: Iterable[type]) -> Iterator[str]:
-    """Yield places in the user's files that create a set whose order may matter, as "file.py:12"."""
+    """Yield places in the user's files that create sets whose order may matter: "file.py:12"."""
     modules = user_modules(kinds)
     if (main := sys.modules.get("__main__")) is not None and main not in modules and is_user_module("__main__"):
         modules.append(main)
@@ -79,7 +79,9 @@ def _sources(module: types.ModuleType) -> Iterator[tuple[str, str]]:
 
 
 def sets_in(source: str) -> list[int]:
-    """Return the lines of `source` that create a set or call `hash`, unless the result is sorted or counted at once.
+    """Return lines of `source` that create a set or call `hash` with a result in order.
+
+    Sets that are sorted or counted at once are left out.
 
     >>> sets_in("words = set(text)")
     [1]
@@ -107,7 +109,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _orderless_parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of `node` whose order does not matter: operands of comparisons, arguments of `sorted` etc."""
+    """Yield the orderless parts of `node`: operands of comparisons, arguments of `sorted` etc."""
     if isinstance(node, ast.Compare):
         yield from (node.left, *node.comparators)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERLESS:

@@ -92,7 +92,7 @@ class UnsavedStateMonitor:
         return [line for line in lines if not (self._filled and line.startswith(self._filled))]
 
     def _is_of_new_code(self, name: str) -> bool:
-        """Return whether `name` belongs to a module, class or function that was imported since the start."""
+        """Return whether `name` is of a module, class or function imported since the start."""
         if name in self._before:
             return False
         if name.startswith("library function "):  # some libraries import on first use
@@ -164,7 +164,7 @@ class DataChanges:
         return not self._has_changed
 
     def _change(self) -> tuple[str, str] | None:
-        """Return text on the first change of data in this pass, and advice; None if none have changed."""
+        """Return text and advice on the first changed data of this pass; None without changes."""
         for loader in self._loaders:
             if (change := loader.changed_in_pass()) is not None:
                 return change, _WAYS_OUT[loader.is_sized]

@@ -1,4 +1,4 @@
-"""Resuming with another number of ranks: the global batches stay the same, and states of ranks are merged.
+"""Resumes with another number of ranks: same global batches, merged states of ranks.
 
 The order of samples and their random numbers depend only on the position in the epoch, so a world of any size that
 divides the global batch trains on the same samples. State that is the same on all ranks is given to all of them.
@@ -90,7 +90,7 @@ def check_fixed_world(strategy: Strategy, was: int, size: int, where: str) -> No
 def resize_loaders(
     loaders: FitLoaders, start: InitialSharding, *, was: int, size: int, validating: bool, where: str
 ) -> None:
-    """Divide the global batches of a run that began as `start` by `size` ranks; its snapshot is of `was` ranks.
+    """Divide the global batches of a run that started as `start` by `size` ranks.
 
     Raises:
         NotExact: the batches of a loader cannot be divided by `size` ranks.
@@ -142,7 +142,7 @@ def _resize(
 
 
 def apply_initial_sharding(loaders: FitLoaders, facts: Mapping[str, Any], size: int) -> None:
-    """Divide the global batches at the start of the run with these `facts` by `size` ranks, if there are such facts.
+    """Divide the global batches at the start of the run with these `facts` by `size` ranks.
 
     Called before anything reads the number of batches. Loaders that do not allow that are left unchanged, and refused
     when the snapshot is restored.
@@ -154,7 +154,7 @@ def apply_initial_sharding(loaders: FitLoaders, facts: Mapping[str, Any], size: 
 
 
 def padding_change(samples: int, was: int, size: int) -> str | None:
-    """Return text on how the end of an epoch of `samples` differs between worlds of `was` and `size` ranks."""
+    """Return text on the different end of an epoch of `samples` on `was` and `size` ranks."""
     then, now = -samples % was, -samples % size
     if then == now:
         return None

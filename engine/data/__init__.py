@@ -1,4 +1,4 @@
-"""Data loaders that can start at any batch: orders and random numbers are functions of the position in the epoch.
+"""Data loaders that start at any batch: order and random numbers follow from the position.
 
 accelerate_internals  tells Accelerate of a pass over a StatefulDataLoader, and of its end
 attribute_fingerprint  a fast check that attributes have not changed, in place of a walk over the objects

@@ -1,4 +1,4 @@
-"""The place of a loader in Accelerate's `GradientState`, where Accelerate looks for the end of an epoch.
+"""Place of a loader in Accelerate's `GradientState`, which looks there for an epoch's end.
 
 Accelerate steps on an incomplete last window and drops repeated samples only for loaders that are registered there.
 """

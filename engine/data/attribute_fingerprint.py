@@ -1,4 +1,4 @@
-"""A fast check that attributes have not changed, in a fraction of the time of a walk over the objects."""
+"""Fast check that attributes have not changed, far cheaper than a walk over the objects."""
 
 import ctypes
 import types
@@ -27,7 +27,7 @@ Owners = Mapping[str, tuple[Any, Mapping[str, Any]]]
 
 
 class AttributeFingerprint:
-    """The objects in attributes at the time of the constructor, with digests of arrays among them.
+    """Objects in attributes at the time of the constructor, with digests of arrays.
 
     Args:
         owners: path -> (owner, its attributes).
@@ -45,7 +45,7 @@ class AttributeFingerprint:
 
 
 def _fingerprint(owners: Owners) -> tuple[list[Any], list[Any]] | None:
-    """Return objects to compare by identity, and values to compare by equality; None if they do not cover all."""
+    """Return objects to compare by identity and values to compare by equality; None if partial."""
     objects: list[Any] = []
     equal: list[Any] = []
     known = {id(owner) for owner, _ in owners.values()}
@@ -89,7 +89,7 @@ def _items(value: Any) -> list[Any] | None:
 
 
 def _content(value: Any) -> tuple[Any, ...] | None:
-    """Return dtype, shape and digest of an array; None if it is not contiguous, or has other state."""
+    """Return dtype, shape and digest of an array; None if not contiguous or with other state."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject or not value.flags.c_contiguous:
             return None

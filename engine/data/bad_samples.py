@@ -1,4 +1,4 @@
-"""Samples whose reading raises an error, left out of their batches: `bad_samples: {skip: 20}`."""
+"""Samples whose reading raises an error, left out of batches: `bad_samples: {skip: 20}`."""
 
 from typing import Any, NamedTuple
 

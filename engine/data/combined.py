@@ -62,7 +62,7 @@ def convert_combined(given: Any) -> Any:
 
 
 def named_loaders(loaders: Any, name: str) -> tuple[list[tuple[str, DataLoader[Any]]], Callable[[Sequence[Any]], Any]]:
-    """Return all loaders in a nest with their names, and a function that makes a nest of the same form from values.
+    """Return all named loaders of a nest, and a function that nests values in the same form.
 
     Raises:
         UserError: the nest is empty, or has a leaf that is no DataLoader.
@@ -249,7 +249,7 @@ class CombinedResumableLoader(ResumableLoader):
         return any(ended) if self.mode == "min_size" else all(ended)
 
     def _streams_at(self, epoch: int, start: int) -> list[_Stream]:
-        """Return the streams at batch `start`: those of the loaded state, or by lengths that all epochs share."""
+        """Return the streams at batch `start`: of the loaded state, or by lengths of all epochs."""
         if self._position == (epoch, start) or (start and not self.is_sized):
             return [stream.again() for stream in self._streams]
         if not self.is_sized or (self._position is not None and (self._position[0], start) == (epoch - 1, 0)):

@@ -1,4 +1,4 @@
-"""Finds map-style data that differ between ranks, or from those of an earlier attempt, by a few samples.
+"""Finds map-style data that differ between ranks or attempts, by a few samples.
 
 At the start of an attempt the first samples of the epoch are read, beside the batches, and ranks compare their digests.
 Snapshots hold the digest of the samples that the first attempt read there, until training changes the data; a resumed
@@ -28,7 +28,7 @@ SAMPLES = 4
 
 
 class SampleCheck(NamedTuple):
-    """A request for digests of samples, which is not part of the batches; the answer is a `CheckedSamples`.
+    """Request for digests of samples outside of batches, answered by `CheckedSamples`.
 
     Args:
         requests: for each digest, the samples to read.
@@ -84,7 +84,7 @@ class DataCheck:
         self.found: DataDigests | None = None  #: set once by `answered`, and taken by `take`
 
     def request(self, opening: BatchRequest | None, *, is_first: bool) -> SampleCheck | None:
-        """Return the samples to read at the start of the first pass in this attempt; None in other passes.
+        """Return the samples to read at the start of this attempt's first pass; None later.
 
         Args:
             opening: request for the first samples of the epoch, or None.
@@ -135,7 +135,7 @@ class DataCheck:
         return bool(differences(before, self._start))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return request and digest of the samples of the first attempt, if training has not changed the data."""
+        """Return request and digest of the first attempt's samples, until training changes data."""
         if self._saved is not None and self._has_changed():
             self._saved = None
         return {} if self._saved is None else {"checked": self._saved}
@@ -146,7 +146,10 @@ class DataCheck:
 
 
 def samples_digest(samples: list[Any]) -> int:
-    """Return a digest of samples, without text if they hold anything else: paths may differ between machines."""
+    """Return a digest of samples, whose text counts only if they hold nothing else.
+
+    Paths may differ between machines.
+    """
     leaves = [leaf for _, leaf in named_leaves(samples, "samples")]
     others = [leaf for leaf in leaves if not isinstance(leaf, (str, bytes, type(None), PurePath))]
     return content_digest(others or samples)

@@ -1,4 +1,4 @@
-"""Objects that hold data, such as data sets: their attributes are described as nodes, and restored in place."""
+"""Objects that hold data, such as data sets: described as nodes, and restored in place."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ _CLASS = "__class__"
 
 
 class WholeData:
-    """Holds data that are not, or not only, described by attributes: a list, a tensor, a library's data set.
+    """Data beyond attributes: a list, a tensor, a library's data set.
 
     Of a library's stream, numbers in memory that processes share are described, such as the epoch of open_clip's data.
     """
@@ -38,7 +38,9 @@ class WholeData:
 
 
 def data_owners(name: str, dataset: object) -> Iterator[tuple[str, Any]]:
-    """Yield names and owners of the attributes of `dataset`: itself, and data sets wrapped by torch's data sets.
+    """Yield names and owners of attributes of `dataset`: itself, and wrapped data sets.
+
+    Those are wrapped by torch's data sets.
 
     Nothing is yielded for objects of other libraries that are no torch data sets.
     """
@@ -78,15 +80,15 @@ class DataOwners:
         return {path: (owner, attributes_of(owner)) for path, owner in self._given.items()}
 
     def restore_target(self, path: str, name: str, node: Any, live: Any) -> Any:
-        """Return the object to restore `node` into, by default the `live` value; MISSING to make a new one."""
+        """Return the object to restore `node` into, by default `live`; MISSING to make a new one."""
         return live
 
     def nodes(self) -> Nodes:
-        """Return the nodes of all attributes and the names of the owners' classes; values are not copied."""
+        """Return nodes of all attributes and the owners' class names; values are not copied."""
         return self._nodes(self._walk())
 
     def restore(self, nodes: Nodes) -> dict[str, str]:
-        """Restore `nodes` in place; return path -> text on the old value for values that could not be restored."""
+        """Restore `nodes` in place; return path -> text on old values that were not restored."""
         walk, owners = self._walk(), self.owners()
         self._nodes(walk)
         restore = GraphRestore(walk, self._anchors(), torch.device("cpu"))
@@ -110,7 +112,7 @@ class DataOwners:
 
     @contextmanager
     def reverted(self) -> Iterator[None]:
-        """Restore the present values after the block; direct attributes of owners stay the same objects."""
+        """Restore the present values after the block; owners keep their attributes' objects."""
         now, owners = copy.deepcopy(self.nodes()), self.owners()
         try:
             yield

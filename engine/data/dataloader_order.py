@@ -31,7 +31,9 @@ _STAGES = ("validate", "test", "predict")
 def training_loader(
     loader: DataLoader[Any], world: World, *, seed: int, shard: bool, limit: float, rng: Rng = "lazy"
 ) -> MapLoader:
-    """Return `loader` as a resumable one, in DistributedSampler's order; `shard` gives every rank its own samples.
+    """Return `loader` as a resumable one, in DistributedSampler's order.
+
+    `shard` gives every rank its own samples.
 
     Raises:
         NotExact: the loader's data set or sampler cannot be resumed exactly.
@@ -64,7 +66,9 @@ def evaluation_loader(
     limit: float,
     rng: Rng,
 ) -> MapLoader:
-    """Return loader `number` of `stage` as a resumable one, which reads every sample exactly once over all ranks.
+    """Return loader `number` of `stage` as a resumable one that reads each sample once.
+
+    Over all ranks.
 
     Raises:
         NotExact: the loader's data set or sampler cannot be resumed exactly.
@@ -76,7 +80,7 @@ def evaluation_loader(
 
 
 def check_loader(loader: object, what: str) -> None:
-    """Check that `loader` is a DataLoader, and does not override methods that would not be called.
+    """Check that `loader` is a DataLoader without overrides that would not be called.
 
     Raises:
         UserError: it is no DataLoader.

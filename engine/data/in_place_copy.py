@@ -11,7 +11,7 @@ __all__ = ["copy_into"]
 
 
 def copy_into(live: Any, saved: Any) -> Any:
-    """Return `live`, made equal to `saved` in place; return a copy of `saved` if that is not possible."""
+    """Return `live` made equal to `saved` in place, or else a copy of `saved`."""
     if type(live) is type(saved) or (isinstance(live, Tensor) and isinstance(saved, Tensor)):
         for kind, fill in _FILLS:
             if isinstance(live, kind) and fill(live, saved):

@@ -20,7 +20,7 @@ __all__ = ["LaneLoader", "check_lanes", "nest_in_lanes"]
 
 @dataclass(frozen=True)
 class LaneOrder(BatchOrder):
-    """The batches of the lanes of one rank: the first of each lane, the second of each lane, and so on.
+    """Batches of a rank's lanes: the first of each lane, the second of each lane, and so on.
 
     Args:
         lanes: lane -> its order, as that of a rank in a world with one rank per lane; in evaluation some lanes may have
@@ -66,11 +66,11 @@ class LaneOrder(BatchOrder):
         return [lane for lane, order in self.lanes.items() if number < self.limited(len(order))]
 
     def count(self, samples: int) -> int:
-        """Return the number of batches of the lane that has the most, of an epoch of `samples` samples."""
+        """Return the batches of the longest lane in an epoch of `samples` samples."""
         return max(self.limited(order.count(samples)) for order in self.lanes.values())
 
     def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
-        """Yield the requests of all lanes from batch `start` to `end`: for each batch number, one of each lane."""
+        """Yield the requests of all lanes from batch `start` to `end`, lane by lane in each batch."""
         every = {lane: order.requests(key, start, end) for lane, order in self.lanes.items()}
         for number in range(start, min(end, len(self))):
             for lane in self.at(number):
@@ -145,7 +145,7 @@ class LaneLoader(MapLoader):
         return next(replace(first, rank=0).requests(mix(self._sampler.key, epoch), 0, 1), None)
 
     def planned_indices(self) -> Iterator[dict[int, list[Any]]] | None:  # type: ignore[override]
-        """Return the indices of each batch, by lane, that a sampler gives this rank in the current epoch."""
+        """Return the indices of each batch by lane, as planned by a sampler in this epoch."""
         order = self.order
         has_changed = isinstance(order.sequence, InOrder) and order.sequence.has_changed
         if not (has_changed or "sampler" in order.sequence.identity) or len(order.sequence) > COUNTED:
@@ -186,7 +186,7 @@ def check_lanes(loader: DataLoader[Any], name: str, *, shard: bool) -> None:
 
 
 def nest_in_lanes(nest: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], dict[int, Any]]:
-    """Return a function from the batches of several loaders (lane -> batch, or None) to a dict: lane -> nest."""
+    """Return a function that nests the lanes' batches of several loaders, by lane."""
 
     def nested(values: Sequence[Any]) -> dict[int, Any]:
         lanes = next(value for value in values if value is not None)

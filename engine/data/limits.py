@@ -6,7 +6,7 @@ __all__ = ["limited", "no_batch_left", "stream_limits"]
 
 
 def limited(batches: int, limit: float) -> int:
-    """Return the number of `batches` to read: at most `limit` if it is an int, else that share, rounded down."""
+    """Return the number of `batches` to read: an int `limit`, or that share rounded down."""
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
@@ -25,7 +25,7 @@ def no_batch_left(option: str, limit: float, batches: int | None) -> str:
 
 
 def stream_limits(name: str, expected: int | None, limit: float) -> tuple[int | None, int | None]:
-    """Return for an iterable loader the number of batches to expect, and the largest number to read; None if unknown.
+    """Return an iterable loader's expected and largest number of batches; None if unknown.
 
     Args:
         name: the loader, in messages.

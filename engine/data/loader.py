@@ -44,7 +44,7 @@ class ResumableLoader(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of batches of this rank in the epoch opened last, after the limit; at first, in the first.
+        """Return this rank's batches, after the limit, in the last opened epoch or the first.
 
         Raises:
             TypeError: not `is_sized`.
@@ -62,13 +62,13 @@ class ResumableLoader(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Open `epoch`; return an iterator over its batches from batch `start` on, to the end of the epoch.
+        """Open `epoch`; return an iterator over its batches from `start` on.
 
         With `start` > 0, it resumes the pass whose state was loaded.
         """
 
     def valid_world_sizes(self, size: int, batch_size: int) -> list[int]:
-        """Return the world sizes with the same global batches as `size` ranks with `batch_size` samples each."""
+        """Return the world sizes with the global batches of `size` ranks with `batch_size` each."""
         return [size]
 
     def resize(self, batch_size: int) -> None:
@@ -83,18 +83,18 @@ class ResumableLoader(ABC):
         return None
 
     def read_digest(self) -> int | None:
-        """Return the sum of `last_mark` over the batches of the epoch, as its readers have counted; None if unknown."""
+        """Return the sum of `last_mark` over the epoch, as its readers count; None if unknown."""
         return None
 
     def changed_in_pass(self) -> str | None:
-        """Return text on data that have changed since the pass began, so that it cannot be resumed; None if none have.
+        """Return text on data changed since the pass began, which could not be resumed; or None.
 
         Changes matter if a resume would read the data again, and get other samples.
         """
         return None
 
     def data_digests(self) -> Sequence[DataDigests]:
-        """Return digests of samples to compare with those of other ranks and attempts, once after the first batch."""
+        """Return digests of samples to compare over ranks and attempts, once after the first batch."""
         return ()
 
     def take_bad_samples(self) -> list[BadSample]:
@@ -106,7 +106,7 @@ class ResumableLoader(ABC):
         return
 
     def shared_order(self) -> str | None:
-        """Return a digest of the order of the current epoch that all ranks share; None if training cannot change it."""
+        """Return a digest of the epoch's order shared by all ranks; None if it cannot change."""
         return None
 
     @abstractmethod
@@ -117,14 +117,14 @@ class ResumableLoader(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank after the last batch that was returned, besides its position."""
+        """Return this rank's state after the last returned batch, besides its position."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore the state; called before the first `batches` of an attempt."""
 
     def restored(self) -> None:
-        """Handle that all state is restored, including that of data sets; called after `load_state_dict`."""
+        """Finish a restore of all state, data sets included; called after `load_state_dict`."""
         return
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class FitLoaders(AlikeOnRanks):
 
     @property
     def read_in_epoch(self) -> Sequence[ResumableLoader]:
-        """The loaders whose batches an epoch reads: a snapshot within it is in the middle of their passes."""
+        """Loaders whose batches an epoch reads, with a pass in progress at a snapshot."""
         return [self.training]
 
     def restored(self) -> None:

@@ -1,4 +1,4 @@
-"""Map-style loaders that can start at any batch of an epoch, and give the same batches as without an interruption."""
+"""Map-style loaders that start at any batch and read what an undisturbed run reads."""
 
 import copy
 import logging
@@ -56,7 +56,7 @@ class _BatchSampler:
         self._ahead: BatchRequest | None = None
 
     def begin(self, epoch: int, start: int, end: int, *, idle: int) -> None:
-        """Set the next pass: over the batches of `epoch` from `start` to `end`, or to the end of the epoch.
+        """Set the next pass over batches `start` to `end` of `epoch`, or to its end.
 
         Args:
             epoch: the epoch, whose order is open.
@@ -141,14 +141,14 @@ class MapLoader(ResumableLoader):
 
     @property
     def estimated_batches(self) -> int | None:
-        """Number of batches in the epoch opened last; for a sampler that does not end, the limit or None."""
+        """Number of batches in the last opened epoch; for an endless sampler the limit, or None."""
         if self.is_sized:
             return len(self)
         return self._limit if isinstance(self._limit, int) else None
 
     @property
     def unlimited_batches(self) -> int | None:
-        """Number of batches of this rank in the epoch opened last, before the limit; None if it is unknown."""
+        """This rank's batches in the last opened epoch, before the limit; None if unknown."""
         return len(self.order) if self.is_sized else None
 
     def order_identity(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class MapLoader(ResumableLoader):
 
     @property
     def fixed_world(self) -> str | None:  # type: ignore[override]
-        """Why order or random numbers would change with another number of ranks; None if they would not."""
+        """Reason why order or random numbers need this number of ranks; None without one."""
         if isinstance(self.order, BatchSamplerOrder):
             return f"the batches of its {type(self.source.batch_sampler).__name__} are dealt to the ranks whole"
         if getattr(self.order, "own", False):
@@ -217,7 +217,7 @@ class MapLoader(ResumableLoader):
         self.order.sequence.close()
 
     def _start_pass(self, epoch: int, start: int, end: int, *, before: int) -> Iterator[Any]:
-        """Return an iterator over the batches of `epoch` from `start` to `end`; `before` requests precede them."""
+        """Return an iterator over batches `start` to `end` of `epoch`, after `before` requests."""
         workers = self._loader.num_workers
         self._sampler.begin(epoch, start, end, idle=before % workers if workers else 0)
         if self._check is not None:
@@ -238,7 +238,7 @@ class MapLoader(ResumableLoader):
                 return start_workers(self._loader, f"the {self._what} loader")
 
     def _side_effects(self) -> ReadSideEffects:
-        """Return the monitor of side effects; it gets the module only if it is read here, or the data refer to it."""
+        """Return the monitor of side effects, with the module only if reading can reach it."""
         data, module = (self.source.dataset, self.source.collate_fn), self._module
         is_held = self._in_main or module is None or any(path_to_module(one, module) is not None for one in data)
         return ReadSideEffects(*data, module if is_held else None)
@@ -252,7 +252,7 @@ class MapLoader(ResumableLoader):
             log.warning(words, self._what, now, self._batching)
 
     def _opening(self, epoch: int) -> BatchRequest | None:
-        """Return a request for the first samples of the epoch, the same on all ranks; None if they are unknown."""
+        """Return a request for the first samples of the epoch, equal on all ranks, if known."""
         order: Any = self.order
         if not self.is_sized:
             return None
@@ -286,7 +286,7 @@ class MapLoader(ResumableLoader):
             self._check.accept()
 
     def attach(self, module: nn.Module) -> None:
-        """Exclude `module`, which is being trained, from the data that workers get at the start of a pass."""
+        """Exclude the trained `module` from the data that workers get at the start of a pass."""
         self._data, self._module = WorkerData(self.source, module, copies=not self._in_main), module
         path = None if self._in_main or self._what != "train" else path_to_module(self.source.dataset, module)
         if path is not None:
@@ -295,7 +295,7 @@ class MapLoader(ResumableLoader):
             )
 
     def changed_in_pass(self) -> str | None:
-        """Return text that says that workers read the module, or that training has changed an endless sampler."""
+        """Return text if workers read the module, or training has changed an endless sampler."""
         sequence = self.order.sequence
         if self.is_sized or not isinstance(sequence, SamplerOrder):
             return self._module_warning
@@ -332,7 +332,7 @@ class MapLoader(ResumableLoader):
         return collate(dataset.__getitems__(request._replace(probe=0)))
 
     def _next(self, iterator: Iterator[Any], number: int) -> tuple[Any, list[int] | None]:
-        """Return the next batch, part of batch `number` of the epoch, and the indices of its samples."""
+        """Return the next batch, part of batch `number`, and the indices of its samples."""
         batch = self._next_answer(iterator, number)
         if self._check is not None and self._check.is_asked:
             self._check.answered(self._next_answer(iterator, number))
@@ -362,7 +362,7 @@ class MapLoader(ResumableLoader):
         return (fetch.indices for fetch in self.order.requests(0, 0, len(self)))
 
     def shared_order(self) -> str | None:
-        """Return a digest of the sampler's order of the current epoch, or its length, if all ranks share it."""
+        """Return a digest of the sampler's order or length in this epoch, if all ranks share it."""
         order, sequence = self.order, self.order.sequence
         if getattr(order, "own", False) or getattr(order, "size", 1) == 1:
             return None
@@ -377,7 +377,7 @@ class MapLoader(ResumableLoader):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the sampler, whether collate_fn draws, and the data that workers began with."""
+        """Return the sampler's state, whether collate_fn draws, and the data of the workers."""
         collate: Any = self._loader.collate_fn
         return {
             "sampler": self.order.sequence.state_dict(),

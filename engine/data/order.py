@@ -1,4 +1,4 @@
-"""The order of samples as a function of seed, epoch and position, so that a resume needs no state and no replay.
+"""Order of samples, a function of seed, epoch and position: no state, no replay.
 
 An epoch has one sequence of samples, which the ranks share in strides, as with `DistributedSampler`. So the samples of
 a global batch depend only on the global batch size.
@@ -70,7 +70,7 @@ class SampleOrder(ABC):
         """Return the indices at `positions`, of shape (n,), of the current epoch."""
 
     def count_to(self, position: int) -> int:
-        """Return the number of samples in the current epoch, or any larger number than `position` if there are more."""
+        """Return the samples in the current epoch, or a number above `position` if there are more."""
         return len(self)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Shuffled(InOrder):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """That it is shuffled by the run's seed, or the name and seed of the user's sampler."""
+        """Return a mark of shuffling by the run's seed, or name and seed of the user's sampler."""
         return {"shuffle": True} if self._sampler is None else {"sampler": f"{self._sampler}(seed={self._seed})"}
 
     def open(self, epoch: int, *, resumed: bool) -> None:
@@ -186,11 +186,11 @@ class BatchOrder(ABC):
 
     @abstractmethod
     def count(self, samples: int) -> int:
-        """Return the batches this rank reads of an epoch of `samples` samples, or of batches in a batch sampler."""
+        """Return this rank's batches in an epoch of `samples` samples, or of a batch sampler."""
 
     @abstractmethod
     def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
-        """Yield requests for the batches of the current epoch, from batch `start` to `end` or the end of the epoch.
+        """Yield requests for batches of the current epoch, from `start` to `end` or its end.
 
         Args:
             key: passed on in the requests.
@@ -244,12 +244,12 @@ class StridedOrder(BatchOrder):
         return -(-self.rank_samples(samples) // self.batch_size)
 
     def indices(self, epoch: int) -> list[Any]:
-        """Return the indices that this rank reads in `epoch`, in order, including those that `drop_last` leaves out."""
+        """Return this rank's indices in `epoch`, in order, with those that `drop_last` drops."""
         self.sequence.open(epoch, resumed=False)
         return self._indices(np.arange(self.rank_samples()), len(self.sequence))
 
     def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
-        """Yield requests for the batches of the current epoch, at a cost independent of `start` if it `is_sized`.
+        """Yield requests for batches of the epoch, at a cost independent of `start` if `is_sized`.
 
         Sample j of batch p is at the global position p * G + rank + j * size, where G is the global batch size. Its
         random numbers are a function of that position, whatever the number of ranks or workers.

@@ -1,4 +1,4 @@
-"""Permutations of an epoch's samples: small ones are drawn as a whole, large ones computed at single positions."""
+"""Permutations of an epoch's samples: drawn whole, or computed at positions if large."""
 
 from typing import Protocol
 
@@ -25,7 +25,7 @@ class Permutation(Protocol):
 
 
 def permutation(samples: int, seed: int) -> Permutation:
-    """Return the permutation that `DistributedSampler` draws from `seed`; from `LARGE` samples on, a `Feistel` one."""
+    """Return the permutation that `DistributedSampler` draws; if `LARGE`, a `Feistel` one."""
     if samples >= LARGE:
         return Feistel(samples, seed)
     drawn: Positions = torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).numpy()

@@ -1,4 +1,4 @@
-"""Side effects of reading on data sets and collate_fns, which new workers and snapshots do not have."""
+"""Side effects of reading on data sets and collate_fns, absent in new workers."""
 
 import copy
 from collections import deque
@@ -57,7 +57,7 @@ class ReadSideEffects(DataOwners):
             self._code_before = self._code_lines()
 
     def nodes(self) -> Nodes:
-        """Return the nodes; objects with `reseed` are set back to their states before the first batch."""
+        """Return the nodes; objects with `reseed` have their states before the first batch."""
         for hook, state in zip(self._hooks, self._hook_states, strict=True):
             set_state(hook, state)
         return super().nodes()
@@ -68,7 +68,7 @@ class ReadSideEffects(DataOwners):
         return self._batches.bit_count() == 1 and self._initial is not None and not self._is_shared
 
     def changed(self) -> str | None:
-        """Return text on a change since before the first batch, with both values; None if nothing has changed."""
+        """Return text on a change since before the first batch, with both values, or None."""
         return self.changed_since(self._initial or {})
 
     def changed_since(self, before: Nodes) -> str | None:

@@ -1,4 +1,4 @@
-"""Finds the user's training, validation, test and prediction loaders, and makes them resumable."""
+"""Finds the user's training, validation, test and prediction loaders for a resume."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ _STAGES = tuple(LOADER_METHODS)
 
 
 class RankAgreement(Protocol):
-    """Collectives by which ranks compare their loaders; every rank calls each method at the same point."""
+    """Collectives to compare loaders of ranks; all ranks call each at the same point."""
 
     def gather(self, value: object) -> list[Any]:
         """Return every rank's `value`, in the order of ranks."""
@@ -50,7 +50,7 @@ class RankAgreement(Protocol):
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """How loaders are read.
+    """Settings for reading loaders.
 
     Args:
         world: the ranks that share the samples; with lanes, a rank stands for a lane.
@@ -73,7 +73,7 @@ class LoaderSettings:
 
 
 class LoaderResolver:
-    """Returns the loaders of each stage: those that were given, or those of a DataModule or of the module.
+    """Returns the loaders of each stage: the given ones, the DataModule's or the module's.
 
     Args:
         settings: how loaders are read.
@@ -152,7 +152,7 @@ class LoaderResolver:
         return f"fit was given a {kind} to train on; {needed}, is needed."
 
     def _train(self, loader: Any, name: str, number: int, limit: float) -> ResumableLoader:
-        """Return training loader `number`; the first uses the run's seed, the others seeds derived from it."""
+        """Return training loader `number`; the first uses the run's seed, others derived ones."""
         settings, rng = self._settings, self._options.rng
         seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
         if not is_loader(loader):
@@ -209,7 +209,7 @@ class LoaderResolver:
         return resumables
 
     def _limit(self, stage: str) -> tuple[str, float]:
-        """Return the option that limits the batches of `stage`, and its value, which is 1.0 for predictions."""
+        """Return the option that limits batches of `stage`, and its value; 1.0 for predictions."""
         options = self._options
         limits = {"validate": options.limit_val_batches, "test": options.limit_test_batches, "predict": 1.0}
         return f"limit_{'val' if stage == 'validate' else stage}_batches", limits[stage]
@@ -278,7 +278,7 @@ def _loaders_of(given: Any) -> Any:
 
 
 def _is_loader(source: Any) -> bool:
-    """Return whether `source` is a loader or a nest of loaders, rather than an object whose methods return them."""
+    """Return whether `source` is a loader or a nest of them, not an object that returns them."""
     if isinstance(source, (dict, list, tuple)):
         return any(_is_loader(inner) for inner in (source.values() if isinstance(source, dict) else source))
     return isinstance(source, CombinedLoader) or is_loader(source)
@@ -292,7 +292,7 @@ def _iterable_kind(loader: Any) -> type[IterableLoader] | None:
 
 
 def _check_alike(identities: tuple[dict[str, Any], ...]) -> None:
-    """Check that all ranks have the same order of samples; else some samples would be lost, and others repeated."""
+    """Check that all ranks have the same order of samples, which they share."""
     for rank, other in enumerate(identities):
         for name, value in other.items():
             if value != identities[0][name]:

@@ -1,4 +1,4 @@
-"""Orders given by a sampler, torch's or the user's: drawn at an epoch's start, and shared by the ranks."""
+"""Orders of a sampler, torch's or the user's: drawn at an epoch's start, shared by ranks."""
 
 import copy
 import logging
@@ -112,7 +112,7 @@ class SamplerOrder(SampleOrder):
         return {"sampler": self._name}
 
     def _dry_run(self) -> str:
-        """Run copies of the sampler for two epochs, also from restored states; return a digest of the first epoch."""
+        """Run copies of the sampler for two epochs, also restored ones; digest the first epoch."""
         built = self._state.full()
         one, other, resumed = (_copy_of(self._sampler, self._dataset) for _ in range(3))
         first = self._run(one, 0)
@@ -152,7 +152,7 @@ class SamplerOrder(SampleOrder):
             raise UserCodeError.of(f"{self._what}, given its state back", error) from error
 
     def _resumes_position(self, sampler: Any, state: Any, graph: Any, first: Items, second: Items) -> bool:
-        """Return whether the state of the sampler after `first` is a position, with the rest after which it resumes."""
+        """Return whether the sampler's state after `first` is a position, resumed with the rest."""
         self._resume_copy(sampler, state, graph)
         rest = self._read_rest(sampler)
         is_whole = self.is_sized and len(first) < self._most  # then nothing is left of it
@@ -161,7 +161,7 @@ class SamplerOrder(SampleOrder):
         return self._are_equal(second, self._trial_run(sampler, 1))
 
     def _read_rest(self, sampler: Any) -> Items:
-        """Read the epoch to its end that a sampler resumes whose state is a position in it; return its first items."""
+        """Read an epoch to its end from a sampler with a position; return its first items."""
         with self.seeded(0, 0):
             iterator = map(next, repeat(iter(sampler)))
             first = [*map(_kept, islice(iterator, BLOCK))]
@@ -169,7 +169,7 @@ class SamplerOrder(SampleOrder):
         return as_items(first)
 
     def _restore(self, restore: Callable[[Any], None], state: Any, sampler: Any) -> None:
-        """Call `restore` with `state`; start the sampler first if it makes generators or objects when it is first run.
+        """Call `restore` with `state`, after starting a sampler that makes generators late.
 
         Raises:
             NotExact: an object or a generator of the state does not exist in the sampler.
@@ -235,7 +235,7 @@ class SamplerOrder(SampleOrder):
         self._drawing = _Drawing(self, self._sampler, self._epoch)
 
     def count_to(self, position: int) -> int:
-        """Return the number of items in the epoch, or, drawing in blocks, of those drawn if there are `position`."""
+        """Return the number of items in the epoch, or of drawn ones, at least `position`, in blocks."""
         if self.is_sized:
             return len(self._items)
         while self._drawing is not None and self._items.end < position:
@@ -247,7 +247,7 @@ class SamplerOrder(SampleOrder):
         return self._items.end
 
     def _run_again(self, epoch: int) -> None:
-        """Run the sampler from its state at the start of the epoch, if its items could not be written."""
+        """Run the sampler from its state at the epoch's start, if its items were not written."""
         if self._expected is None:
             return
         now = self._state.changes()
@@ -269,7 +269,7 @@ class SamplerOrder(SampleOrder):
             self._read_rest(self._sampler)
 
     def close(self) -> None:
-        """Warn once if training has changed the sampler within the epoch; plain PyTorch would draw during the epoch."""
+        """Warn once of a sampler changed within the epoch, which plain PyTorch would draw from."""
         if not self._has_warned and self.changed_in_pass() is not None and self.is_sized:
             self._has_warned = True
             log.warning(
@@ -280,18 +280,18 @@ class SamplerOrder(SampleOrder):
         self._is_under_way = False
 
     def changed_in_pass(self) -> str | None:
-        """Return text if training has changed the sampler since items were last drawn in this epoch; else None."""
+        """Return text if training changed the sampler since the epoch's last draw, else None."""
         after = self._state_after_draw
         return None if after is None or not differences(after, self._state.changes()) else self._what
 
     def indices_at(self, positions: Positions) -> list[Any]:
-        """Return the items at `positions`, in rising order; items before them are dropped when drawing in blocks."""
+        """Return the items at rising `positions`; in blocks, items before them are dropped."""
         if not self.is_sized and len(positions):
             self._items.drop(int(positions[0]))
         return self._items.at(positions)
 
     def digest(self) -> str:
-        """Return a digest of the items of the current epoch, or of the first ones if they are drawn in blocks."""
+        """Return a digest of the current epoch's items, in blocks of the first ones."""
         if self.is_sized:
             return digest_of_items(self._items.kept)
         self.count_to(_COMPARED)
@@ -352,7 +352,7 @@ class SamplerOrder(SampleOrder):
         return None if size > self._largest else _joined(blocks)
 
     def iterate(self, sampler: Any, epoch: int) -> Iterator[Any]:
-        """Return an iterator over `sampler`, this one's or a copy, for `epoch`; called in a block of `seeded`."""
+        """Return an iterator over `sampler` or a copy of it for `epoch`, in a block of `seeded`."""
         for one in samplers_in(sampler):
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(epoch)
@@ -361,7 +361,7 @@ class SamplerOrder(SampleOrder):
 
     @contextmanager
     def seeded(self, epoch: int, block: int) -> Iterator[None]:
-        """Seed the main generators for a block of `epoch`; raise errors of the sampler as those of the user's code."""
+        """Seed the main generators for a block of `epoch`; errors count as the user's code's."""
         seed = mix(self._key, epoch)
         try:
             with seeded_rng(mix(seed, block) if block else seed):
@@ -387,7 +387,7 @@ class _Drawing:
         self._blocks = 0
 
     def next_block(self, most: int) -> list[Any]:
-        """Return the next items: at most `most` of them, and of about `BLOCK` indices; none at the end."""
+        """Return the next items: at most `most`, and about `BLOCK` indices; none at the end."""
         items, size = list[Any](), 0
         with self._order.seeded(self._epoch, self._blocks):
             if self._iterator is None:
@@ -466,7 +466,7 @@ def _indices_in(item: Any) -> int:
 
 
 def _largest_epoch(sampler: Any, dataset: Any) -> int:
-    """Return the number of indices up to which an epoch is held whole; more of them are drawn in blocks."""
+    """Return the largest number of indices in an epoch held whole, rather than in blocks."""
     samples = len(dataset) if hasattr(dataset, "__len__") else 0
     known = 0
     if type(sampler) in _SIZED or all(type(one).__module__.startswith("torch.") for one in samplers_in(sampler)):
@@ -523,7 +523,7 @@ class BatchSamplerOrder(BatchOrder):
         return -(-samples // self.size) if self.rest == "padded" else len(range(self.rank, samples, self.size))
 
     def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
-        """Yield requests for the batches of the current epoch, from batch `start` to `end` or the end of the epoch.
+        """Yield requests for batches of the current epoch, from `start` to `end` or its end.
 
         The position of a sample is that in all batches one after the other; a repeated batch keeps its positions.
         """
@@ -552,7 +552,7 @@ class BatchSamplerOrder(BatchOrder):
 
 
 class BaseSeed:
-    """Iterates over a sampler as `DataLoader.__iter__` does, which first draws a seed for its workers.
+    """Iterates over a sampler as `DataLoader.__iter__`, which first draws a worker seed.
 
     Args:
         loader: loader that draws the seed from its generator.
@@ -578,7 +578,7 @@ class BaseSeed:
         return iter(sampler) if items is None else items
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the order of the samples depends on; nothing if the sampler does not share the generator."""
+        """Return whether the generator was drawn from; {} unless the sampler shares it."""
         return {} if self._path is None else {"is_drawn_once": self._is_drawn_once}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -597,7 +597,7 @@ def digest_of_items(items: Items) -> str:
 
 
 def pack_items(items: Items) -> dict[str, Any] | None:
-    """Return `items` as a dict that can be written to a snapshot; None if they cannot be written."""
+    """Return `items` as a dict for a snapshot; None if they cannot be written."""
     if not isinstance(items, list):
         return {"indices": _smallest(items)}
     if not items:

@@ -51,7 +51,7 @@ Nodes = dict[str, dict[str, Any]]
 
 
 class SamplerState:
-    """The state of a sampler and of the objects in it, as far as it has changed since it was built.
+    """Changed state of a sampler and of its objects since it was built.
 
     A sampler is built in every attempt, so snapshots do not hold values that never change, such as weights and indices.
 
@@ -66,7 +66,7 @@ class SamplerState:
         self._pickles: dict[str, bytes] = {}  # path -> pickle of a value that is known to equal the one at construction
 
     def for_copy(self, sampler: Any) -> "SamplerState":
-        """Return the state of `sampler`, a copy of this one's, after setting it to the state at construction."""
+        """Return the state of `sampler`, a copy, after setting it to the state at construction."""
         state = SamplerState(sampler, self._dataset)
         state._built = self._built
         state.restore({})
@@ -77,7 +77,7 @@ class SamplerState:
         return {path: _copy_of(value) for path, value in self._values().items() if not self._is_as_built(path, value)}
 
     def _is_as_built(self, path: str, value: Any) -> bool:
-        """Return whether `value` equals the one at `path` when the sampler was built; called at every snapshot."""
+        """Return whether `value` is as built at `path`; called at every snapshot."""
         if path not in self._built:
             return False
         packed = _pickled(value)
@@ -102,7 +102,7 @@ class SamplerState:
         return {path: _copy_of(value) for path, value in self._values().items()}
 
     def graph_state(self) -> Nodes:
-        """Return path of an owner -> nodes of those attributes that only the object graph can describe."""
+        """Return path of an owner -> nodes of attributes that need the object graph."""
         found = list(graph_attributes(self._sampler, self._dataset))
         names = {id(self._dataset): _DATA, **{id(owner): path for path, owner, _ in found}}
         walk = GraphWalk(names, {})
@@ -154,7 +154,7 @@ class SamplerState:
 
 
 def graph_attributes(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield path, object and attributes of each object in `sampler`, for attributes that `SamplerState` leaves out.
+    """Yield path, object and attributes of objects that `SamplerState` leaves out.
 
     Only the object graph can describe these, such as a `Fraction` or an object of a class derived from dict.
     """
@@ -234,7 +234,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_plain(value: Any, deep: int = 8) -> bool:
-    """Return whether `value` can be written to a snapshot; for long lists, whether the first items can."""
+    """Return whether `value` can be written, by the first items of long lists."""
     kind = type(value)
     if kind in _SCALARS or kind is np.ndarray:
         return True
@@ -262,7 +262,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _pickled(value: Any) -> bytes | None:
-    """Return bytes that are equal only for values with the same bits; None if a comparison is faster."""
+    """Return bytes that differ for values with other bits; None if comparing is faster."""
     if isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and len(value) > _LONG):
         return None
     buffer = io.BytesIO()
@@ -274,7 +274,7 @@ def _pickled(value: Any) -> bytes | None:
 
 
 def _is_plain_tensor(tensor: Tensor) -> bool:
-    """Return whether `tensor` is strided, requires no gradient, and no two elements share memory."""
+    """Return whether `tensor` is strided, without gradient and overlapping elements."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.requires_grad:
         return False
     return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

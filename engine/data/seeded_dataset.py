@@ -1,4 +1,4 @@
-"""Wraps the user's data set and collate_fn, so that random numbers depend on the position in the epoch."""
+"""Wraps the user's data set and collate_fn, with random numbers by position in the epoch."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _OWN = frozenset({"dataset", "seeds", "failure", "skips_bad"})
 
 
 class WorkerFailure(NamedTuple):
-    """An error with a batch, returned by a worker instead of raised, since torch would change its message."""
+    """Error with a batch, returned by a worker, as torch would change a raised message."""
 
     kind: type[EngineError]
     text: str
@@ -34,11 +34,11 @@ class WorkerFailure(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """A request without samples, and its answer. torch gives requests to workers in turn; this one skips a worker."""
+    """Request without samples, and its answer, to skip a worker in torch's turn."""
 
 
 class _FetchedBatch(NamedTuple):
-    """The samples of a batch, its request, and the samples that could not be read; for collate_fn."""
+    """Samples of a batch, its request, and the unreadable samples, for collate_fn."""
 
     samples: list[Any]
     request: BatchRequest
@@ -104,7 +104,7 @@ class SeededDataset(Dataset[Any]):
             return WorkerFailure.of(where, error)
 
     def _readable(self, fetch: BatchRequest) -> _FetchedBatch:
-        """Return the samples of a batch that can be read, each with the random numbers of its position."""
+        """Return the readable samples of a batch, each with random numbers of its position."""
         samples, bad = list[Any](), list[BadSample]()
         for number, index in enumerate(fetch.indices):
             one = fetch._replace(first=fetch.first + number * fetch.stride, indices=[index], probe=1)

@@ -1,4 +1,4 @@
-"""A DataLoader with `state_dict` and `load_state_dict`, for training loops other than the Trainer's."""
+"""DataLoader with `state_dict` and `load_state_dict`, for loops other than the Trainer's."""
 
 import logging
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _KEYS = {"version", "epoch", "batch", "world_size", "order", "loader"}
 
 
 class StatefulDataLoader(DataLoader[T_co]):
-    """A `DataLoader` whose state can be saved after any batch, and loaded in any process to continue there.
+    """`DataLoader` whose state can be saved after any batch and continued in any process.
 
     It takes the arguments of `torch.utils.data.DataLoader`. Order and random numbers are functions of `seed`, epoch and
     the position of a sample, so the state is small, no batch is read again after a resume, and the number of workers
@@ -78,7 +78,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         self._is_loaded = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, which starts at batch 0 unless a state of that epoch was just loaded."""
+        """Set the next pass's epoch, from batch 0 unless a state of that epoch was just loaded."""
         if self._has_begun or epoch != self._epoch:
             self._epoch, self._batch, self._has_begun, self._is_loaded = epoch, 0, False, False
 
@@ -123,7 +123,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         return 0 if order.drop_last else samples % order.global_batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last batch that was read, in types that `torch.save` and pickle support.
+        """Return the state after the last read batch, in types of `torch.save` and pickle.
 
         With a map-style data set, it is the same on every rank, can be loaded with another number of ranks, and is
         below 1 KB unless a user's sampler gives the order. With an iterable one, each rank has a state of its own.
@@ -197,7 +197,7 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     @property
     def _reader(self) -> ResumableLoader:
-        """The resumable loader; built on first use, since the process group may be initialized after this loader."""
+        """Resumable loader, built on first use, since the process group may come later."""
         if self._resumable is None:
             self._resumable = self._build_reader()
         return self._resumable

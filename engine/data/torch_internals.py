@@ -1,4 +1,4 @@
-"""Private attributes of `torch.utils.data`, used in this file only; `tests/unit/test_internals.py` tests each."""
+"""Private parts of `torch.utils.data`; `tests/unit/test_internals.py` tests each."""
 
 import inspect
 from collections.abc import Callable
@@ -40,7 +40,9 @@ def make_worker_info(**fields: Any) -> Any:
 
 
 def replace_unsent(replacement: Callable[[Exception], Any]) -> None:
-    """In a `worker_init_fn`, make the worker send `replacement(error)` in place of each batch that it cannot send.
+    """Make the worker send `replacement(error)` for batches it cannot send.
+
+    Called in a `worker_init_fn`.
 
     Its queue would print the error and drop the batch, and the main process would wait for it for ever.
     """
@@ -53,7 +55,7 @@ def replace_unsent(replacement: Callable[[Exception], Any]) -> None:
 
 
 def stacks_tensors(collate: Any) -> bool:
-    """Return whether `collate`, in a main process, only calls `torch.stack` on a list of tensors."""
+    """Return whether `collate`, in a main process, only stacks a list of tensors."""
     known: Any = torch_collate.default_collate_fn_map  # which users may change
     return collate is default_collate and known[Tensor] is torch_collate.collate_tensor_fn
 
@@ -70,7 +72,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def forget_workers(iterator: Any) -> None:
-    """Remove the workers of a loader's iterator, if it has any, from those that torch's signal handler watches."""
+    """Remove a loader iterator's workers from those watched by torch's signal handler."""
     if getattr(iterator, "_worker_pids_set", False):
         torch._C._remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False

@@ -1,4 +1,4 @@
-"""Loaders of any other kind, such as those of libraries, generators and lists: read as a whole, in the main process.
+"""Loaders of any other kind (libraries, generators, lists), read in the main process.
 
 A pass is `iter(loader)`. A run resumes inside a pass by the loader's own state if it has one that passes the test of
 streams, else by reading the pass again: from the attributes and generators of the loader at its start, and with the
@@ -40,14 +40,14 @@ _DATA = (str, bytes, bytearray, Mapping, Sequence, set, frozenset, Tensor, np.nd
 
 
 def is_read_whole(loader: object) -> bool:
-    """Return whether `loader` is no DataLoader whose batches the engine can order: another kind, or a subclass."""
+    """Return whether the engine cannot order the batches of `loader`: a subclass, another kind."""
     if not isinstance(loader, DataLoader):
         return True
     return any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in ("__iter__", "_get_iterator"))
 
 
 def is_loader(value: object) -> bool:
-    """Return whether `value`, which is no container, is a loader: an iterable, or a function that returns an iterator.
+    """Return whether `value`, no container, is an iterable or makes an iterator.
 
     >>> is_loader(iter([1])), is_loader(Tensor([1.0]))
     (True, False)
@@ -105,7 +105,7 @@ class LoaderStream(IterableDataset[Any]):
                 set_epoch(epoch)
 
     def not_copied(self) -> list[object]:
-        """Return the objects that a copy of this stream can share, since reading does not change them."""
+        """Return objects that a copy of this stream can share, as reading does not change them."""
         dataset = getattr(self.loader, "dataset", None)
         return [dataset] if isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset) else []
 
@@ -117,7 +117,7 @@ class StatefulLoaderStream(LoaderStream):
     ended: Any = None
 
     def prepare(self) -> None:
-        """Restore the state of the loader at the start of the pass, and its own state at the end of the one before."""
+        """Restore the loader at the pass's start, and its own state of the end of the last one."""
         super().prepare()
         if self.ended is None:
             return
@@ -203,11 +203,11 @@ class WholeLoader(IterableLoader):
         self._is_behind = False  #: whether another process read the passes of the history
 
     def changed_in_pass(self) -> str | None:
-        """Return text if the loader uses the module in training; else a resume starts from its state in the pass."""
+        """Return text if the loader uses the trained module; else a resume starts from a state."""
         return None if self.had_states else self._module_warning
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and the state of the loader at the start of this pass, or of the next one."""
+        """Return the position, and the loader's state at the start of this pass or the next."""
         return {**super().state_dict(), "before": self._before_next(), "history": [[*one] for one in self._past()]}
 
     def _before_next(self) -> dict[str, Any]:
@@ -223,17 +223,20 @@ class WholeLoader(IterableLoader):
         return state if state["generators"] else {**state, "ended": stream.state_dict()}
 
     def _past(self) -> list[tuple[int, int, bool]]:
-        """Return the passes before the next batch that is read, for a loader that continues one iterator."""
+        """Return the passes before the next batch, for a loader with one iterator over passes."""
         ended = [self._pass] if self._is_continued and self._is_over and self._pass is not None else []
         return [*self._history, *ended]
 
     def set_at_end(self, at_end: bool) -> None:
-        """Set whether the epoch's last batch was returned; if not, the next batch is of another pass."""
+        """Set whether the last batch of the epoch was returned; else the next is another pass's."""
         super().set_at_end(at_end)
         self._is_over |= self._pass is not None and not at_end
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of `epoch` from batch `start` on; with `start` > 0, resume from the loaded state."""
+        """Yield the batches of `epoch` from batch `start` on.
+
+        With `start` > 0, resume from the loaded state.
+        """
         for batch in super().batches(epoch, start):
             self._is_over = self.at_end
             yield batch
@@ -266,7 +269,7 @@ class WholeLoader(IterableLoader):
         self._pass = epoch, number, True
 
     def _read_history(self) -> None:
-        """Read again what an iterator, which the loader continues over its passes, gave in another process."""
+        """Read again what an iterator that is kept over passes gave in another process."""
         self._is_behind = False
         began_s, batches = time.monotonic(), sum(number for _, number, _ in self._history)
         with self._rng_isolation:

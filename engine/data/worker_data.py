@@ -1,4 +1,4 @@
-"""The data of a loader as its workers, or copies in this process, have them: as of the start of a pass.
+"""Data of a loader at the start of a pass, as its workers or copies here have them.
 
 Workers do not see later changes of data set, loader or collate_fn by training. If a run resumes within an epoch, its
 workers are started with the data that the workers before them had.
@@ -46,7 +46,7 @@ def loader_attributes(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 class WorkerData(DataOwners):
-    """The data that are copied at the start of a pass; if data are not copied, the collate_fn of the pass.
+    """Data copied at the start of a pass; if none are copied, its collate_fn.
 
     Args:
         loader: loader of the data.
@@ -74,11 +74,11 @@ class WorkerData(DataOwners):
         self._has_warned = False
 
     def stop_copying(self) -> None:
-        """Stop copying and restoring data, also at the end of `data_of_pass`, since they cannot be copied."""
+        """Stop copying and restoring data that cannot be copied, also after `data_of_pass`."""
         self._given, self._copies = {}, False
 
     def state_dict(self, collate: Any) -> dict[str, Any]:
-        """Return whether a pass has begun, and the data that it began with if they have changed since.
+        """Return whether a pass has begun, and its data if they have changed since.
 
         Args:
             collate: collate_fn of the pass.
@@ -112,7 +112,7 @@ class WorkerData(DataOwners):
         self._is_loaded, self._has_begun = self._start is not None, state_dict.get("begun", False)
 
     def restored(self) -> None:
-        """Record the restored data as those that persistent workers began with, unless the state has others."""
+        """Record the restored data as those of persistent workers, unless the state has others."""
         if self._has_begun and self._start is None and self._loader.persistent_workers:
             self._start = copy.deepcopy(self.nodes())
 
@@ -158,7 +158,7 @@ class WorkerData(DataOwners):
 
     @contextmanager
     def _restored_collate(self, start: Nodes) -> Iterator[None]:
-        """Set the collate_fn that `start` describes, if any, as an object of its own for the duration of the block."""
+        """Set the collate_fn of `start`, if any, as an object of its own during the block."""
         node, before = start.get(_LOADER, {}).get("collate_fn", MISSING), self._loader.collate_fn
         known = [self._built["collate_fn"], before]
         made = MISSING if node is MISSING else collate_of(node, known, self._collate_walk(), self._anchors())
@@ -171,7 +171,7 @@ class WorkerData(DataOwners):
             vars(self._loader)["collate_fn"] = before
 
     def _collate_walk(self) -> GraphWalk:
-        """Return a walk over objects that a pass's collate_fn may share: module, loader, data, next collate_fn."""
+        """Return a walk over objects that collate_fn may share: module, loader, data."""
         walk = self._walk()
         for root in () if self._module is None else module_roots(self._module):
             walk.root_attributes(root.values, root.path, is_small=False)
@@ -218,7 +218,7 @@ class WorkerData(DataOwners):
             )
 
     def unrestored(self) -> dict[str, object]:
-        """Return path -> value of the data that `data_of_pass` does not restore: large values, and unsupported ones."""
+        """Return path -> value of data that `data_of_pass` does not restore: large, unsupported."""
         walk = self._walk()
         self._nodes(walk)
         return walk.large | walk.deep | walk.opaque
@@ -234,7 +234,7 @@ class WorkerData(DataOwners):
         return {_LOADER: (self._loader, loader_attributes(self._loader)), **super().owners()}
 
     def restore_target(self, path: str, name: str, node: Any, live: Any) -> Any:
-        """Return the loader's function at construction if `node` describes it, else the `live` value."""
+        """Return the loader's function at construction if `node` describes it, else `live`."""
         is_built = path == _LOADER and name in self._built and _is_of_kind(self._built[name], node)
         return self._built[name] if is_built else live
 
@@ -252,7 +252,7 @@ def _lines_of(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def _merged(now: Nodes, start: Nodes) -> Nodes:
-    """Return `start`, with missing entries from `now`: in a pass without workers it has only a collate_fn."""
+    """Return `start` with missing entries of `now`, as it lacks data without workers."""
     is_whole = "worker_init_fn" in start.get(_LOADER, {})
     return start if is_whole else {**now, **start, _LOADER: {**now[_LOADER], **start.get(_LOADER, {})}}
 
@@ -327,7 +327,7 @@ class _SeparateRestore(GraphRestore):
         return super().put(node, MISSING if is_code else live, path)
 
     def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
-        """Return a copy, with new cells, of a function with that name and code; None if there is none."""
+        """Return a copy, with new cells, of the function with that name and code, or None."""
         alike = (one for one in self._functions if _name(one) == kind and (code is None or code_digest(one) == code))
         found = next(alike, None) or function_called(kind)
         if found is None or not (found.__closure__ or vars(found)):

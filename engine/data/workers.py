@@ -147,7 +147,7 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: An
 
 
 def _lost_workers(iterator: Any, wait_s: float) -> list[str]:
-    """Return text on each worker of `iterator` that has ended, or does in `wait_s`, with its signal or exit code."""
+    """Return text on each worker that ends within `wait_s`, with signal or exit code."""
     lost, processes = [], workers_of(iterator)
     ending = wait([process.sentinel for process in processes], wait_s)
     for number, process in enumerate(processes):

@@ -1,4 +1,4 @@
-"""The objects of a run: a graph of what user code holds, described by identity and restored in place.
+"""Objects of a run: a graph of user code's objects, restored in place by identity.
 
 attributes        reads and sets the attributes of an object, in `__dict__` or in slots
 changes           differences between the objects that this attempt's code builds and those of the snapshot's code

@@ -1,4 +1,4 @@
-"""Reads and sets the attributes of an object, in `__dict__` or in slots, and the items of a container."""
+"""Attributes of an object, in `__dict__` or in slots, and items of a container."""
 
 import queue
 import threading
@@ -99,7 +99,7 @@ def delete_attribute(owner: object, name: str) -> None:
 
 
 def state_attributes(value: object) -> dict[str, Any]:
-    """Return the attributes of an object that are state: without locks and, of a module, nn.Module's own attributes."""
+    """Return an object's attributes that are state, without locks and nn.Module's own."""
     found = attributes_of(value)
     if isinstance(value, nn.Module):
         no_state = (INTERNAL - _OF_MODULES) | set_anew_among(found)
@@ -109,7 +109,7 @@ def state_attributes(value: object) -> dict[str, Any]:
 
 
 def new_locks(kind: type) -> dict[str, Any]:
-    """Return new locks, by attribute, for an object of a class of the standard library that has locks."""
+    """Return new locks, by attribute, for an object of a standard library class with locks."""
     owner = _lock_owner(kind)
     return {name: item for name, item in vars(owner()).items() if name in _LOCKS[owner]} if owner else {}
 
@@ -119,7 +119,7 @@ def _lock_owner(kind: type) -> type | None:
 
 
 def made_by(kind: type) -> type:
-    """Return the built-in class whose memory layout objects of `kind` have: its content is in no attribute.
+    """Return the built-in class with the memory layout of objects of `kind`.
 
     >>> made_by(type("Steps", (list,), {})), made_by(type("Plain", (), {}))
     (<class 'list'>, <class 'object'>)
@@ -128,14 +128,14 @@ def made_by(kind: type) -> type:
 
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]] | None:
-    """Return the items of a container with their keys or indices; None if `value` is no container."""
+    """Return the items of a container with keys or indices; None if `value` is none."""
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, (list, tuple, set, frozenset, deque)) else None
 
 
 def members_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container or the attributes of an object, each with the code that reaches it.
+    """Yield items of a container or attributes of an object, with the code to reach each.
 
     >>> [*members_of({"x": 1}), *members_of([2])]
     [("['x']", 1), ('[0]', 2)]

@@ -35,7 +35,7 @@ _LARGE_BYTES = 16 << 20
 
 @dataclass
 class Built:
-    """What an attempt has built.
+    """Objects and values that an attempt has built.
 
     Args:
         names: path of an object -> its attributes.
@@ -179,7 +179,7 @@ def _is_within(path: str, owners: tuple[str, ...]) -> bool:
 
 @dataclass
 class CodeChange:
-    """What differs between what this attempt has built and what the first attempt built.
+    """Differences between what this attempt and the first one have built.
 
     Args:
         now: of this attempt.
@@ -239,7 +239,7 @@ class CodeChange:
         return False
 
     def lose(self, path: str) -> None:
-        """Record in `found` that an object whose attributes the snapshot holds does not exist any more."""
+        """Record in `found` that an object with attributes in the snapshot no longer exists."""
         self._note("gone, and dropped", path)
 
     def _note(self, what: str, which: str) -> bool:

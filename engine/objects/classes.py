@@ -1,4 +1,4 @@
-"""Classes by their names in snapshots: whose objects can be made anew, and whose attributes are all of their state."""
+"""Classes by name: whether their objects can be rebuilt, and from attributes alone."""
 
 import copyreg
 import dataclasses
@@ -82,7 +82,7 @@ _OF_LOADERS = (DataLoader, IterableDataset, Sampler)
 
 
 def is_library(kind: type) -> bool:
-    """Return whether `kind` is a class of a library, whose attributes may not be all of its state."""
+    """Return whether `kind` is a library's class, whose attributes may not be all its state."""
     if kind_name(kind) in _NAMESPACES | _IN_EACH_ATTEMPT or issubclass(kind, nn.Module):
         return False
     if kind.__module__.startswith(_OF_TORCH) and kind.__module__ in sys.modules:
@@ -127,7 +127,7 @@ def _has_own_state(kind: Any) -> bool:
 
 
 def has_attributes(kind: type) -> bool:
-    """Return whether objects of `kind` may have attributes: of those of C, such as locks, memory is all there is."""
+    """Return whether objects of `kind` can have attributes, unlike those of C such as locks."""
     return any("__dict__" in vars(base) or "__slots__" in vars(base) for base in kind.__mro__)
 
 
@@ -141,7 +141,7 @@ def is_of_attributes(kind: type) -> bool:
 
 
 def class_called(kind: str, live: Any, base: type) -> Any:
-    """Return the class called `kind`: that of the live object, or a loaded one of the user's; None if there is none."""
+    """Return the class called `kind`, the live object's or a loaded one of the user's, if any."""
     if live is not MISSING and kind_name(type(live)) == kind:
         return type(live)
     module, _, name = kind.partition(":")
@@ -156,7 +156,7 @@ def class_called(kind: str, live: Any, base: type) -> Any:
 
 
 def set_class(owner: object, kind: str) -> bool:
-    """Set the class of a live object to the class called `kind`; return whether it has that class now."""
+    """Set the class of a live object to that called `kind`; return whether it has it now."""
     if kind_name(type(owner)) == kind:
         return True
     try:
@@ -168,7 +168,7 @@ def set_class(owner: object, kind: str) -> bool:
 
 @lru_cache(maxsize=1024)  # asked for each object at every snapshot
 def is_made_anew(kind: type) -> bool:
-    """Return whether another attempt can rebuild an object of `kind` without running the code that made it."""
+    """Return whether an object of `kind` can be rebuilt without the code that made it."""
     return class_called(kind_name(kind), MISSING, object) is kind and kind.__new__ in _NEW
 
 

@@ -1,4 +1,4 @@
-"""A digest of a module, its data, their classes and the globals of their modules at the end of a training.
+"""Digest of module, data, their classes and globals at the end of a training.
 
 Two digests differ where a training kept state that no snapshot holds.
 """
@@ -69,7 +69,10 @@ def digest_lines(name: str, value: object) -> dict[str, str]:
 
 
 def users_lines(name: str, value: object) -> dict[str, str]:
-    """Return one line for each item in `value`, by name; walks into the user's objects and plain containers only."""
+    """Return one line for each item in `value`, by name.
+
+    Walks into the user's objects and plain containers only.
+    """
     plain = (*_CONTAINERS, partial)
     lines = _walk(name, value, DEPTH, {}, lambda item: isinstance(item, plain) or is_user_class(type(item)))
     return dict(itertools.islice(lines, _MOST_LINES))
@@ -116,7 +119,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(iterator: Any) -> Sequence[Any]:
-    """Return the arguments of a copy of an iterator or partial; of a generator, its position and variables."""
+    """Return arguments of an iterator or partial, or a generator's position and variables."""
     if isinstance(iterator, partial):
         return [iterator.func, iterator.args, iterator.keywords, vars(iterator)]
     if isinstance(iterator, types.GeneratorType):
@@ -145,7 +148,7 @@ def _describe(value: Any) -> str | None:
 
 
 def _describe_position(value: Any) -> str | None:
-    """Return the position of a file or iterator, the value of a context variable, or the name and cache of code."""
+    """Return a position in a file or iterator, a context variable's value, or code's cache."""
     if isinstance(value, io.IOBase):
         return _describe_file(value)
     if isinstance(value, ContextVar):
@@ -174,7 +177,7 @@ def _describe_file(file: io.IOBase) -> str:
 
 
 def _describe_items(value: Collection[Any]) -> str | None:
-    """Return number and digest of the items of a set, or of many numbers, independent of their order."""
+    """Return number and digest of the items of a set, or of many numbers, in any order."""
     is_set = isinstance(value, (set, frozenset))
     if not is_set and len(value) <= MANY:
         return None
@@ -199,7 +202,7 @@ def _describe_content(value: Any) -> str | None:
 
 
 def _of_all(items: Sequence[Any]) -> str | None:
-    """Return one digest of many items, if they consist of numbers, text and arrays; None if they are too many."""
+    """Return one digest of many numbers, texts and arrays; None if they are too many."""
     if len(items) > _MOST_ITEMS:
         return None
     texts = []

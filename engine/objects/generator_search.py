@@ -1,4 +1,4 @@
-"""Finds the random number generators that an object uses when it is read, also behind a method `reseed(seed)`."""
+"""Finds generators that an object uses as it is read, also behind `reseed(seed)`."""
 
 import inspect
 import multiprocessing.sharedctypes
@@ -67,7 +67,7 @@ def find_generators(owner: object, *, beside: object = None) -> dict[str, Any]:
 
 
 def path_to_module(owner: object, module: nn.Module) -> str | None:
-    """Return the path at which reading `owner` uses `module` or a trained part of it; None if it does not."""
+    """Return the path at which reading `owner` uses `module` or a trained part, if any."""
     parts = {id(part) for part in module.modules() if any(p.requires_grad for p in part.parameters())} | {id(module)}
     return next((path.removeprefix(".") for path, value in _used_by_reading(owner, set()) if id(value) in parts), None)
 
@@ -79,7 +79,7 @@ def shared_memory(owner: object) -> dict[str, object]:
 
 
 def shared_with_module(owner: object, module: nn.Module) -> dict[str, object]:
-    """Return objects and containers that reading `owner` uses and attributes of `module` hold, by their paths."""
+    """Return objects, by path, that reading `owner` uses and attributes of `module` hold."""
     known = {id(part) for part in module.modules()}
     held = {
         id(value)
@@ -98,7 +98,10 @@ def _is_mutable(value: object) -> bool:
 
 
 def _used_by_reading(owner: object, seen: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield path and value of everything that reading `owner` uses; modules and generators are not searched."""
+    """Yield path and value of everything used by reading `owner`.
+
+    Modules and generators are not searched.
+    """
     queue: deque[tuple[str, object, int]] = deque([("", owner, 0)])
     while queue:
         path, value, depth = queue.popleft()
@@ -116,12 +119,12 @@ def _is_generator(value: object) -> bool:
 
 
 def shared_generators(owner: object) -> list[Any]:
-    """Return the generators that copies of `owner` share with it: in globals, class attributes and closures."""
+    """Return generators shared by `owner` and its copies: in globals, classes and closures."""
     return [generator for path, generator in sorted(find_generators(owner).items()) if _OUTSIDE in path]
 
 
 def used_by_hook(owner: object) -> Iterator[object]:
-    """Yield what `owner`, which has a method `reseed(seed)`, uses when it is read, except default generators."""
+    """Yield what `owner` with a `reseed(seed)` uses as it is read, except default generators."""
     seen = {id(owner), *map(id, MAIN_GENERATORS)}
     for _, item in _items(owner):
         yield from (value for _, value in _used_by_reading(item, seen))
@@ -144,7 +147,7 @@ def _items(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _unlike_data(value: Collection[Any], items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-    """Return the items of a long container that may be or hold generators: all but containers, which hold data."""
+    """Return the items of a long container that may be or hold generators, unlike containers."""
     kinds = {*map(type, value.values() if isinstance(value, dict) else value)}
     looked_at = tuple(kind for kind in kinds if not issubclass(kind, (*_LEAVES, *_CONTAINERS)))
     found = ((key, item) for key, item in items if isinstance(item, looked_at)) if looked_at else iter(())
@@ -190,7 +193,7 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _called_on(kind: type, names: Iterable[str]) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of `kind` in `names`, and what constructing and calling an instance uses."""
+    """Yield attributes `names` of `kind`, and what making and calling an instance uses."""
     if _is_library(kind.__module__):
         return
     for name in {*names, "__init__", *_CALLED}:
@@ -201,7 +204,10 @@ def _called_on(kind: type, names: Iterable[str]) -> Iterator[tuple[str, object]]
 
 
 def _static(kind: type, name: str) -> Any:
-    """Return the unbound attribute `name` of `kind`, or None; ten times as fast as `inspect.getattr_static`."""
+    """Return the unbound attribute `name` of `kind`, or None.
+
+    Ten times as fast as `inspect.getattr_static`.
+    """
     if type(kind) in (type, ABCMeta):  # whose own attributes are no generators
         return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
     return inspect.getattr_static(kind, name, None)
@@ -214,7 +220,7 @@ def _is_library(module: str | None) -> bool:
 
 
 def restorable(generators: list[Any]) -> list[Any]:
-    """Return `generators` with objects that have a method `reseed(seed)` wrapped in `ReseedHook`."""
+    """Return `generators`, with `ReseedHook` around objects that have `reseed(seed)`."""
     return [one if isinstance(one, Generator) else ReseedHook(one) for one in generators]
 
 

@@ -1,4 +1,4 @@
-"""Which values are left out of snapshots: large ones, which are data, and memory that processes share."""
+"""Values left out of snapshots: large ones, which are data, and memory of processes."""
 
 import marshal
 import mmap
@@ -38,7 +38,7 @@ def is_large(value: Any) -> bool:
 
 
 def _bytes_in(value: Any, most: int) -> int:
-    """Return the bytes of arrays and text in nested containers; stops once the sum is more than `most`."""
+    """Return the bytes of arrays and text in nested containers, up to a sum above `most`."""
     total, waiting, seen = 0, [value], set[int]()
     while waiting and total <= most:
         around = waiting.pop()

@@ -1,4 +1,4 @@
-"""The state of a run besides weights: attributes of modules, callbacks, data, optimizers and schedulers."""
+"""State of a run besides weights: attributes of modules, callbacks, data, optimizers."""
 
 import copy
 import logging
@@ -86,7 +86,7 @@ class Objects(AlikeOnRanks):
 
     @classmethod
     def of_module(cls, module: nn.Module) -> "Objects":
-        """Return the state of the objects of one module, without warnings, for use outside of snapshots."""
+        """Return the state of one module's objects, without warnings, outside of snapshots."""
         device = torch.device("cpu")
         return cls(lambda: module_roots(module), lambda: module_anchors(module), device, is_kept=False)
 
@@ -166,7 +166,10 @@ class Objects(AlikeOnRanks):
         self.watched, self.kinds = _watched(walk) | held, _kinds(walk)
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the state of rank 0 with this rank's rows of distributed tensors; warns if other values differ."""
+        """Return rank 0's state with this rank's rows of distributed tensors.
+
+        Warns if other values differ.
+        """
         reshard_nodes(states, self._anchors().values())
         return super().resharded(states, rank)
 
@@ -208,7 +211,7 @@ class Objects(AlikeOnRanks):
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
 
     def _set_classes(self, classes: Mapping[str, str]) -> dict[str, str]:
-        """Set the classes of owners to those in the snapshot, or as built; return classes that could not be set."""
+        """Set owners' classes as in the snapshot, or as built; return those that could not be set."""
         lost = {}
         for root in [*self._roots()]:
             now = kind_name(type(root.owner))
@@ -234,7 +237,7 @@ class Objects(AlikeOnRanks):
             root.set(name, after)
 
     def _leave_setup_out(self, root: Root, state: dict[str, Any]) -> None:
-        """Remove from `state` what this attempt sets up itself, as `state_dict` does; other attempts may differ."""
+        """Remove from `state` what this attempt sets up itself, as `state_dict` does."""
         group = state.get(root.group, {})
         nodes = group.get(root.name, {})
         for name in [name for name, node in nodes.items() if self._as_set_up(f"{root.path}/{name}", node)]:
@@ -347,7 +350,7 @@ def _copied(node: Any) -> Any:
 
 @contextmanager
 def side_effects_reverted(module: nn.Module, generators: Generators, objects: Objects | None = None) -> Iterator[None]:
-    """Revert what steps of `module` in the block change: buffers, objects and random number generators.
+    """Revert changes by steps of `module` in the block: buffers, objects, generators.
 
     Args:
         module: the module that is called.

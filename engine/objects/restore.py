@@ -58,7 +58,7 @@ class GraphRestore:
         self.reordered: list[str] = []  #: sets that iterate in another order now
 
     def put(self, node: Any, live: Any, path: str) -> Any:
-        """Return the value for `path`: `live`, filled with the values of `node`, wherever that is possible."""
+        """Return the value for `path`: `live`, filled from `node` if possible."""
         if self._differing and path in self._differing and live is not MISSING and self.change.replaces(path, node):
             return self.set(live, path)
         kind = type(node)
@@ -80,7 +80,7 @@ class GraphRestore:
         return [None if item is MISSING else item for item in items]  # others keep their places
 
     def attributes(self, nodes: Mapping[str, Any], live: Any, path: str) -> None:
-        """Set the attributes of a live object to those that `nodes` describe; each fills its live value in place."""
+        """Set a live object's attributes to those of `nodes`, filling live values in place."""
         before = state_attributes(live)
         for name, node in nodes.items():
             if self.change.drops(path, name):
@@ -104,13 +104,13 @@ class GraphRestore:
         return None if live is MISSING else GraphWalk({}, {}).node(live, "")
 
     def skip(self, node: Any, path: str) -> None:
-        """Build the objects of `node`, which other nodes may refer to, without setting a value at `path`."""
+        """Build the objects of `node`, to which others may refer, without a value at `path`."""
         stale = dict(self.stale)
         self.put(node, MISSING, path)
         self.stale = stale
 
     def use(self, live: Any, path: str, *, fits: bool) -> bool:
-        """Return whether `live` may be filled for `path`: it fits, and is not used for another path; claims it."""
+        """Claim `live` for `path`; return whether it fits and is not used for another path."""
         free = fits and id(live) not in self._used
         if free:
             self.set(live, path)
@@ -154,11 +154,11 @@ class GraphRestore:
         return value
 
     def find(self, name: str) -> Any:
-        """Return the object at a path of this tree, or in another part of the state; MISSING if there is none."""
+        """Return the object at a path of this tree or another part of the state, or MISSING."""
         return self._made.get(name, self._known.get(name, MISSING))
 
     def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
-        """Return the function called `kind`, built anywhere in this attempt or loaded in the user's modules, or None.
+        """Return the function called `kind`, built in this attempt or loaded, or None.
 
         Of several functions it is the one whose code has the digest `code`.
         """
@@ -172,6 +172,6 @@ class GraphRestore:
         self.reads_otherwise = True
 
     def mark_stale(self, path: str, was: str, live: Any) -> Any:
-        """Record that the value at `path` cannot be restored; return `live`, which stays and may be MISSING."""
+        """Record that the value at `path` cannot be restored; return `live`, which may be MISSING."""
         self.stale[path] = f"{was}, now {'missing' if live is MISSING else kind_name(type(live))}"
         return live

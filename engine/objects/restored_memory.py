@@ -1,4 +1,4 @@
-"""Maps the memory of tensors in a snapshot to the memory of the live tensors that take their values."""
+"""Maps memory of a snapshot's tensors to memory of the live tensors with their values."""
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class RestoredMemory:
             self._takers.setdefault(theirs, (live, further))
 
     def place(self, saved: Tensor, *, was_on_host: bool) -> Tensor:
-        """Return a new tensor with the values of `saved`, in the memory of tensors with which it shared memory."""
+        """Return a new tensor with values of `saved`, in memory shared as before."""
         if not was_on_host and not saved.is_cpu:
             return saved  # a copy that was made in this process
         if not saved.numel() or saved.layout != torch.strided or (not was_on_host and self._device.type == "xla"):
@@ -64,7 +64,7 @@ def _has_address(tensor: Tensor) -> bool:
 
 
 def _view(live: Tensor, further_bytes: int, saved: Tensor) -> Tensor | None:
-    """Return the view of the memory of `live` that corresponds to `saved`; None if it would exceed that memory."""
+    """Return the view of `live`'s memory that corresponds to `saved`; None beyond its end."""
     start, itemsize, storage = further_bytes // saved.element_size(), saved.element_size(), live.untyped_storage()
     start += int(saved.storage_offset())
     end = start + 1 + sum((n - 1) * s for n, s in zip(saved.shape, saved.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""Where walks begin: a module's attributes and hooks, classes and globals of user code, settings of the process."""
+"""Roots of walks: attributes and hooks, classes and globals of user code, settings."""
 
 import functools
 import linecache
@@ -76,7 +76,7 @@ class Root:
         return not (self.is_setup or self.is_data or self.owner is None)
 
     def nodes(self, walk: GraphWalk) -> dict[str, Any]:
-        """Return the nodes of the attributes: in the order in which they were set if that is restored, else by name."""
+        """Return the attributes' nodes, in the order of setting if it is restored, else by name."""
         return walk.root_attributes(self.values, self.path, is_small=self.is_data, is_ordered=self.is_ordered)
 
     def set(self, name: str, value: Any) -> None:
@@ -86,7 +86,7 @@ class Root:
 
 
 def module_roots(module: nn.Module) -> Iterator[Root]:
-    """Yield the attributes of `module` and its submodules, and the hooks that user code registered on them."""
+    """Yield the attributes of `module` and its submodules, and hooks of user code on them."""
     for path, submodule in module.named_modules():
         if is_metric(submodule):  # what else it holds is in a part of its own
             yield Root("metrics", path, objects_in(submodule), submodule, is_setup=True)
@@ -106,14 +106,14 @@ def module_roots(module: nn.Module) -> Iterator[Root]:
 
 
 def module_anchors(module: nn.Module) -> dict[str, object]:
-    """Return the submodules and tensors of `module` that are in other parts of the state, by name."""
+    """Return submodules and tensors of `module` in other parts of the state, by name."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     modules = {f"module {path}": submodule for path, submodule in module.named_modules()}
     return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **modules}
 
 
 def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
-    """Return the hooks of `owner` that are user code, by the name under which they are registered.
+    """Return the hooks of `owner` that are user code, by their names of registration.
 
     They are numbered without torch's own hooks, whose number differs between attempts.
     """
@@ -145,7 +145,7 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperD
 
 
 def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = ()) -> Iterator[tuple[str, object]]:
-    """Yield, with their names, the values that the user's code around `objects` and `classes` holds.
+    """Yield names and values held by the user's code around `objects` and `classes`.
 
     These are attributes of their classes; and in the user's modules that these classes and their code name: globals
     (functions included), attributes of classes, and defaults, attributes, closures and caches of functions.
@@ -166,22 +166,22 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
 
 
 def is_counted_in(value: object) -> bool:
-    """Return whether `value` is of a class of Python or a library that user code keeps counts and the like in."""
+    """Return whether `value` is of a Python or library class in which user code counts."""
     return type(value).__module__ in _COUNTED_IN and not isinstance(value, Generator)
 
 
 def is_code(value: object) -> bool:
-    """Return whether `value` is code: a function, a class, a module, or a descriptor such as a property."""
+    """Return whether `value` is code: a function, class, module, or descriptor."""
     return isinstance(value, (*_CODE, *_WRAPPERS, *_SLOTS))
 
 
 def is_data(value: object) -> bool:
-    """Return whether `value` is data rather than code; a callable object is data if its class is the user's."""
+    """Return whether `value` is data rather than code; callables of users' classes are data."""
     return not is_code(value) and (is_user_class(type(value)) or not callable(value))
 
 
 def _is_alias(name: str, value: object) -> bool:
-    """Return whether `name` is an alias for a class or a C function, which code may set to another one later."""
+    """Return whether `name` is an alias for a class or C function, which code may replace."""
     return isinstance(value, (type, types.BuiltinFunctionType)) and value.__name__ != name
 
 
@@ -229,7 +229,10 @@ _SETTINGS: tuple[Callable[[], object], ...] = (
 
 
 def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
-    """Yield settings by name; environment variables and functions only if user code around `classes` names them."""
+    """Yield settings by name.
+
+    Environment variables and functions only if user code around `classes` names them.
+    """
     for setting in _SETTINGS:
         yield f"torch.{setting.__name__}()", str(setting())
     modules = user_modules(classes)
@@ -242,7 +245,7 @@ def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
 
 
 def _functions_of_libraries(module: types.ModuleType, source: str) -> Iterator[tuple[str, object]]:
-    """Yield the functions of libraries that `source` of `module` names, as `F.relu`: user code may replace them."""
+    """Yield library functions named by `source`, such as `F.relu`, which user code may replace."""
     libraries = tuple(
         name
         for name, value in vars(module).items()

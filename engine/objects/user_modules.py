@@ -1,4 +1,4 @@
-"""The user's modules: the files that define the classes of a training, and those that they import."""
+"""User's modules: files that define classes of a training, and their imports."""
 
 import sys
 import types
@@ -18,7 +18,7 @@ _OF_TENSORS = frozenset(
 
 
 def user_modules(kinds: Iterable[type]) -> list[types.ModuleType]:
-    """Return the user's modules that define `kinds`, those that these refer to, and so on, sorted by name."""
+    """Return the user's modules that define `kinds`, and those they refer to, by name."""
     names = _reached(frozenset(kind.__module__ for kind in kinds), len(sys.modules))
     return [sys.modules[name] for name in names if name in sys.modules]
 
@@ -36,7 +36,7 @@ def _reached(begin: frozenset[str], _modules: int) -> tuple[str, ...]:
 
 
 def _named_by(module: types.ModuleType) -> Iterator[str]:
-    """Yield possible names of modules that `module` refers to: of its values, of their classes, and in its code."""
+    """Yield possible names of modules that `module` refers to, by values, classes and code."""
     package = getattr(module, "__package__", None) or ""
     for value in [*vars(module).values()]:
         if isinstance(value, types.ModuleType):
@@ -60,7 +60,7 @@ def functions_of(owner: Any) -> Iterator[types.FunctionType]:
 
 
 def function_called(kind: str) -> types.FunctionType | None:
-    """Return the function called `kind` in a snapshot, the user's or one on tensors; None if none is loaded."""
+    """Return the function called `kind`, the user's or one on tensors; None if not loaded."""
     module, _, name = kind.partition(":")
     is_known = module in _OF_TENSORS or is_user_module(module)
     found: Any = sys.modules.get(module) if is_known else None
@@ -72,7 +72,7 @@ def function_called(kind: str) -> types.FunctionType | None:
 
 
 def names_in(code: types.CodeType) -> list[str]:
-    """Return the globals, attributes and modules that `code` and the functions written in it name."""
+    """Return globals, attributes and modules named by `code` and by functions in it."""
     names = list(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,4 +1,4 @@
-"""The object graph: describes the state of a run beyond weights, each object once, by identity.
+"""Object graph: describes a run's state beyond weights, each object once, by identity.
 
 A walk begins at roots (attributes of modules, callbacks, data) and describes every object that it meets as a node:
 plain values and containers as such, every other object as an `Instance`. An object that was met before, or that is in
@@ -160,7 +160,7 @@ class GraphWalk:
         return dict(self.attributes({name: values[name] for name in sorted(values)}, path))
 
     def attributes(self, values: Mapping[str, Any], path: str) -> "OrderedDict[str, Any]":
-        """Return the nodes of attributes, in the order in which these were set, as `vars` gives them."""
+        """Return the nodes of attributes in the order of `vars`, that of their setting."""
         nodes: OrderedDict[str, Any] = OrderedDict()
         for name, value in values.items():  # half the time that it takes to make one of pairs
             is_plain = type(value) in PLAIN and not self.is_address(value)
@@ -179,7 +179,10 @@ class GraphWalk:
         return kind_of(kind).is_described
 
     def is_address(self, value: Any) -> bool:
-        """Return whether `value` is the `id` of an object in another part of the state; ids differ between attempts."""
+        """Return whether `value` is the `id` of an object in another part of the state.
+
+        Ids differ between attempts.
+        """
         return type(value) is int and value > _LOW and value in self.anchors
 
     def base_of(self, tensor: Tensor) -> str | None:

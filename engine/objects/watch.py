@@ -1,4 +1,4 @@
-"""Warns, once, of what no snapshot can hold: opaque objects, memory that arrays come to share, and changed hooks."""
+"""Warns once of unwritable state: opaque objects, newly shared arrays, changed hooks."""
 
 import logging
 import types
@@ -38,13 +38,16 @@ class UnwritableWarnings:
         self._sharing = ArraySharing()
 
     def begin(self, walk: GraphWalk) -> None:
-        """Warn of values that exist when training begins; record functions and classes, which every attempt has."""
+        """Warn of values at the start of training; record functions and classes as constants."""
         self._sharing.begin(walk)
         self.warn(walk)
         self._constants = dict(walk.constants)
 
     def warn(self, walk: GraphWalk) -> None:
-        """Warn once of each value that cannot be written: one line per class in modules, one line for all others."""
+        """Warn once of each value that cannot be written: one line per class in modules.
+
+        One line for all others.
+        """
         found: dict[str, list[str]] = {}
         beside: dict[str, str] = {}
         for path, value in walk.opaque.items():
@@ -93,7 +96,7 @@ class UnwritableWarnings:
         self._reported.update(paths)
 
     def warn_of_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
-        """Warn of functions and objects that were set in training, and that no other attempt would have.
+        """Warn of functions and objects set in training that no other attempt would have.
 
         Args:
             walk: the walk that met them.
@@ -153,7 +156,7 @@ def _owner(path: str, roots: Iterable[str]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Return the class of `value` as text; for a tensor that cannot be written, with its kind, such as nested."""
+    """Return the class of `value` as text; for an unwritable tensor, with its kind (nested)."""
     kind = kind_name(type(value))
     other = other_kind(value) if issubclass(type(value), Tensor) else None
     return kind if other is None else kind.replace(":", f":{other} ")
@@ -186,7 +189,7 @@ _LARGE_BYTES, _SAMPLES = 1 << 20, 30_000
 
 
 class ArraySharing:
-    """Finds arrays that came to share memory with other arrays, or with tensors, and that training writes to.
+    """Finds changing arrays that came to share memory with other arrays or tensors.
 
     Arrays that every attempt builds are filled in place and still share memory in a resumed run; others do not.
     """
@@ -201,7 +204,7 @@ class ArraySharing:
         self._built = {path for group in _groups(walk) for path in group}
 
     def written(self, walk: GraphWalk) -> list[list[str]]:
-        """Return paths of arrays that came to share memory and have changed since the last walk, each group once."""
+        """Return paths of changed arrays that came to share memory, each group once."""
         found = []
         digests: dict[str, int] = {}
         for group in _groups(walk):
@@ -217,7 +220,7 @@ class ArraySharing:
 
 
 def _groups(walk: GraphWalk) -> list[dict[str, Any]]:
-    """Return groups of arrays and tensors that share memory, by path; each has at least one array."""
+    """Return groups, by path, of arrays and tensors that share memory, at least one an array."""
     members: dict[int, dict[str, Any]] = {}
     for path, value in walk.seen.values():
         if _is_watched(value):
@@ -281,7 +284,7 @@ def _sampled_digest(array: Any) -> int:
 
 
 class RegisteredHooks:
-    """Warns of hooks that training registers or removes: a resumed run has those that it is built with.
+    """Warns of hooks that training registers or removes, which a resumed run would not.
 
     Args:
         hooks: by the path of their owner, and by where they are registered, when training begins.

@@ -1,4 +1,4 @@
-"""Moves batches to the device of a rank; to a GPU on a separate CUDA stream, while earlier steps are computed."""
+"""Moves batches to a rank's device; to a GPU on its own CUDA stream during earlier steps."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -16,7 +16,7 @@ __all__ = ["BatchStream", "batch_transfer", "copy_stream"]
 
 
 def batch_transfer(context: EvaluationContext, loader: int = 0) -> Callable[[Any], Any]:
-    """Return a function that moves a batch of loader `loader` to this rank's device and converts its precision.
+    """Return a function that moves a loader's batch to this device and converts its precision.
 
     With lanes, it takes a dict of each lane's batch. The transfer hooks are looked up here, once, since a failed
     lookup on a module takes microseconds.
@@ -54,7 +54,7 @@ def _hook(context: EvaluationContext, name: str) -> Callable[..., Any] | None:
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which batches are copied to `device`; all loaders of this process share it.
+    """Return the stream on which all loaders of this process copy batches to `device`.
 
     The allocator reuses the memory of a batch for later batches on the same stream only.
     """
@@ -93,6 +93,6 @@ class BatchStream:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether `tensor` is a dense one on the CPU, so that `record_stream` works on its copy."""
+    """Return whether `tensor` is dense and on the CPU, as `record_stream` on its copy needs."""
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
     return type(tensor) is Tensor and is_dense and tensor.device.type == "cpu"

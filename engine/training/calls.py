@@ -20,7 +20,7 @@ __all__ = ["BoundCallback", "ensure_not_running", "running_call", "seed_call", "
 
 @dataclass(frozen=True)
 class BoundCallback:
-    """Calls `setup` and `teardown` of a callback, if it has them, with the arguments of a module's."""
+    """Calls a callback's `setup` and `teardown`, if any, with the arguments of a module's."""
 
     callback: Callback
     trainer: Any
@@ -42,7 +42,9 @@ class BoundCallback:
 
 @contextmanager
 def set_up(owners: Sequence[Any], stage: str, strategy: Strategy, heartbeat: Heartbeat) -> Iterator[None]:
-    """Call `prepare_data` once on each machine, `setup` on every rank, and `teardown` unless the block raises.
+    """Call `prepare_data` once per machine, `setup` on every rank, `teardown` at the end.
+
+    `teardown` is not called if the block raises.
 
     Args:
         owners: DataModule, callbacks and module.
@@ -98,6 +100,6 @@ def ensure_not_running(trainer: TrainerInterface, module: TrainingModule, verb: 
 
 
 def seed_call(seed: int, device: DeviceGenerator | None = None) -> None:
-    """Seed all generators for a call of a Trainer, except inside another call, which would get other numbers."""
+    """Seed all generators for a call of a Trainer, except inside another call."""
     if not _CALLS.get():
         seed_everything(seed, device)

@@ -1,4 +1,4 @@
-"""Optimizers whose step needs a closure, such as LBFGS: they evaluate a batch several times in one step."""
+"""Optimizers with a closure, such as LBFGS, which evaluate a batch repeatedly in a step."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def _requires_closure(step: Callable[..., Any]) -> bool:
 
 
 def step_without_closure(step: Callable[[Optimizer], Any], optimizer: Optimizer) -> None:
-    """Call `step(optimizer)`; an error that seems to come from the missing closure gets a note that says so."""
+    """Call `step(optimizer)`; note in its error if a closure seems to be missing."""
     try:
         step(optimizer)
     except Exception as error:
@@ -69,7 +69,7 @@ def closure_returning(loss: Tensor | None, optimizer: Optimizer) -> Callable[[],
 
 
 def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, strategy: Strategy) -> list[str]:
-    """Return messages on options and strategies that cannot be combined with an optimizer that needs a closure."""
+    """Return messages on options and strategies that an optimizer with a closure excludes."""
     kind = next((type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)), None)
     if kind is None:
         return []
@@ -92,6 +92,6 @@ def closure_faults(optimizers: Sequence[Optimizer], options: TrainerOptions, str
 
 
 def mean_loss(loss: Tensor, collective: Collective) -> float:
-    """Return the mean of `loss` over the ranks, so that the optimizers of all ranks take the same decisions."""
+    """Return the mean of `loss` over the ranks, so that all optimizers decide the same."""
     losses: list[float] = collective.gather(loss.item())
     return sum(losses) / len(losses)

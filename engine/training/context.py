@@ -1,4 +1,4 @@
-"""The context of one call of a Trainer: the objects that its loop uses, complete before the loop starts."""
+"""Context of one call of a Trainer: the objects of its loop, complete before it starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ __all__ = ["EvaluationContext", "FitContext"]
 
 @dataclass(frozen=True)
 class EvaluationContext(RunContext):
-    """The objects that one evaluation or prediction uses, beside those of any run; `FitContext` adds those of a fit.
+    """Objects of one evaluation or prediction; `FitContext` adds those of a fit.
 
     Args:
         trainer: passed to hooks and callbacks.

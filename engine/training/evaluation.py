@@ -77,7 +77,7 @@ class EvaluationLoop:
         self.lanes = None if context.lanes is None else LaneScope(context, stage)
 
     def run(self) -> dict[str, float]:
-        """Evaluate, or resume an interrupted evaluation; return the reduced values by name, none if the limit is 0."""
+        """Evaluate, or resume an evaluation; return reduced values by name, none if the limit is 0."""
         context, progress = self.context, self.context.progress
         limits = {"validate": context.options.limit_val_batches, "test": context.options.limit_test_batches}
         if limits.get(self.stage) == 0:
@@ -127,7 +127,10 @@ class EvaluationLoop:
         return values
 
     def loader(self, number: int) -> None:
-        """Evaluate one loader; a rank without a batch left waits for the others, or joins the collectives of steps."""
+        """Evaluate one loader.
+
+        A rank without a batch left waits for the others, or joins the collectives of steps.
+        """
         context, progress = self.context, self.context.progress
         to_device = batch_transfer(context, number)
         for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
@@ -154,7 +157,10 @@ class EvaluationLoop:
         return outputs
 
     def step(self, batch: Any, index: int, number: int) -> Any:
-        """Return the outputs of the user's step, on the unwrapped module, since DDP's forward broadcasts buffers."""
+        """Return the outputs of the user's step on the unwrapped module.
+
+        DDP's forward would broadcast buffers.
+        """
         if self.lanes is None:
             return self._run(batch, index, number)
 
@@ -178,7 +184,7 @@ class EvaluationLoop:
 
 
 class PredictionLoop(EvaluationLoop):
-    """An evaluation that collects the outputs of steps on the host, since a device might not hold all."""
+    """Evaluation that collects outputs of steps on the host, as a device might not hold all."""
 
     def __init__(self, context: EvaluationContext, loaders: Sequence[ResumableLoader]) -> None:
         super().__init__(context, "predict", loaders)
@@ -186,7 +192,7 @@ class PredictionLoop(EvaluationLoop):
         self.predictions: list[list[Any]] = [[] for _ in loaders]
 
     def batch(self, batch: Any, index: int, number: int) -> Any:
-        """Predict one batch of this rank and collect its outputs; with lanes, those of each lane are an entry."""
+        """Predict one batch of this rank and collect its outputs, one entry per lane if any."""
         outputs = super().batch(batch, index, number)
         kept = outputs if self.context.device.type == "cpu" else to_host(outputs)
         self.predictions[number] += [kept] if self.lanes is None else kept.values()
@@ -211,7 +217,7 @@ def setup_evaluation(
 
 
 def _ensure_loader_numbers(module: TrainingModule, stage: EvaluationStage, loaders: int) -> None:
-    """Check that steps and hooks take the number of the loader if there are several, and do not require it for one.
+    """Check that steps and hooks take a loader's number if there are several, and only then.
 
     Raises:
         UserError: a step or hook does not.
@@ -277,7 +283,7 @@ def _batch_of_another(collective: Collective, batch: Any, own: bool) -> Any:
 
 
 def ensure_shared_order(collective: Collective, loader: ResumableLoader, where: str, *, reads: bool = True) -> None:
-    """Compare the orders that the samplers of this epoch gave; every rank calls this at its first batch.
+    """Compare the orders of the epoch's samplers; every rank calls this at its first batch.
 
     Args:
         collective: collective of the ranks.
@@ -301,7 +307,7 @@ def ensure_shared_order(collective: Collective, loader: ResumableLoader, where: 
 
 @contextmanager
 def extra_step(context: EvaluationContext, loader: ResumableLoader) -> Iterator[None]:
-    """Discard values logged in the block, and revert its changes of the module, of generators and of user objects.
+    """Discard values logged in the block, and revert its changes of module, generators, objects.
 
     Args:
         context: context of the step.

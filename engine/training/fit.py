@@ -53,7 +53,9 @@ _GLOO_DETAILS = re.compile(r"\[[^]]*\.cc:\d+\] |\. This is typically caused by .
 
 
 def earlier_facts(context: EvaluationContext, run: str | None, resume: Resume) -> dict[str, Any]:
-    """Return the facts of the newest snapshot of `run`, which a fit needs before it resumes; {} if there is none.
+    """Return the facts of the newest snapshot of `run`, for the time before its restore.
+
+    {} if there is none.
 
     With strategy `single` or with lanes they are not needed, and {} is returned: the batches do not depend on the
     number of ranks, and the strategy has no measurements.
@@ -100,7 +102,7 @@ class Fit:
             conclude(context.settings.loggers, Store.open(self._run, StoreOptions("none")), conclusion)
 
     def check(self) -> None:
-        """Raise the errors that would stop a fit before its first step, or stop a snapshot of its state."""
+        """Raise errors that would stop a fit before its first step, or stop a snapshot."""
         FitLoop(self.context)
         Checkpointer.try_encoding(fit_state(self.context).parts)
 
@@ -142,7 +144,7 @@ class Fit:
             )
 
     def _finish(self, loop: FitLoop) -> None:
-        """Call the hooks at the end of training, and commit the end; hooks that exist may change the module."""
+        """Call the hooks at the end of training, which may change the module, and commit the end."""
         has_hooks = self.context.hooks.has("on_train_end")
         if self.checkpointer is None or not has_hooks:
             loop.end()
@@ -151,7 +153,10 @@ class Fit:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """Raise an error of the block as its cause: a failed snapshot, or the loss of another rank; close snapshots."""
+        """Raise a block's error as its cause: a failed snapshot, or a lost rank.
+
+        Closes snapshots.
+        """
         at_once = False
         try:
             yield
@@ -170,7 +175,7 @@ class Fit:
                 self.checkpointer.close(at_once=at_once)
 
     def _is_loss_of_rank(self, error: Exception) -> bool:
-        """Return whether `error` says that another rank ended, in a step or while a snapshot was written."""
+        """Return whether `error` says that another rank ended, in a step or during a snapshot."""
         collective, origin = self.context.collective, error.__cause__
         if isinstance(error, WorldError) and isinstance(origin, Exception) and collective.is_peer_failure(origin):
             return True
@@ -209,7 +214,7 @@ class Fit:
         return FitLoop(context, self.checkpointer)
 
     def _announce(self, loop: FitLoop, run: str | None, devices: str) -> None:
-        """Log the devices and the batch sizes, whether nothing is kept, and whether nothing is left to train."""
+        """Log devices and batch sizes, and whether nothing is kept or left to train."""
         context, progress = self.context, self.context.progress
         context.reporter.announce(self._announcement(devices))
         if run is None and context.settings.snapshots is not None:
@@ -258,7 +263,7 @@ def _refuse_to_start_over(run: str) -> None:
 
 
 def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object) -> FitContext:
-    """Return the context of a fit: `ready` with loaders, optimizers, and the wrapped training step.
+    """Return a fit's context: `ready` with loaders, optimizers and the wrapped training step.
 
     Raises:
         JobError: the module has lazy tensors, or the strategy does not support the fit.
@@ -337,13 +342,13 @@ def _fit_errors(
 
 
 def _unsharded(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method that `fully_shard` has wrapped; the signature of its wrapper lacks the first parameter."""
+    """Return the method wrapped by `fully_shard`, whose wrapper hides the first parameter."""
     origin = getattr(step, "__wrapped__", None)
     return origin if inspect.ismethod(origin) else step
 
 
 def _step_errors(module: TrainingModule, optimizers: int) -> list[str]:
-    """Return a message if there are several optimizers and the training step does not take `optimizer_idx`."""
+    """Return a message if a training step for several optimizers lacks `optimizer_idx`."""
     if optimizers < 2:
         return []
     try:

@@ -79,7 +79,7 @@ class FitLoop:
         self._ensure_end()
 
     def _set_length(self) -> None:
-        """Set the numbers of batches in the epoch and between validations, which follow the epoch opened last."""
+        """Set the numbers of batches in the epoch opened last and between its validations."""
         #: number of batches in the epoch; None if it is unknown
         self.batches = self.loader.estimated_batches
         self.val_every = None if self.validation is None else self._val_every(self._options.val_check_interval)
@@ -96,14 +96,14 @@ class FitLoop:
             )
 
     def _monitors_of_epochs(self) -> list[Monitor]:
-        """Return the monitors that are judged at the end of each epoch, by choice or without a validation."""
+        """Return the monitors judged at the end of each epoch, by choice or without validation."""
         monitors = [callback for callback in self.context.callbacks if isinstance(callback, Monitor)]
         if self.validation is None:
             return [one for one in monitors if one.check_on_train_epoch_end is not False]
         return [one for one in monitors if one.waits_for_epoch_end(self._options)]
 
     def _val_every(self, interval: float) -> int | None:
-        """Return the number of batches between validations; None to validate at the end of each epoch."""
+        """Return the batches between validations; None to validate at the end of each epoch."""
         if interval == 1.0 and isinstance(interval, float):
             return None
         if self.batches is None and isinstance(interval, float):
@@ -154,7 +154,7 @@ class FitLoop:
         self.context.heartbeat.enter(Phase.EVALUATING)  # no step sends heartbeats from here on
 
     def end(self) -> None:
-        """Call the hook at the end of training, in each attempt that reaches it; what it changes is in no snapshot."""
+        """Call the hook at the end of training, in each attempt; its changes are in no snapshot."""
         context = self.context
         context.metric_logger.begin("train", closed="trained")
         with context.collective.timeout(self._options.collective_timeout_s), context.heartbeat.during(Phase.EVALUATING):
@@ -200,13 +200,13 @@ class FitLoop:
             raise UserError(f"the training data have no batch in epoch {epoch}: the run stops before it") from None
 
     def _end_epoch_if_over(self) -> None:
-        """End the epoch after its last batch, or after a requested stop; `max_steps` leaves it open, to continue."""
+        """End the epoch after its last batch or a requested stop; `max_steps` leaves it open."""
         progress = self.progress
         if progress.at_end or (progress.in_epoch and self._is_stopped()):
             self.end_epoch()
 
     def _check_order(self) -> None:
-        """Record the order of the epoch in the log of samples; check that ranks have the same length and order."""
+        """Log the epoch's order of samples; check that ranks agree on length and order."""
         context, progress = self.context, self.progress
         if progress.batch == 0 and (planned := self.loader.planned_indices()) is not None:
             context.samples.plan(progress.epoch, planned)
@@ -287,7 +287,7 @@ class FitLoop:
             samples.note_read(epoch, index + 1, digest, stateful=loader.had_states)
 
     def validate_if_due(self) -> None:
-        """Validate if the interval says so, once at each position; an interrupted validation is resumed."""
+        """Validate at the interval, once at each position; resume an interrupted validation."""
         if self.validation is None or not self._validation_is_due():
             return
         self.context.finite_losses.verify()
@@ -329,7 +329,7 @@ class FitLoop:
         self.loader.set_at_end(False)
 
     def _judge_epoch(self, reduced: Mapping[str, float]) -> None:
-        """Let monitors judge an epoch; without a validation, by `reduced` and the values of its last step."""
+        """Let monitors judge an epoch; without validation, by `reduced` and its last step's values."""
         logger, world = self.context.metric_logger, self.context.world
         of_epoch = {*reduced, *logger.names_of_steps()}
         known = logger.values.keys() & of_epoch  # not values of validations in an earlier attempt

@@ -1,4 +1,4 @@
-"""The objects of a fit: module, callbacks, data, optimizers and schedulers, as the roots of one graph."""
+"""Objects of a fit as roots of a graph: module, callbacks, data, optimizers, schedulers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def objects_of(context: FitContext) -> Objects:
 
 
 def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Objects:
-    """Return the objects that a step of an evaluation may change; no snapshot holds them in this form.
+    """Return the objects that an evaluation's step may change; no snapshot has this form.
 
     Args:
         context: context of the evaluation.
@@ -89,14 +89,14 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
 
 
 def watched_values(context: FitContext, objects: Objects) -> Callable[[], Iterator[tuple[str, object]]]:
-    """Return a function that yields names and values that user code may change and no snapshot holds."""
+    """Return a function that yields names and values of changeable state outside of snapshots."""
     data = _data_of(context.loaders, context.source)
     holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
     return lambda: unsaved_values(holders, _loaders(context.loaders), objects)
 
 
 def classes_of(context: FitContext) -> set[type]:
-    """Return the classes of the module and its submodules, callbacks, source, data and samplers of a fit."""
+    """Return the classes of a fit's module and submodules, callbacks, source, data, samplers."""
     data, loaders = _data_of(context.loaders, context.source), _loaders(context.loaders)
     return {
         *map(type, (*context.module.modules(), *context.callbacks, context.source, *data.values(), *loaders.values()))
@@ -116,7 +116,7 @@ def _loaders(fit_loaders: FitLoaders) -> dict[str, Any]:
 
 
 def _callback_roots(callbacks: Mapping[str, Callback]) -> Iterator[Root]:
-    """Yield the attributes of users' callbacks; callbacks with a `state_dict` of their own have none here."""
+    """Yield the attributes of users' callbacks without a `state_dict` of their own."""
     for name, callback in callbacks.items():
         if is_user_class(type(callback)):
             is_kept = type(callback).state_dict is not Callback.state_dict

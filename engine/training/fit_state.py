@@ -1,4 +1,4 @@
-"""The state of a fit: its parts, which decide how it goes on, and the facts that each snapshot repeats."""
+"""State of a fit: the parts that decide its future, and the facts of each snapshot."""
 
 from collections.abc import Callable
 from typing import Any, get_args
@@ -94,7 +94,7 @@ def state_parts(context: FitContext, objects: Objects, hook_changes: HookChanges
 
 
 def devices_of(context: EvaluationContext) -> list[torch.device]:
-    """Return the devices of this rank: those of its strategy, then others that hold parameters of the module."""
+    """Return this rank's devices: the strategy's, then others that hold parameters."""
     return [*dict.fromkeys([*context.strategy.devices, *(p.device for p in context.module.parameters())])]
 
 
@@ -108,13 +108,13 @@ def _identity(part: Stateful) -> Stateful:
 
 
 class FitFacts(RunFacts):
-    """What a fit is of: module, data, their arguments, and every option that decides its bits."""
+    """Facts of a fit: module, data, their arguments, and options that decide its bits."""
 
     def __init__(self, context: FitContext) -> None:
         self._context = context
 
     def identity(self) -> dict[str, Any]:
-        """Return module, data, their arguments, seed, options, precision and strategy; every rank calls this."""
+        """Return module, data, arguments, seed, options, precision, strategy; all ranks call this."""
         context = self._context
         given = dict(context.settings.identity)
         arguments = given.pop("data_args", {})
@@ -139,14 +139,14 @@ class FitFacts(RunFacts):
         return classes_of(self._context)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return "hparams": hyperparameters for trackers that are not in the identity, of the data and of loggers."""
+        """Return "hparams": hyperparameters of data and loggers, which are not in the identity."""
         context = self._context
         saved = {} if context.source is context.module else getattr(context.source, "hparams", {})
         found = {**({"data_args": dict(saved)} if saved else {}), **context.metric_logger.hparams}
         return {"hparams": identity_of(found)} if found else {}
 
     def of_weights(self) -> dict[str, Any]:
-        """Return metadata of weights; snapshots repeat it, so that a lost weights folder can be restored from them."""
+        """Return metadata of weights, repeated by snapshots to rebuild a lost weights folder."""
         context, module, progress = self._context, self._context.module, self._context.progress
         return {
             "step": progress.step,
@@ -193,7 +193,10 @@ class UserState(AlikeOnRanks):
 
 
 def _adds_unwritable(hook: Callable[[dict[str, Any]], Any]) -> bool:
-    """Return whether `on_save_checkpoint` of a library adds objects that no snapshot can hold; attributes have them."""
+    """Return whether a library's `on_save_checkpoint` adds objects that cannot be written.
+
+    Their attributes are saved anyway.
+    """
     state: dict[str, Any] = {}
     try:
         hook(state)

@@ -1,4 +1,4 @@
-"""Warnings on parameters, layers, validations and monitors that take no part in a fit, though they seem to."""
+"""Warns of parameters, layers, validations and monitors without a part in a fit."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ __all__ = ["check_gradients", "idle_evaluation", "layers_in_eval_mode", "untrain
 
 
 def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> list[str]:
-    """Return messages on parameters in optimizers that are not the module's, and on its parameters in no optimizer."""
+    """Return messages on foreign parameters in optimizers, and parameters in no optimizer."""
     own = {id(parameter): name for name, parameter in module.named_parameters()}
     given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     name = type(module).__name__
@@ -69,7 +69,7 @@ def check_gradients(optimizer: Optimizer, module: nn.Module) -> None:
 def idle_evaluation(
     module: TrainingModule, callbacks: Sequence[Callback], loaders: int, options: TrainerOptions
 ) -> list[str]:
-    """Return messages on validation loaders, a `validation_step` and monitors of which one needs a missing other."""
+    """Return messages on validation loaders, `validation_step` and monitors without another."""
     name = type(module).__name__
     has_step = type(module).validation_step is not TrainingModule.validation_step
     lines = []

@@ -1,4 +1,4 @@
-"""The scope in which a lane of a batch runs: seeds it, collects what it logs, and checks for side effects."""
+"""Scope of a lane's step: seeds it, collects its logged values, finds side effects."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _STAGES = {"train": 0, "validate": 1, "test": 2, "predict": 3}
 
 
 class LaneScope:
-    """Runs steps of one stage lane by lane; random numbers depend on the lane and on the position in the run only.
+    """Runs steps lane by lane, with random numbers of the lane and the run's position.
 
     Results must not depend on the number of lanes in a process, so the values that a step leaves in attributes of the
     module may depend neither on the lane nor on the number of lanes before. To check that, the step is run again with
@@ -94,7 +94,7 @@ class LaneScope:
             torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
     def _check_attributes(self, step: Callable[[], object], *position: int) -> None:
-        """Run `step`, compare the attributes that it leaves with those now, and revert its side effects."""
+        """Run `step`, compare its attributes with the present ones, and revert side effects."""
         context = self._context
         expected = _attributes(context.module)
         generators = Generators(context.generator, devices=[context.device])
@@ -129,7 +129,7 @@ _Bindings = list[tuple[str, dict[str, Any], dict[str, Any]]]
 
 
 def _bindings(module: nn.Module) -> _Bindings:
-    """Return the attributes of `module` and its submodules, without metrics, and a shallow copy of them."""
+    """Return the attributes of `module` and submodules, without metrics, with a shallow copy."""
     return [(path, vars(part), dict(vars(part))) for path, part in module.named_modules() if not is_metric(part)]
 
 
@@ -148,7 +148,7 @@ def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _attributes(module: Any) -> dict[str, Any]:
-    """Return copies of the attributes of `module` and its submodules, without weights and metrics."""
+    """Return copies of the attributes of `module` and submodules, without weights and metrics."""
     anchors = module_anchors(module)
     tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
     walk = GraphWalk({id(value): name for name, value in anchors.items()}, tensors)

@@ -1,4 +1,4 @@
-"""Finds the loss in the outputs of `training_step`; skips batches whose loss is missing or not finite."""
+"""Finds the loss in outputs of `training_step`; skips missing and non-finite losses."""
 
 import logging
 from collections.abc import Callable
@@ -145,7 +145,9 @@ class NonFiniteGuard:
         return rollback
 
     def skip_if_nonfinite(self, loss: Tensor, undo: Callable[[], None] | None) -> bool:
-        """Return whether `loss` is not finite on some rank; if so, `undo` its batch. Every rank calls this.
+        """Return whether `loss` is not finite on some rank; if so, `undo` its batch.
+
+        Every rank calls this.
 
         Raises:
             LossNotFinite: 100 batches in a row were skipped.

@@ -1,4 +1,4 @@
-"""Trains on one batch: forward and backward, then clipping and the optimizer step at the end of a window.
+"""Trains on one batch: forward, backward, and clipping and optimizer at a window's end.
 
 `OptimizerStep` trains, `ForwardBackward` computes gradients as the strategy does it, and `StepCalls` holds the hooks
 and other functions that a batch calls, looked up once in a fit.
@@ -47,7 +47,9 @@ _NOTHING = nullcontext[None]()
 
 
 class OptimizerStep:
-    """Trains on batches. The constructor puts the parts of a step together once, so that steps are cheap.
+    """Trains on batches.
+
+    The constructor puts the parts of a step together once, so that steps are cheap.
 
     Args:
         context: context of the fit.
@@ -74,7 +76,7 @@ class OptimizerStep:
         return batches % self.window == 0 or self.loader.at_end
 
     def train(self, batch: Any, index: int) -> Any:
-        """Run the training step on `batch`, and the optimizers at the end of a window; return the step's outputs.
+        """Run the training step on `batch`, and optimizers at a window's end; return its outputs.
 
         With several optimizers the step runs once for each, with the optimizer's number as its last argument.
         """
@@ -145,7 +147,7 @@ class OptimizerStep:
         self._with_gradients.append(optimizer)
 
     def zero_grad(self) -> None:
-        """Zero the gradients of stepped optimizers; called after `on_train_batch_end`, so that it can read them."""
+        """Zero the gradients of stepped optimizers, after `on_train_batch_end` could read them."""
         while self._with_gradients:
             optimizer = self._with_gradients.pop(0)
             for call in self._calls.zero_grad:
@@ -167,7 +169,7 @@ class OptimizerStep:
             check_gradients(optimizer, self.module)
 
     def _step_by_closure(self, optimizer: Optimizer, batch: Any, index: int, extra: tuple[int, ...]) -> Any:
-        """Step an optimizer whose closure evaluates `batch`; only values logged by the first evaluation are kept."""
+        """Step an optimizer whose closure evaluates `batch`; log values of the first evaluation."""
         context, forward_backward = self.context, self._forward_backward
         first: list[Any] = []
 
@@ -200,7 +202,7 @@ class OptimizerStep:
         return first[0]
 
     def step_schedulers(self, interval: Literal["epoch", "step"], count: int, *, watching: bool) -> None:
-        """Step the schedulers of `interval` that are due after `count` epochs, or batches of an epoch.
+        """Step the schedulers of `interval` due after `count` epochs, or batches of an epoch.
 
         Args:
             interval: "epoch" or "step".
@@ -255,7 +257,7 @@ class ForwardBackward:
 
     @contextmanager
     def reevaluating(self) -> Iterator[None]:
-        """In the block, a batch is evaluated once more: nothing is logged, and its losses are not checked."""
+        """Evaluate a batch once more in the block, without logging and checks of losses."""
         self._is_reevaluation = True
         try:
             with self._context.metric_logger.muted():
@@ -275,7 +277,7 @@ class ForwardBackward:
         return self._forward_backward
 
     def _forward_pass(self) -> Callable[..., Any]:
-        """Return a function that runs the training step, under autocast and with `training_step_end` if needed."""
+        """Return a function that runs the training step, `training_step_end` and autocast."""
         context = self._context
         # nn.Module.__call__ costs as much as ten function calls; it is not needed if no strategy has wrapped the step.
         is_bare = type(context.step) is TrainingStep and not is_hooked(context.step)
@@ -285,7 +287,7 @@ class ForwardBackward:
         return partial(context.scope.run, forward, end=self._end)
 
     def _backward_pass(self) -> Callable[[Tensor], object]:
-        """Return a function that runs the backward pass; at the end of a window, averaging of gradients overlaps it."""
+        """Return a function that runs the backward pass, with averaging at the end of a window."""
         backward, buckets = self._calls.backward, gradient_buckets(self._context.strategy)
         if buckets is None or self._calls.after_backward:  # on_after_backward may change gradients before averaging
             return backward
@@ -326,7 +328,7 @@ class ForwardBackward:
         return outputs
 
     def _run_schedule(self, strategy: RunsBackward, batch: Any, index: int, number: tuple[int, ...]) -> Any:
-        """Run forward and backward of the micro-batches; return their mean loss on the rank that computes it."""
+        """Run forward and backward of micro-batches; return their mean loss on its rank."""
         context, losses = self._context, []
 
         def loss_of(outputs: Any, micro_batch: Any) -> Tensor:
@@ -347,7 +349,7 @@ class ForwardBackward:
         return {"loss": torch.stack(losses).mean()} if losses else None
 
     def _run_lanes(self, strategy: RunsLanes, batch: dict[int, Any], index: int, number: tuple[int, ...]) -> Any:
-        """Run forward and backward of one lane after the other; return the mean loss of this rank's lanes."""
+        """Run forward and backward lane by lane; return the mean loss of this rank's lanes."""
         context, scope, losses = self._context, self._lanes, []
         assert scope is not None  # set if the strategy has lanes
         context.inject_fault("forward")
@@ -380,7 +382,7 @@ class ForwardBackward:
 
 
 def _error_of_backward(error: RuntimeError, module: TrainingModule) -> Exception:
-    """Return what to raise from an error of the backward pass: its frames are all of torch and of this package."""
+    """Return the error to raise for one of the backward pass, whose frames are not the user's."""
     where = f"the backward pass of the loss that {type(module).__name__}.training_step returned"
     if isinstance(error, EngineError) or is_retryable(error):
         return error
@@ -394,7 +396,7 @@ def _error_of_backward(error: RuntimeError, module: TrainingModule) -> Exception
 
 
 def _step_end(context: FitContext) -> Callable[[Any, Any], Any] | None:
-    """Return a function of outputs and batch that calls `training_step_end` and merges chunks; None if not needed."""
+    """Return a function that calls `training_step_end` and merges chunks, if needed."""
     end, strategy = bind_step_end(context.module, "training_step"), context.strategy
     if not isinstance(strategy, MergesOutputs):
         return end
@@ -406,7 +408,7 @@ _Calls = Sequence[Callable[..., object]]
 
 
 class StepCalls:
-    """Hooks, injected faults, and parts of a step that the module overrides, in the order of their calls.
+    """Hooks, injected faults, and overridden parts of a step, in the order of calls.
 
     Args:
         context: context of the fit.
@@ -431,7 +433,7 @@ class StepCalls:
         self.zero_grad: _Calls = [*bound("on_before_zero_grad"), self._zero_grad(context)]
 
     def _backward(self, context: FitContext) -> Callable[[Tensor], object]:
-        """Return a function that runs the backward pass of a loss, divided by the batches of a window."""
+        """Return a function that runs the backward pass of a loss divided by a window's batches."""
         window, by = context.options.accumulate_grad_batches, self.own.get("backward", Tensor.backward)
         run = partial(context.precision.backward, by=by) if context.precision.scales else by
         return run if window == 1 else lambda loss: run(loss / window)

@@ -101,7 +101,9 @@ _NEWEST = ("values", "names", "evaluation_values")
 
 
 class Trainer(TrainerInterface):
-    """Trains, validates, tests and predicts. A fit with a `run` takes snapshots, and resumes exactly from them.
+    """Trains, validates, tests and predicts.
+
+    A fit with a `run` takes snapshots, and resumes exactly from them.
 
     Args:
         strategy: the name of a strategy such as "ddp", "package.module:Class", or an instance of your own. By default
@@ -269,7 +271,7 @@ class Trainer(TrainerInterface):
         resume: Resume = "auto",
         take_over: bool = False,
     ) -> None:
-        """Train `module` on `data` to the end; resume from the newest good snapshot of `run` if there is one.
+        """Train `module` on `data`; resume from the newest good snapshot of `run`, if any.
 
         Args:
             module: the module to train.
@@ -307,7 +309,10 @@ class Trainer(TrainerInterface):
     def validate(
         self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | None = None
     ) -> dict[str, float]:
-        """Validate `module`; return its logged values, reduced over batches and ranks. Arguments as for `test`."""
+        """Validate `module`; return its logged values, reduced over batches and ranks.
+
+        Arguments as for `test`.
+        """
         with self._evaluation(cast("TrainingModule", module), data, "validate", ckpt_path) as resumables:
             return EvaluationLoop(self.context, "validate", resumables).run()
 
@@ -334,7 +339,7 @@ class Trainer(TrainerInterface):
     def predict(
         self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | None = None
     ) -> list[Any]:
-        """Return the outputs of `predict_step` for the batches of this rank; with several loaders, one list per loader.
+        """Return outputs of `predict_step` for this rank's batches; one list per loader of several.
 
         Arguments as for `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook` it returns the outputs of all ranks,
         rank by rank.
@@ -345,7 +350,7 @@ class Trainer(TrainerInterface):
             return of_loaders(loop.predictions)
 
     def check(self, module: TrainingModule, data: Any = None, *, processes: int = 1) -> list[str]:
-        """Return messages on errors that would stop a fit on `processes` processes before its first step.
+        """Return messages on errors that would stop a fit on `processes` before its first step.
 
         The check runs in this process, on a copy of this Trainer. You can call `fit` afterwards.
         """
@@ -388,12 +393,12 @@ class Trainer(TrainerInterface):
 
     @property
     def options(self) -> TrainerOptions:
-        """How long and how the module trains."""
+        """Options of the training."""
         return self.settings.options
 
     @property
     def progress(self) -> Progress:
-        """Counts of the run fitted last; during an evaluation outside a fit, those of the evaluation."""
+        """Counts of the run fitted last, or of an evaluation outside a fit while it runs."""
         return self.context.progress
 
     @property
@@ -462,7 +467,7 @@ class Trainer(TrainerInterface):
 
     @property
     def estimated_stepping_batches(self) -> float:
-        """Optimizer steps of the whole fit, for schedules of the learning rate; infinite if the number is unknown."""
+        """Optimizer steps of the whole fit, for learning rate schedules; infinite if unknown."""
         options, batches = self.options, self.num_training_batches
         steps = math.inf if options.max_steps is None else options.max_steps
         if batches is None or options.max_epochs is None:
@@ -512,7 +517,7 @@ class Trainer(TrainerInterface):
         clip(parameters, largest)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """Run the backward pass of `loss`, which must be finite, and average gradients over the ranks."""
+        """Run the backward pass of a finite `loss`, and average gradients over the ranks."""
         hooks, module, strategy = self.context.hooks, self.context.module, self.strategy
         self.context.finite_losses.check(loss)
         hooks.call("on_before_backward", loss)
@@ -524,7 +529,10 @@ class Trainer(TrainerInterface):
         hooks.call("on_after_backward")
 
     def step_optimizer(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Step `optimizer` in manual optimization, after `closure` and the hooks `on_before_optimizer_step`."""
+        """Step `optimizer` in manual optimization, after `closure` and its hooks.
+
+        These are `on_before_optimizer_step`.
+        """
         hooks = self.context.hooks
         if not hooks.has("on_before_optimizer_step"):
             return optimizer.step(**options) if closure is None else optimizer.step(closure, **options)
@@ -537,7 +545,10 @@ class Trainer(TrainerInterface):
         return optimizer.step(evaluated, **options)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
-        """Save the module's weights to `folder` of the run, in a fit with snapshots; every rank calls this."""
+        """Save the module's weights to `folder` of the run, in a fit with snapshots.
+
+        Every rank calls this.
+        """
         if self.is_fitting and self.last_fit is not None:
             self.last_fit.save_weights(folder)
 
@@ -551,7 +562,9 @@ class Trainer(TrainerInterface):
                 torch.save(checkpoint, draft)
 
     def stop(self, ending: Ending | None = None) -> None:
-        """Request the end of the fit after the current batch or epoch; every rank calls this at the same point.
+        """Request the end of the fit after the current batch or epoch.
+
+        Every rank calls this at the same point.
 
         Args:
             ending: why, for reports; by default that a callback stopped it.
@@ -561,7 +574,7 @@ class Trainer(TrainerInterface):
     # Parts of a call --------------------------------------------------------------------------------
 
     def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
-        """Return messages on hooks and settings of `module` and `data` that this Trainer does not support."""
+        """Return messages on hooks and settings that this Trainer does not support."""
         by_hand = not module.automatic_optimization
         unknown = hook_faults(module, self.callbacks, data)
         return [*unknown, *self.strategy.module_errors(module), *self.context.precision.module_errors(by_hand=by_hand)]
@@ -570,7 +583,7 @@ class Trainer(TrainerInterface):
     def _prepare(
         self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | None = None
     ) -> Iterator[EvaluationContext]:
-        """Initialize the process group, set up module and data for `stage`, and load weights from `ckpt_path`."""
+        """Start the process group, set up module and data for `stage`, load `ckpt_path`."""
         ensure_module(module, stage)
         ensure_not_running(self, module, stage)
         self.take_callbacks(module)
@@ -682,7 +695,10 @@ class Trainer(TrainerInterface):
         self.callbacks = FixedCallbacks(_counterparts(self.callback_pairs))
 
     def weights_url(self, ckpt_path: str) -> str:
-        """Return the path or URL of weights; "best" and "last" are of the run fitted last (UserError without one)."""
+        """Return path or URL of weights.
+
+        "best" and "last" are of the run fitted last (UserError without one).
+        """
         if ckpt_path not in ("best", "last"):
             return ckpt_path
         if self.run_url is None:
@@ -699,7 +715,7 @@ class Trainer(TrainerInterface):
     # For the process that starts the ranks of this Trainer: see `StartsRanks` -----------------------------
 
     def fitted_module(self, verb: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the module of the last call, and `arguments` with the best weights of its run if there are any.
+        """Return the last call's module, and `arguments` with its run's best weights, if any.
 
         Raises:
             UserError: there was no call, or `verb` is "fit".
@@ -712,7 +728,7 @@ class Trainer(TrainerInterface):
         return self.module, arguments
 
     def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Detach `module`, so that it can be sent to ranks; return the arguments of `verb` for the ranks."""
+        """Detach `module` to send it to ranks; return the arguments of `verb` for them."""
         attach(module, None)
         if verb == "fit":
             self.reset_callbacks()
@@ -721,7 +737,7 @@ class Trainer(TrainerInterface):
         return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
 
     def export_result(self, built: ModuleStructure) -> dict[str, Any]:
-        """Return what a call has changed, with tensors on the CPU; weights are included on rank 0 only.
+        """Return the changes of a call, with tensors on the CPU, and weights on rank 0 only.
 
         Args:
             built: structure of the module before the call; hooks and training may have added layers.
@@ -737,7 +753,10 @@ class Trainer(TrainerInterface):
         }
 
     def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
-        """Restore what `export_result` returned into this Trainer and `module`; `fitted` if the call was `fit`."""
+        """Restore the result of `export_result` into this Trainer and `module`.
+
+        `fitted` if the call was `fit`.
+        """
         self.context.precision.convert(module)
         take_weights(module, result["weights"], result["structure"])
         attach(module, self)
@@ -753,7 +772,7 @@ class Trainer(TrainerInterface):
         update_lightning_callbacks(self)
 
     def with_strategy(self, strategy: Strategy) -> Self:
-        """Return a copy of this Trainer without a fit, with `strategy`, which is attached to a world."""
+        """Return a copy of this Trainer without a fit, with an attached `strategy`."""
         other = copy.copy(self)
         other.strategy, other.last_fit = strategy, None
         return other

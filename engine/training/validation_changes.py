@@ -1,4 +1,4 @@
-"""Finds hooks that change the module for a validation, such as a callback that puts averaged weights in.
+"""Finds hooks that change the module for a validation, such as weight averaging.
 
 The weights that such a hook puts back afterwards are often in no state. A run that resumed within the validation would
 train on from the averages, so no snapshot is taken there. Content is compared, not versions: many callbacks write by
@@ -58,7 +58,7 @@ class ValidationChanges:
             self._compare()
 
     def allow_snapshot(self) -> bool:
-        """Return whether the state here is that of the run; every rank calls this at the same boundary."""
+        """Return whether this state is the run's; every rank calls this at the same boundary."""
         if self._has_batch_hooks and self._context.progress.validating and not self._has_changed:
             if self._before is None:  # resumed within a validation
                 self._before = _content(self._context.module)

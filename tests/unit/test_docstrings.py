@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -105,19 +104,6 @@ FOR_PEOPLE = {
 }  # fmt: skip
 #: a value in a message, as many characters as one often has
 VALUE = "{a value...}"
-#: packages to rewrite -> the number of their docstrings and of their messages that break the rules; it only falls
-TO_REWRITE = {
-    "engine/checkpointing": (84, 0),
-    "engine/data": (192, 0),
-    "engine/objects": (117, 0),
-    "engine/training": (97, 0),
-}
-
-
-def package(file: str) -> str:
-    """Return the package below `engine`, or the part of a file."""
-    parts = Path(file).parts
-    return "/".join(parts[: 2 if len(parts) > 2 else 1])
 
 
 def first_lines() -> Iterator[tuple[str, str]]:
@@ -200,10 +186,5 @@ def test_docstrings_and_messages_are_short_and_complete() -> None:
     lines, messages = [*first_lines()], [*raised_messages()]
     assert len(lines) > 3000
     assert len(messages) > 400
-    docstrings = [place for place, line in lines if not is_short_phrase(line)]
-    texts = [place for place, error, text in messages if not is_message(error, text)]
-    found = Counter(map(package, docstrings)), Counter(map(package, texts))
-    for name in sorted({*found[0], *found[1]}):
-        allowed = TO_REWRITE.get(name, (0, 0))
-        assert found[0][name] <= allowed[0], [place for place in docstrings if package(place) == name]
-        assert found[1][name] <= allowed[1], [place for place in texts if package(place) == name]
+    assert [place for place, line in lines if not is_short_phrase(line)] == []
+    assert [place for place, error, text in messages if not is_message(error, text)] == []

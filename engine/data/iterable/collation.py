@@ -1,4 +1,4 @@
-"""Calls the collate_fn of a stream: seeds it for each batch, and checks in workers that it keeps no state."""
+"""Calls a stream's collate_fn: seeds it per batch, and checks in workers that it is pure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +63,7 @@ class Collation:
         return self._side_effects.is_due() or not self._is_checked
 
     def _check(self, batch: Any, samples: Any, seed: int) -> None:
-        """Check that the function makes the same batch of `samples` again, and without the batches before."""
+        """Check that the function makes the same batch of `samples` again, without earlier batches."""
         if not self._is_checked:
             self._is_checked = True
             self._seed(seed)

@@ -46,7 +46,7 @@ def content_digest(samples: Any, stack: Tensor | None = None) -> int:
 
 
 def stack_of(samples: Any) -> Tensor | None:
-    """Return the stack of small tensors of the same shape and dtype, as `default_collate` makes it; None for others."""
+    """Return the stack of small equal-shaped tensors, as of `default_collate`, else None."""
     if not _are_tensors(samples) or not 0 < samples[0].numel() <= _MAX_NUMEL:
         return None
     if samples[0].shape != samples[-1].shape:  # such as sequences; faster than an error of torch.stack
@@ -79,7 +79,7 @@ def _plain(value: Any, deep: int) -> Any:
 
 
 def _items_content(items: Sequence[Any], deep: int) -> Any:
-    """Return plain values that represent `items`, digested together if they are alike, in a third of the time."""
+    """Return plain values for `items`, digested together if alike, in a third of the time."""
     if (stack := stack_of(items)) is not None:
         return _stack_content(stack)
     if _are_tensors(items) and {(item.shape, item.layout) for item in items} == {(items[0].shape, torch.strided)}:
@@ -92,7 +92,7 @@ def _items_content(items: Sequence[Any], deep: int) -> Any:
 
 
 def _are_rows(items: Sequence[Any]) -> bool:
-    """Return whether `items` are containers of one type with the same few keys or the same length."""
+    """Return whether `items` are containers of one type with the same keys or length."""
     kind = type(items[0]) if len(items) >= _MIN_ITEMS else None
     if kind not in (list, tuple, dict) or len(items[0]) > _MAX_COLUMNS or {*map(type, items)} != {kind}:
         return False

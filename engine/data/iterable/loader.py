@@ -1,4 +1,4 @@
-"""The loader of an iterable data set: its position is the number of batches read from each shard, and their states."""
+"""Loader of an iterable data set; its position: batches read of each shard, and states."""
 
 import copy
 import logging
@@ -92,7 +92,7 @@ class IterableLoader(ResumableLoader):
         self._collate_side_effects: ReadSideEffects | None = None  #: finds changes of the collate_fn, without workers
 
     def attach(self, module: nn.Module) -> None:
-        """Read the data set itself instead of copies, if it refers to `module`, which is trained on it."""
+        """Read the data set itself, not copies, if it refers to the trained `module`."""
         path = path_to_module(self._reader.dataset, module)
         is_live = path is not None and not self.shards
         self._data = WorkerData(self._source, module, copies=not is_live)
@@ -110,7 +110,7 @@ class IterableLoader(ResumableLoader):
 
     @property
     def estimated_batches(self) -> int | None:
-        """Number of batches in an epoch according to the data set, which may be wrong; None if unknown."""
+        """Number of batches in an epoch by the data set, possibly wrong; None if unknown."""
         return self._expected
 
     @property
@@ -123,7 +123,10 @@ class IterableLoader(ResumableLoader):
         return {"iterable": True, "batch_size": self.batch_size, "drop_last": self._drop_last}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield the batches of `epoch` from batch `start` on; with `start` > 0, resume from the loaded state."""
+        """Yield the batches of `epoch` from batch `start` on.
+
+        With `start` > 0, resume from the loaded state.
+        """
         position = self._position = self._position if start else PassPosition.start(max(1, self.shards))
         number, most = start, self._limit
         if most is not None and number >= most:
@@ -146,7 +149,7 @@ class IterableLoader(ResumableLoader):
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that was returned, with states and digests by shard."""
+        """Return the position after the last returned batch, with states and digests by shard."""
         position = self._position
         states = {
             shard: {
@@ -180,7 +183,7 @@ class IterableLoader(ResumableLoader):
         return self._position.had_states
 
     def changed_in_pass(self) -> str | None:
-        """Return text on data that have changed since the pass began, so that a resume would read others; or None."""
+        """Return text on data changed since the pass began, which a resume would read; or None."""
         if (changed := self._changed_in_collate()) is None:
             if self._position.had_states:
                 return None
@@ -197,7 +200,7 @@ class IterableLoader(ResumableLoader):
         return None if what is None else what.partition(" (")[0].replace("/", ".")
 
     def _content(self) -> dict[str, str]:
-        """Return digests of data that `_data` does not restore: of all, if the data set itself is read."""
+        """Return digests of data not restored by `_data`: of all, if the data set itself is read."""
         if self._reader.is_shared:
             return users_lines(type(self._reader.dataset).__name__, self._reader.dataset)
         lines: dict[str, str] = {}
@@ -279,7 +282,7 @@ class IterableLoader(ResumableLoader):
         self._collate_side_effects = None if self._workers else self._data.collate_side_effects()
 
     def _start_pass(self, epoch: int, position: PassPosition) -> Iterator[Any]:
-        """Return an iterator over the answers to the requests of a pass, from copies of the data that are made now."""
+        """Return an iterator over the answers of a pass, from copies of the data made now."""
         reader, requests, workers = self._reader, self._requests, self._workers
         own_process = workers and not self._persistent and len(position.read) <= workers
         reader.set_functions(self._source.collate_fn, self._source.worker_init_fn)
@@ -327,7 +330,7 @@ class IterableLoader(ResumableLoader):
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
-    """Return the number of batches in an epoch; None if the data set, or one that it chains, has no length."""
+    """Return the number of batches in an epoch; None if some data set has no length."""
     try:
         return len(loader) if hasattr(loader.dataset, "__len__") else None
     except (TypeError, NotImplementedError):

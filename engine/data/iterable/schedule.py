@@ -1,4 +1,4 @@
-"""The order in which the shards of a pass are read, the position in each, and the requests for their batches."""
+"""Order of shards in a pass, the position in each, and requests for their batches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class PassPosition:
             self.earlier_states.pop(shard, None)
 
     def resume_states(self) -> dict[int, ShardState]:
-        """Return, by shard, the newest state with a batch after it: a resume reads that again, and compares digests."""
+        """Return, by shard, the newest state with a batch after it, which a resume compares."""
         newest = {shard: saved for shard, saved in self.states.items() if saved.batch < self.read[shard]}
         return {**self.earlier_states, **newest}
 
@@ -103,7 +103,7 @@ class ShardRequestSampler:
         self._requests: Iterator[ShardRequest | None] = iter(())
 
     def begin(self, number: int, epoch: int, position: PassPosition, turns: Iterator[int | None]) -> None:
-        """Set the requests of pass `number`: for the batches after `position`, of the shards in `turns`."""
+        """Set the requests of pass `number` for batches after `position`, by the shards in `turns`."""
         self._requests = self._iterate(
             number, epoch, list(position.read), _resume_points(position), list(position.ended), turns
         )

@@ -102,7 +102,7 @@ class Shard:
         self._replay(request)
 
     def read(self, *, in_worker: bool) -> ShardAnswer | ShardExhausted:
-        """Return the next batch with its digests, and the states that were due; ShardExhausted at the end."""
+        """Return the next batch with digests and due states; ShardExhausted at the end."""
         samples = self._next()
         if samples is None:
             return ShardExhausted()
@@ -115,7 +115,7 @@ class Shard:
         return ShardAnswer(batch, self.digest, states, self.mark, self.total)
 
     def _is_collated(self) -> bool:
-        """Return whether the stack is the batch; not in a worker, where torch stacks into shared memory."""
+        """Return whether the stack is the batch; not in a worker, with shared memory."""
         if self._stack is None or self.info is not None or self.reader.batch_size is None:
             return False
         return stacks_tensors(self.reader.collation.function)

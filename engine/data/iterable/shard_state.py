@@ -1,4 +1,4 @@
-"""Requests to the shards of a stream, their answers, and the states that they can resume from."""
+"""Requests to the shards of a stream, their answers, and states to resume from."""
 
 from typing import Any, NamedTuple
 

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class ShardReader(Dataset[Any]):
-    """A data set that maps a `ShardRequest` to a `ShardAnswer`, `ShardExhausted` or `WorkerFailure`, and None to None.
+    """Data set from `ShardRequest` to `ShardAnswer`, `ShardExhausted` or `WorkerFailure`.
+
+    None maps to None.
 
     Args:
         loader: the user's loader over an iterable data set. Its `worker_init_fn` is called for each shard, and
@@ -57,11 +59,11 @@ class ShardReader(Dataset[Any]):
 
     @property
     def is_shared(self) -> bool:
-        """Whether the data set itself is read, since it refers to the module in training or cannot be copied."""
+        """Whether the data set itself is read, as it uses the module or cannot be copied."""
         return self._is_live or self._uncopied
 
     def set_functions(self, collate: Callable[[Any], Any], init: Callable[[int], None] | None) -> None:
-        """Set collate_fn, and the worker_init_fn to call for each opened shard; called before workers start."""
+        """Set collate_fn, and the worker_init_fn of each opened shard, before workers start."""
         self.collation, self.init = Collation(collate), init
 
     def read_live(self) -> None:
@@ -73,12 +75,12 @@ class ShardReader(Dataset[Any]):
         self._shared = list(objects)
 
     def read_whole(self, where: str) -> None:
-        """Read the data set itself, which stands for a loader called `where`; copies are read in the trial only."""
+        """Read the data set itself, on behalf of a loader called `where`; copies only in the trial."""
         self.where = where
         self._is_live = self._is_whole = True
 
     def read_again(self, epoch: int, batches: int, *, to_end: bool) -> None:
-        """Read the first batches of an earlier pass, and see its end if `to_end`, without collating them."""
+        """Read an earlier pass's first batches, and its end if `to_end`, without collating."""
         outer = worker_info()
         try:
             shard = Shard(self, ShardRequest(-1 - epoch, epoch, 0, batches, None), None, states=0)
@@ -92,7 +94,7 @@ class ShardReader(Dataset[Any]):
         self.shards, self.copies = shards, copies
 
     def open(self, requests: Iterable[ShardRequest]) -> WorkerFailure | None:
-        """Open shards in this process, on copies of the present data set; return an error if there was one."""
+        """Open shards in this process, on copies of the data set; return an error, if any."""
         outer = worker_info()
         try:
             for request in requests:
@@ -121,7 +123,7 @@ class ShardReader(Dataset[Any]):
             set_worker_info(outer)
 
     def _open_shard(self, request: ShardRequest) -> Shard:
-        """Return the shard opened for `request`, from its state if that is trusted by the trial, else replayed."""
+        """Return the shard of `request`, from its state if the trial trusts it, else replayed."""
         if self._trial is None:
             is_tried = self.check_repeatability and (not self._is_live or self._has_state)
             self._trial = self._try_stream(request) if is_tried else Trial()
@@ -177,7 +179,7 @@ class ShardReader(Dataset[Any]):
         return trial
 
     def dataset_for_pass(self, *, copied: bool = False, for_trial: bool = False) -> Any:
-        """Return a copy of the data set, if it can be copied, so that changes in one pass do not affect another.
+        """Return a copy of the data set, if possible, so that passes do not affect each other.
 
         Args:
             copied: copy it, even if passes read it itself.

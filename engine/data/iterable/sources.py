@@ -1,4 +1,4 @@
-"""How an iterable data set resumes at a position: by its own state, by its sampler, or by reading again.
+"""Resume of an iterable data set: by its state, by its sampler, or by reading again.
 
 data set has                            resumes from                      reads again
 state_dict and load_state_dict          that state                        nothing
@@ -50,7 +50,7 @@ def source_of(dataset: Any, epoch: int, key: int, state: Any) -> Source:
 
 
 def replay_source(dataset: Any, epoch: int, key: int) -> Source:
-    """Return a source of the samples of `dataset` in `epoch` from its start, which ignores states of the data set."""
+    """Return a source of the samples of `dataset` in `epoch` from its start, without states."""
     _set_epoch(dataset, epoch)
     return _SampledSource(dataset, key, None) if _takes_indices(dataset) else _ReplayedSource(iter(dataset))
 
@@ -120,7 +120,7 @@ class _StatefulDataset:
 
 
 class _SampledSource:
-    """A data set that takes an index from its sampler for each sample; its state is the number of indices taken."""
+    """Data set that takes a sampler's index per sample; its state is their number."""
 
     def __init__(self, dataset: Any, key: int, state: Any) -> None:
         sampler = dataset.sampler
@@ -137,7 +137,7 @@ class _SampledSource:
 
 
 class _CountedSampler(Sampler[Any]):
-    """Wraps the user's sampler: starts at any index, counts the indices, and seeds its random numbers."""
+    """Wraps the user's sampler: starts at any index, counts and seeds."""
 
     BLOCK = 1024
 
@@ -171,7 +171,7 @@ class _CountedSampler(Sampler[Any]):
             )
 
     def _blocks(self) -> Iterator[list[Any]]:
-        """Yield indices in blocks, so that they do not depend on numbers that the data set draws in between."""
+        """Yield indices in blocks, unaffected by numbers that the data set draws in between."""
         isolation = RngIsolation()
         iterator: Iterator[Any] = iter(())
         for number in count():

@@ -1,4 +1,4 @@
-"""Checks at the start that a stream gives the same when it is read again, and resumes from its state.
+"""Checks at the start that a stream can be read again and resumes from its state.
 
 At the start of each attempt some samples are read from copies of the data set: once while states are taken, once more
 from the start, once from each state, and once by copies of which each resumes from a state of the one before. States
@@ -139,7 +139,7 @@ def _read_first(reading: ShardReading, batch_size: int) -> _FirstReading:
 
 
 def _reads_more(batches: int, batch_size: int, seconds: float) -> bool:
-    """Return whether to read another batch: up to `SECONDS`, or longer until there is enough to compare."""
+    """Return whether to read another batch, up to `SECONDS` or until enough to compare."""
     if batches < FEW_BATCHES or batches * batch_size < FEW_SAMPLES:
         return seconds < MOST_SECONDS
     return (batches + 1) * batch_size <= SAMPLES and seconds < SECONDS
@@ -159,7 +159,7 @@ def _refusal(
 
 
 def _chain_refusal(open_: Callable[[ShardState | None, bool], ShardReading], first: _FirstReading) -> str | None:
-    """Return why states taken after a resume are wrong, from copies of which each resumes from the one before."""
+    """Return the error of states taken after a resume, by copies that resume one after another."""
     cuts = [saved.batch for saved in first.states[1:]]
     saved = first.states[0] if cuts else None
     try:

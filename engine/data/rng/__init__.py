@@ -1,4 +1,4 @@
-"""Random numbers in the data: functions of the position of a sample, which do not affect the main generators.
+"""Random numbers in the data, by a sample's position, without effect on main generators.
 
 fast_state        reads and seeds the main generators, fast enough for trivial data sets
 isolation         restores the main process's generators after data were read in it

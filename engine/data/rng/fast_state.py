@@ -43,7 +43,7 @@ def _read_numpy(generator: Any) -> object:
 
 
 def restore_numpy(words: object) -> bool:
-    """Restore numpy's generator, without a cached gaussian, in 1 to 4 us; return whether that is supported."""
+    """Restore numpy's generator without a gaussian in 1 to 4 us; return whether supported."""
     generator = get_bit_generator()
     memory = _first_words if generator is _first else _numpy_words(generator)
     if memory is None or not isinstance(words, bytes):
@@ -101,7 +101,7 @@ def rng_changed(before: RngReading, after: RngReading) -> list[bool]:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed torch, numpy and `random` of this process, but not torch's generators on accelerators."""
+    """Seed torch, numpy and `random` of this process, except torch's on accelerators."""
     global _seeded
     for set_seed in SEED:
         set_seed(seed)

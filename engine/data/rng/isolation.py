@@ -36,7 +36,7 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 
 class RngIsolation:
-    """Context manager that restores the main process's generators, and those of the data, after data were read.
+    """Restores the main process's generators, and the data's, after data were read.
 
     Reading numpy's whole state costs 40 us. So it is read only if its words have changed since the last reading, or if
     a gaussian is cached, whose use does not show in the words.
@@ -51,7 +51,7 @@ class RngIsolation:
         self.before: RngReading
 
     def include(self, owned: Sequence[Any]) -> None:
-        """Restore these generators as well, from the next block on, instead of those of the call before."""
+        """Restore these generators too, from the next block on, instead of earlier ones."""
         self._owned = owned
 
     def __enter__(self) -> "RngIsolation":
@@ -69,7 +69,7 @@ class RngIsolation:
         self.restore()
 
     def restore(self, after: RngReading | None = None) -> None:
-        """Restore the generators to the start of the block; `after` is a reading that is still valid, or None."""
+        """Restore the generators to the block's start; `after` is a still valid reading, or None."""
         try:
             for generator, state in zip(self._owned, self._owned_states, strict=True):
                 set_state(generator, state)

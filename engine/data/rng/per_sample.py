@@ -63,7 +63,7 @@ _NOT_CHECKED = (
 
 
 class SampleSeeder:
-    """Reads and collates batches with seeded generators, of those that the data are found to use.
+    """Reads and collates batches, with the generators seeded that the data use.
 
     Args:
         rng: whether each sample or each batch is seeded.
@@ -139,7 +139,7 @@ class SampleSeeder:
         return samples
 
     def _read_seeded(self, dataset: Any, fetch: BatchRequest, numbers: Sequence[int], seeders: Seeders) -> list[Any]:
-        """Return the samples of `numbers` in the batch, each read with seeds of its own; inlined for speed."""
+        """Return the batch's samples of `numbers`, each read with its seeds; inlined for speed."""
         many, main = getattr(dataset, "__getitems__", None), [*compress(SEED, self._used)]
         samples = []
         for number in numbers:
@@ -154,7 +154,7 @@ class SampleSeeder:
     def _check_draws(
         self, known: list[bool], one: Callable[[int], Any], fetch: BatchRequest, seeders: Seeders, dataset: Any
     ) -> None:
-        """Check that a data set that has used a generator not `known` before uses one when `fetch` is read again."""
+        """Check that a data set that used an unknown generator uses one as `fetch` is read again."""
         if self._used == known:
             return
         self.last_reading = None
@@ -248,7 +248,7 @@ class SampleSeeder:
             )
 
     def _stop_checking(self, error: Exception, what: str) -> None:
-        """Check side effects no more, since data that cannot be read as by a new worker raised `error`.
+        """Stop checking side effects, since data that no new worker can read raised `error`.
 
         One reason is a database that a process may open only once.
 
@@ -264,7 +264,7 @@ class SampleSeeder:
     def _read_until_settled(
         self, before: RngReading, plain: Callable[[], T], seeded: Callable[[], T], seeders: Seeders
     ) -> T:
-        """Call `plain` or `seeded` until no generator that was considered unused changes; return the last result."""
+        """Call `plain` or `seeded` until no generator deemed unused changes; return the result."""
         while True:
             result = seeded() if seeders or any(self._used) else plain()
             after = read_rng()
@@ -282,7 +282,7 @@ class SampleSeeder:
 
 
 class IsolatedReads:
-    """Restores the generators of the process and of the data after each block, so that reading does not change them.
+    """Restores the generators of process and data after each block, so that reading is pure.
 
     Args:
         seeds: seeds the generators in the blocks.

@@ -85,7 +85,7 @@ def _torch_window(generator: torch.Generator, offset: int) -> RawState:
 
 
 def _is_restorable(generator: torch.Generator, words: RawState) -> bool:
-    """Return whether writing `words` restores the generator after draws that change each part of its state."""
+    """Return whether writing `words` restores the generator after all kinds of draws."""
     for draw in (torch.rand, torch.randn, torch.randn):
         before, seen = generator.get_state(), words.raw
         draw(1, generator=generator)

@@ -19,7 +19,7 @@ _KNOWN = (Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes,
 
 
 def is_repeatable(a: Any, b: Any, deep: int = 8) -> bool:
-    """Return whether `a` and `b` have the same bits; objects of unknown types are compared by their attributes.
+    """Return whether `a` and `b` have the same bits; unknown objects by their attributes.
 
     Args:
         a: one reading.
@@ -42,7 +42,7 @@ def is_repeatable(a: Any, b: Any, deep: int = 8) -> bool:
 
 
 def _has_same_pickle(a: Any, b: Any) -> bool:
-    """Return whether two objects have the same pickle, which leaves out caches, such as those of a pandas index."""
+    """Return whether two objects have the same pickle, which leaves out caches as of pandas."""
     try:
         return pickle.dumps(a) == pickle.dumps(b)
     except Exception:
@@ -63,7 +63,7 @@ def copied(samples: Any) -> Any:
 
 
 def collate_name(collate: Callable[..., Any]) -> str:
-    """Return the name of a collate_fn in messages: that of the function, or of an object's class."""
+    """Return a collate_fn's name for messages: the function's, or its object's class."""
     return getattr(collate, "__name__", type(collate).__name__)
 
 

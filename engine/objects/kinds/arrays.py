@@ -1,4 +1,4 @@
-"""Arrays: numpy's arrays and scalars, arrays of objects, and numbers in memory, such as `array.array`."""
+"""Arrays: numpy's arrays and scalars, arrays of objects, numbers such as `array.array`."""
 
 import array
 import ctypes
@@ -24,7 +24,7 @@ __all__ = ["Arrays", "Numbers", "Scalars"]
 
 
 class Arrays(Kind):
-    """numpy's arrays. A node is an array, or an instance with the shape and the items of an array of objects."""
+    """Arrays of numpy; an array of objects is an instance with shape and items."""
 
     form = "array"
     types = node_types = (np.ndarray,)
@@ -83,7 +83,7 @@ _CODES = "bBhHiIlLqQfd?cuw"
 
 
 class Numbers(Kind):
-    """Numbers in memory: `array.array`, numbers and arrays of ctypes, also those shared between processes."""
+    """Numbers in memory: `array.array`, numbers and arrays of ctypes, also shared ones."""
 
     form = "numbers"
 

@@ -219,7 +219,7 @@ def is_plain_key(node: Any) -> bool:
 def _restored_pairs(
     restore: "GraphRestore", node: Any, before: list[tuple[Any, Any]], path: str
 ) -> list[tuple[Any, Any]]:
-    """Return the keys and values of a dict; a key that cannot be rebuilt is left out with a warning."""
+    """Return keys and values of a dict; drop, with a warning, keys that cannot be rebuilt."""
     state = node.state if isinstance(node, Instance) else {"items": node}
     if "keys" in state:
         found = enumerate(zip(state["keys"], state["values"], strict=True))
@@ -238,7 +238,7 @@ def _restored_pairs(
 
 
 class Sets(Kind):
-    """Sets: `items` in the order of iteration, with `table` where insertions alone do not give that order.
+    """Sets: `items` in order of iteration, with `table` if insertions alone differ from it.
 
     Of a set of objects, `members` are the nodes.
     """
@@ -300,7 +300,10 @@ def _restore_members(restore: "GraphRestore", node: Instance, live: Any, path: s
 
 
 def _members(restore: "GraphRestore", nodes: list[Any], before: list[Any], path: str) -> Iterator[Any]:
-    """Yield the restored items: first those in other parts of the state, then the others in the order of live ones."""
+    """Yield the restored items: those in other parts of the state, then the others in order.
+
+    The order is that of live items.
+    """
     kept: set[int] = set()
     others: Iterator[Any] | None = None
     for index, node in enumerate(nodes):
@@ -331,7 +334,7 @@ def _is_plain_tuple(value: Any) -> bool:
 
 
 def _fillable(node: Any, live: Any) -> Any:
-    """Return `live` if it may be filled in place, which items that are hashed by their value must not be."""
+    """Return `live` if it may be filled in place, unlike items hashed by value."""
     is_opaque = isinstance(node, Instance) and node.form == OPAQUE.form
     return live if is_opaque or _is_by_address(live) else MISSING
 

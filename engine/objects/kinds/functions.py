@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Functions(Kind):
-    """Functions: their code is that of this attempt; a snapshot holds closures, changed defaults and attributes."""
+    """Functions: this attempt's code, with a snapshot's closures, changed defaults, attributes."""
 
     form = "function"
     types = (types.FunctionType,)
@@ -101,13 +101,13 @@ def _restore_closure(restore: "GraphRestore", node: Instance, live: types.Functi
 
 
 def _is_constant(walk: "GraphWalk", defaults: Any) -> bool:
-    """Return whether all defaults of a function are plain values or are not written to snapshots."""
+    """Return whether all defaults of a function are plain, or not written to snapshots."""
     values = defaults.values() if isinstance(defaults, dict) else defaults or ()
     return all(type(value) in PLAIN or not walk.is_described(type(value)) for value in values)
 
 
 def code_digest(function: types.FunctionType) -> str | None:
-    """Return a digest of the code of a function whose name may not be unique; None if it is unique.
+    """Return a digest of a function's code if its name may not be unique, else None.
 
     The digest does not depend on line numbers or on the values in the closure.
     """
@@ -118,7 +118,7 @@ def code_digest(function: types.FunctionType) -> str | None:
 
 @lru_cache(maxsize=1024)  # asked at every snapshot
 def digest_of_code(code: types.CodeType) -> str:
-    """Return a digest of `code` that is the same in every process and for any position in its file."""
+    """Return a digest of `code`, equal in every process and at any position in its file."""
     return xxhash.xxh3_64_hexdigest(repr(_content(code)).encode())
 
 
@@ -142,7 +142,7 @@ class Methods(Kind):
     types = _METHODS
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
-        """Return the object of a method; a built-in function, or a method of an opaque object, is a constant."""
+        """Return a method's object; a built-in function, or an opaque object's method, is constant."""
         function = getattr(value, "__func__", value)
         name = getattr(function, "__qualname__", type(function).__qualname__)  # a partial has none
         kind = kind_text(getattr(function, "__module__", "?"), name)
@@ -242,7 +242,7 @@ _RESULTS = (Tensor, np.ndarray, np.generic, float)
 
 
 def describe_cache(cached: Any) -> str:
-    """Describe a cached function by the number of results that it has computed, if the cached ones are numbers."""
+    """Describe a cached function by the number of its results, if these are numbers."""
     kept = gc.get_referents(cached)  # Python shows them to its collector alone
     results = [item for one in kept for item in (one.values() if type(one) is dict else [one])]
     number = cached.cache_info().misses if any(isinstance(result, _RESULTS) for result in results) else 0

@@ -1,4 +1,4 @@
-"""Random number generators of torch, numpy and Python: their states, and how they are seeded."""
+"""Random number generators of torch, numpy and Python: their states and seeding."""
 
 import random
 from collections.abc import Callable
@@ -90,14 +90,14 @@ class Generators(Kind):
 
 
 def _source_of(state: Any) -> Any:
-    """Return the source of a generator with that state: the name of numpy's bit generator, or the size of the state."""
+    """Return a generator's source: numpy's bit generator by name, or the size of its state."""
     if isinstance(state, Tensor):
         return state.numel()
     return state["bit_generator"] if isinstance(state, dict) else None
 
 
 def _new_generator(kind: str, state: Any, device: torch.device, path: str) -> Any:
-    """Return a new generator of that kind, with the bit generator or the device that `state` fits.
+    """Return a new generator of a kind, with the bit generator or device that `state` fits.
 
     Raises:
         NotExact: the state is that of a GPU's generator, and this rank has no GPU.

@@ -120,7 +120,7 @@ class Iterators(Kind):
 
 
 def _cycle_in_a_later_round(items: list[Any], left: int) -> "itertools.cycle[Any]":
-    """Return an `itertools.cycle` past its first round over `items`, with `left` items of this round to come."""
+    """Return an `itertools.cycle` past its first round, with `left` items of this one to come."""
     made = itertools.cycle(items)
     deque(itertools.islice(made, 3 * len(items) - left), maxlen=0)
     return made

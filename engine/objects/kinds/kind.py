@@ -1,4 +1,4 @@
-"""The base class of kinds: how one family of objects becomes a node, and is restored from it."""
+"""Base class of kinds: a family of objects becomes a node, and is restored from it."""
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,7 +35,7 @@ class Kind:
         raise NotImplementedError
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
-        """Return the value for `path`: `live`, filled with the values of `node`, wherever that is possible.
+        """Return the value for `path`: `live`, filled from `node` if possible.
 
         MISSING if the value cannot be restored and there is no live one.
         """

@@ -172,7 +172,7 @@ def _is_told(value: Any, depth: int, anchors: Container[int], seen: set[int]) ->
 
 
 def _members(value: Any, kind: type) -> Iterable[Any] | None:
-    """Return the items or attributes of `value`; None if these are not all, or more than a digest tells."""
+    """Return the items or attributes of `value`; None if incomplete or too many for a digest."""
     if kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         is_told = PLAIN.issuperset(map(type, value)) if kind in _SETS else len(value) <= MANY
         return (value.values() if issubclass(kind, dict) else value) if is_told else None

@@ -63,7 +63,7 @@ class Opaque(Kind):
         return issubclass(kind, DATA) and not keeps_attributes(kind)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
-        """Return the class of a value, and record how the value is watched: as a constant, by comparison, or not."""
+        """Return a value's class, and record how it is watched: as constant, by comparison, not."""
         walk.meet(value, path)
         kind = kind_name(type(value))
         # A weak proxy gives another's class, or fails.
@@ -109,12 +109,12 @@ def compared_node(walk: "GraphWalk", value: Any, path: str) -> Instance:
 
 
 def _is_own_module(value: object) -> bool:
-    """Return whether `value` is a Python module that code created without an import, which may hold anything."""
+    """Return whether `value` is a Python module made by code, which may hold anything."""
     return isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is not value
 
 
 class LeftOut(Kind):
-    """Values that are data rather than state: large, shared between processes, or nested too deep."""
+    """Values that are data rather than state: large, shared by processes, or deeply nested."""
 
     form = "large"
 

@@ -28,7 +28,7 @@ PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size
 
 
 class _Arguments(NamedTuple):
-    """How a value is taken apart and made again."""
+    """Way to take a value apart and to make it again."""
 
     of: Callable[[Any], list[Any]]  #: value -> plain arguments
     make: Callable[..., Any]  #: plain arguments -> value
@@ -110,7 +110,10 @@ class Enums(Kind):
 
 
 class Addresses(Kind):
-    """Numbers that are the `id` of an object in another part of the state; ids differ between attempts."""
+    """Numbers that are the `id` of an object in another part of the state.
+
+    Ids differ between attempts.
+    """
 
     form = "address"
 

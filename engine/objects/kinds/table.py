@@ -56,7 +56,7 @@ def describer_of(kind: type) -> "Callable[[GraphWalk, Any, str], Any]":
 
 
 def restorers(kinds: Sequence[Kind]) -> "dict[str | type, Callable[[GraphRestore, Any, Any, str], Any]]":
-    """Return the methods that restore nodes, by the form of an instance, or the class of another node."""
+    """Return the methods that restore nodes, by form of an instance or class of a node."""
     found: dict[str | type, Callable[[GraphRestore, Any, Any, str], Any]] = {}
     for kind in reversed(kinds):  # of two with one form, the first row counts
         found |= dict.fromkeys([*([kind.form] if kind.form else []), *kind.node_types], kind.restore)

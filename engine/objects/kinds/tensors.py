@@ -1,4 +1,4 @@
-"""Tensors: on the host or a device, with gradients, in the memory of weights, and sharded over the ranks."""
+"""Tensors: on host or device, with gradients, in memory of weights, or sharded over ranks."""
 
 import copy
 from collections import deque
@@ -45,14 +45,14 @@ __all__ = [
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether `tensor` is strided and in memory with an address, which XLA tensors do not have."""
+    """Return whether `tensor` is strided and has an address, unlike XLA tensors."""
     if tensor.layout != torch.strided or tensor.device.type == "xla":
         return False
     return type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and bool(tensor.numel())
 
 
 class Tensors(Kind):
-    """Tensors. A node is a tensor, or an instance if the tensor is on an accelerator or has a gradient."""
+    """Tensors; on an accelerator or with a gradient, the node is an instance."""
 
     form = "tensor"
     types = node_types = (Tensor, nn.Parameter, nn.Buffer)
@@ -138,7 +138,10 @@ def _is_same_view(a: Any, b: Tensor) -> bool:
 
 
 class ShardedTensors(Kind):
-    """Tensors that are sharded over the ranks, such as copies of sharded weights: each rank keeps its rows."""
+    """Tensors sharded over the ranks, such as copies of sharded weights.
+
+    Each rank keeps its rows.
+    """
 
     form = "sharded tensor"
 
@@ -205,7 +208,7 @@ def _start(tensor: "DTensor") -> int:
 
 
 def reshard_nodes(trees: Sequence[Any], tensors: Iterable[object]) -> None:
-    """Change the nodes of sharded tensors in the trees of all old ranks to hold this rank's rows in the new world.
+    """Change nodes of sharded tensors in all old ranks' trees to this rank's rows.
 
     Args:
         trees: one for each old rank; all nodes of the first are changed.
@@ -234,14 +237,14 @@ def reshard_nodes(trees: Sequence[Any], tensors: Iterable[object]) -> None:
 
 
 def mark_device_tensors(tree: Any) -> Any:
-    """Return `tree` with a node in place of each tensor on an accelerator; the tree itself if it has none."""
+    """Return `tree` with a node for each tensor on an accelerator; itself if it has none."""
     tensors = list(tensors_in(tree))
     marks = {id(tensor): _mark(tensor) for tensor in tensors if _is_on_device(tensor)}
     return copy.deepcopy(tree, {id(tensor): tensor for tensor in tensors} | marks) if marks else tree
 
 
 def place_device_tensors(tree: Any, device: torch.device) -> Any:
-    """Return `tree` with tensors on `device` in place of the nodes; the tree itself if it has none.
+    """Return `tree` with tensors on `device` in place of nodes; itself if it has none.
 
     Tensors that are on `device` already are not copied, as when a state is loaded in the process that returned it.
     """
@@ -250,7 +253,7 @@ def place_device_tensors(tree: Any, device: torch.device) -> Any:
 
 
 def placed_tensors(tree: Any, device: torch.device) -> dict[int, Any]:
-    """Return the tensors on `device` for the nodes in `tree`, by the ids of the nodes, as a memo of `copy.deepcopy`."""
+    """Return tensors on `device` by the ids of their nodes, as a memo of `copy.deepcopy`."""
     memory, placed = RestoredMemory(device), dict[int, Any]()
     for _, node in instances_in(tree, Tensors.form):
         value: Tensor = node.state["value"]
@@ -260,7 +263,10 @@ def placed_tensors(tree: Any, device: torch.device) -> dict[int, Any]:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a tree of state; skips lists of plain numbers, such as the state of `random`."""
+    """Yield the tensors in a tree of state, skipping lists of plain numbers.
+
+    Such as the state of `random`.
+    """
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, (dict, Instance)):
@@ -272,7 +278,10 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def _is_on_device(tensor: Tensor) -> bool:
-    """Return whether `tensor` is on an accelerator, and of a kind that snapshots hold; others are refused later."""
+    """Return whether `tensor` is on an accelerator and can be written.
+
+    Others are refused later.
+    """
     return tensor.device.type != "cpu" and tensor.grad_fn is None and other_kind(tensor) is None
 
 

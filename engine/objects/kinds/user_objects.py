@@ -1,4 +1,4 @@
-"""Objects whose attributes and items are all of their state: of the user's classes, modules, data sets of torch."""
+"""Objects that consist of attributes and items: the user's, modules, torch's data sets."""
 
 from typing import TYPE_CHECKING, Any
 
