@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import NotExact
+from midstride.engine.modules.torch_internals import load_state_dict
 from midstride.engine.state.row_shards import is_distributed
 
 __all__ = ["ModuleWeights", "is_quantized", "load_weights", "weights_of"]
@@ -47,7 +48,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
         NotExact: the module is quantized otherwise.
     """
     if not is_quantized(module):
-        module.load_state_dict(weights)
+        load_state_dict(module, weights)
         return
     own = dict(_plain_tensors(module.state_dict()))
     if names := sorted(own.keys() ^ weights.keys()):

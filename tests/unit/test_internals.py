@@ -63,6 +63,78 @@ def test_parts_of_a_module_are_changed_in_place() -> None:
     assert module.child is child
 
 
+class Renamed(nn.Module):
+    """Saves its weight under another name, and keeps extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.extra = nn.Parameter(torch.zeros(2)), 0
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.register_load_state_dict_pre_hook(self._rename)
+
+    @staticmethod
+    def _rename(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        if f"{prefix}old" in state:
+            state[f"{prefix}weight"] = state.pop(f"{prefix}old")
+
+    def get_extra_state(self) -> int:
+        return self.extra
+
+    def set_extra_state(self, state: int) -> None:
+        self.extra = state
+
+
+class Own(nn.Linear):
+    """Has a way of its own to load weights."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        return super().load_state_dict({name: value + 1 for name, value in state_dict.items()}, strict, assign)
+
+
+def _modules() -> dict[str, nn.Module]:
+    torch.manual_seed(1)
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    posted = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    posted[1].register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.clear())
+    layers = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2) for _ in range(3)]), "b": nn.BatchNorm1d(2)})
+    return {"layers": layers, "tied": tied, "posted": posted, "own": Own(2, 2), "renamed": nn.Sequential(Renamed())}
+
+
+#: changes of a state before it is loaded; a bare dict has no versions of layers
+CHANGES: dict[str, Any] = {
+    "nothing": lambda state: state,
+    "a name less": lambda state: state.popitem() and state,
+    "a name more": lambda state: state | {"a.strange": torch.zeros(1)},
+    "another shape": lambda state: state | {next(iter(state)): torch.zeros(7)},
+    "an old name": lambda state: state | {"0.old": state.pop(next(iter(state)))},
+    "no versions": dict,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", _modules())
+def test_weights_are_loaded_as_torch_loads_them(name: str, change: str) -> None:
+    expected, found = _modules()[name], _modules()[name]
+    state = expected.state_dict()
+    state.update({key: value + 3 if isinstance(value, Tensor) else 3 for key, value in state.items()})
+    state = CHANGES[change](state)
+    memory = {key: tensor.data_ptr() for key, tensor in found.named_parameters()}
+
+    def error(load: Any, *of: Any) -> str:
+        try:
+            load(*of, state)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    assert error(modules.load_state_dict, found) == error(expected.load_state_dict)
+    now, right = found.state_dict(), expected.state_dict()
+    assert [*now] == [*right]
+    assert all(torch.equal(torch.as_tensor(now[key]), torch.as_tensor(right[key])) for key in right)
+    assert memory == {key: tensor.data_ptr() for key, tensor in found.named_parameters()}
+
+
 def test_the_module_in_a_compiled_one_is_found() -> None:
     module = nn.Linear(1, 1)
     assert modules.uncompiled(torch.compile(module, backend="eager")) is module
