@@ -62,7 +62,7 @@ class ReplicaCheck:
             leaves = encode_lazily(state)[1]
         except UnsupportedState:  # the writer raises it later, on every rank
             return {}
-        return {leaf.path: _digest(leaf.tensor) for leaf in leaves if self._strategy.is_replicated(leaf.path)}
+        return {path: _digest(tensor) for path, tensor in leaves.items() if self._strategy.is_replicated(path)}
 
 
 def _differing(ranks: Sequence[dict[str, str]]) -> list[str]:

@@ -15,7 +15,8 @@ from torch import Tensor
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.position import rank_stem
 from midstride.engine.state.codec import encode_lazily
-from midstride.engine.state.tensors import Layout, TensorEntry, TensorRegion, copy_tensors
+from midstride.engine.state.tensor_blocks import TensorBlocks
+from midstride.engine.state.tensors import Layout, TensorRegion, copy_tensors, once
 from midstride.engine.storage.checksums import FileDigest, digest_of
 from midstride.engine.world import World
 
@@ -53,6 +54,7 @@ class StateCopier:
     def __init__(self, world: World, replicated: Callable[[str], bool]) -> None:
         self._world, self._replicated = world, replicated
         self._plan: _Plan | None = None
+        self._blocks = TensorBlocks()
 
     def copy(self, tree: object, buffer: Buffer) -> StateCopy:
         """Copy `tree`; when this returns, it may change.
@@ -60,12 +62,15 @@ class StateCopier:
         Raises:
             UnsupportedState: it holds values that cannot be written.
         """
-        document, leaves = encode_lazily(tree)
+        document, leaves = encode_lazily(tree, self._blocks)
         if self._plan is None or not self._plan.layout.fits(leaves):
+            if self._plan is not None:  # entries of the last snapshot tell where its tensors are
+                self._blocks.clear()
+                document, leaves = encode_lazily(tree, self._blocks)
             self._plan = _Plan(Layout(leaves), self._world, self._replicated)
         plan = self._plan
         plan.layout.complete(leaves)
-        return StateCopy(document, plan.stored_by_rank, plan.shared, plan.copy(leaves, buffer))
+        return StateCopy(document, plan.stored_by_rank, plan.shared, plan.copy(leaves.tensors, buffer))
 
 
 class _Plan:
@@ -86,21 +91,22 @@ class _Plan:
                 self.stored_by_rank.setdefault(rank_stem(rank, world.size), []).append(region.name)
         # The widest elements first: then each tensor stands at a multiple of its own width, without gaps.
         self._mine = sorted(mine, key=lambda region: (-region.align, region.name))
+        #: numbers of the leaves to copy, in the order of the file, and whether each is in a stretch
+        self._sources = [(number, region.is_stretch) for region in self._mine for number in region.sources]
         self._header = _header(self._mine)
         self._size = len(self._header) + sum(region.nbytes for region in self._mine)
         self._views: dict[int, list[Tensor]] = {}  # first address of a buffer -> where in it each copy goes
 
-    def copy(self, leaves: Sequence[TensorEntry], buffer: Buffer) -> memoryview:
-        """Copy the tensors of this rank into `buffer`; return the file that it holds then."""
+    def copy(self, tensors: Sequence[Tensor], buffer: Buffer) -> memoryview:
+        """Copy this rank's share of `tensors` into `buffer`; return the resulting file."""
         memory = buffer.reserve(self._size)
         if memory.data_ptr() not in self._views:
-            self._views[memory.data_ptr()] = self._prepare(memory, leaves)
-        copy_tensors(
-            self._views[memory.data_ptr()], [source for region in self._mine for source in region.sources(leaves)]
-        )
+            self._views[memory.data_ptr()] = self._prepare(memory, tensors)
+        sources = [once(tensors[n]) if is_stretch else tensors[n] for n, is_stretch in self._sources]
+        copy_tensors(self._views[memory.data_ptr()], sources)
         return memory.numpy().data
 
-    def _prepare(self, memory: Tensor, leaves: Sequence[TensorEntry]) -> list[Tensor]:
+    def _prepare(self, memory: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Write the constant part of `memory`: the header, and zeros in gaps of shared memory."""
         header, rest = memory[: len(self._header)].numpy(), memory[len(self._header) :]
         header[:] = memoryview(self._header)
@@ -109,7 +115,7 @@ class _Plan:
             own = rest[start : start + region.nbytes]
             if region.is_stretch:
                 own.zero_()
-            views += region.views(own, leaves)
+            views += region.views(own, tensors)
             start += region.nbytes
         return views
 

@@ -9,7 +9,9 @@ dtypes           the dtypes that a file may name, from fixed lists
 hash_table       the hash table of a set: the slots of its items, and those of removed items
 object_nodes     nodes of a tree of state that describe objects: references, views and instances
 row_shards       the rows of a tensor that one rank has, joined and sharded again for another number of ranks
+shared_containers  references between the places of a tree that hold the same container
 stateful         the state of a run: parts with `state_dict` and `load_state_dict`
+tensor_blocks    dicts of tensors that an encoder has met, so that unchanged ones are not encoded again
 tensor_digest    digests of the content of tensors, on any device and in any layout
 tensor_file      reads safetensors files in one pass, with their digests checked
 tensors          copies tensors to be written, and rebuilds them with their strides and the memory they share

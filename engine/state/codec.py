@@ -25,7 +25,9 @@ from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.hash_table import described_table, fill_set
 from midstride.engine.state.object_nodes import Instance, Same, View
 from midstride.engine.state.row_shards import RowShard
-from midstride.engine.state.tensors import TensorEntry, other_kind, rebuild, stage
+from midstride.engine.state.shared_containers import AGAIN, SharedContainers
+from midstride.engine.state.tensor_blocks import TensorBlocks
+from midstride.engine.state.tensors import Leaves, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["FACTORIES", "Encoded", "decode", "encode", "encode_lazily"]
@@ -52,43 +54,6 @@ class Encoded:
     tensors: dict[str, Tensor]
 
 
-#: tag of a reference to another place in the same document
-AGAIN = "again"
-#: mutable types, for which identity matters
-_KINDS = frozenset({list, dict, set, deque, bytearray, OrderedDict, Counter, defaultdict, np.ndarray})
-
-
-class SharedContainers:
-    """The containers that one walk over a tree has met, with their documents."""
-
-    def __init__(self) -> None:
-        self._met: dict[int, tuple[object, Any]] = {}  # with the containers: none is freed, and its address taken
-        self._again: dict[int, list[dict[str, Any]]] = {}  # by document: the places to be told where it stands
-
-    def note(self, value: object, document: Any) -> None:
-        """Record the document of `value`."""
-        if type(value) in _KINDS:
-            self._met[id(value)] = value, document
-
-    def again(self, value: object) -> dict[str, Any] | None:
-        """Return a reference if `value` was met before, which `complete` fills; else None."""
-        if (met := self._met.get(id(value))) is None:
-            return None
-        node: dict[str, Any] = {"$": AGAIN}
-        self._again.setdefault(id(met[1]), []).append(node)
-        return node
-
-    def complete(self, root: Any) -> None:
-        """Write into all references the path of the first occurrence in the document `root`."""
-        nodes: list[tuple[Any, tuple[str | int, ...]]] = [(root, ())] if self._again else []
-        while nodes:
-            node, place = nodes.pop()
-            for again in self._again.get(id(node), ()):
-                again["at"] = [*place]
-            inside = node.items() if isinstance(node, dict) else enumerate(node)
-            nodes += [(child, (*place, key)) for key, child in inside if isinstance(child, (dict, list))]
-
-
 def node_at(root: Any, place: list[str | int]) -> Any:
     """Return the node of the document `root` at `place`."""
     for key in place:
@@ -96,13 +61,17 @@ def node_at(root: Any, place: list[str | int]) -> Any:
     return root
 
 
-def encode_lazily(tree: object) -> tuple[Any, list[TensorEntry]]:
+def encode_lazily(tree: object, blocks: TensorBlocks | None = None) -> tuple[Any, Leaves]:
     """Return the document of `tree` and the tensors in it, which are not copied yet.
+
+    Args:
+        tree: a tree of state.
+        blocks: dicts of tensors of an earlier encoding, which are used again and updated.
 
     Raises:
         UnsupportedState: it holds values that cannot be written; all their paths are named.
     """
-    encoder = _Encoder()
+    encoder = _Encoder(blocks)
     document = encoder.value(tree, "")
     if encoder.faults:
         raise UnsupportedState(unwritable(encoder.faults))
@@ -125,7 +94,8 @@ def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
 class _Encoder:
     """One walk over a tree, which returns the document and collects tensors and faults."""
 
-    leaves: list[TensorEntry] = field(default_factory=list)
+    blocks: TensorBlocks | None = None
+    leaves: Leaves = field(default_factory=Leaves)
     faults: list[str] = field(default_factory=list)
     around: set[int] = field(default_factory=set)  # what the walk is inside of
     shared: SharedContainers = field(default_factory=SharedContainers)
@@ -143,9 +113,15 @@ class _Encoder:
             return self.fault(path, f"{kind_of(value)} that contains itself")
         if (again := self.shared.again(value)) is not None:
             return again
-        self.around.add(id(value))
-        document = write(self, value, path)
-        self.around.discard(id(value))
+        blocks = self.blocks if kind is dict or kind is OrderedDict else None
+        document = None if blocks is None else blocks.again(path, value, self.leaves, self.shared)
+        if document is None:
+            start = len(self.leaves.tensors)
+            self.around.add(id(value))
+            document = write(self, value, path)
+            self.around.discard(id(value))
+            if blocks is not None:
+                blocks.add(path, value, document, self.leaves.since(start), self.shared)
         self.shared.note(value, document)
         return document
 
@@ -169,7 +145,7 @@ class _Encoder:
         if not (tensor.is_cpu or tensor.is_cuda):
             tensor = tensor.detach().cpu()  # XLA's have no addresses, which tell what shares memory
         entry = {_TAG: "tensor", "dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
-        self.leaves.append(TensorEntry(path, tensor, entry))
+        self.leaves.add(path, tensor, entry)
         return entry
 
     def fault(self, path: str, what: str) -> None:

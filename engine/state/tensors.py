@@ -6,10 +6,11 @@ tensors) are written once: as one tensor if they are all the same view, else as 
 of which they become views again.
 """
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +22,14 @@ __all__ = [
     "DTYPES",
     "FreshTensors",
     "Layout",
+    "Leaves",
     "TensorEntry",
     "TensorRegion",
     "copy_tensors",
+    "form_of",
     "is_expanded",
     "is_freed",
+    "once",
     "other_kind",
     "rebuild",
     "stage",
@@ -50,23 +54,61 @@ class FreshTensors(dict[str, Tensor]):
 
 @dataclass(slots=True)
 class TensorEntry:
-    """A tensor found in a tree.
+    """Facts on a tensor found in a tree.
 
     Args:
         path: where it was found.
-        tensor: the tensor; it may require gradients.
         entry: its entry in the document; `Layout.complete` adds where its bytes are.
+        form: all but the address of its memory that its entry depends on, as `form_of` returns it.
+        start: address of its memory.
     """
 
     path: str
-    tensor: Tensor
     entry: dict[str, Any]
+    form: tuple[Any, ...]
+    start: int
 
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """The path and the layout of the tensor, without the address of its memory."""
-        tensor = self.tensor
-        return self.path, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+@dataclass(slots=True)
+class Leaves:
+    """The tensors found in a tree, and an entry for each; they may require gradients."""
+
+    entries: list[TensorEntry] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def add(self, path: str, tensor: Tensor, entry: dict[str, Any]) -> None:
+        """Add a tensor that was found at `path`, with its entry in the document."""
+        self.entries.append(TensorEntry(path, entry, form_of(tensor), tensor.data_ptr()))
+        self.tensors.append(tensor)
+
+    def extend(self, entries: list[TensorEntry], tensors: list[Tensor]) -> None:
+        """Add tensors that have entries already."""
+        self.entries += entries
+        self.tensors += tensors
+
+    def since(self, start: int) -> "Leaves":
+        """Return the leaves from number `start` on."""
+        return Leaves(self.entries[start:], self.tensors[start:])
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each tensor with its path."""
+        return ((entry.path, tensor) for entry, tensor in zip(self.entries, self.tensors, strict=True))
+
+
+def form_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return all but the address that the entry of a strided tensor in a document depends on."""
+    return (
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.layout,
+        type(tensor),
+        tensor.requires_grad,
+        tensor.grad_fn is None,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
 
 
 class TensorRegion:
@@ -93,71 +135,74 @@ class TensorRegion:
             self.kind = _NAMES.get(first.dtype, "U8")
             self.shape = list(first.shape) if first.dtype in _NAMES else [self.nbytes]
 
-    def views(self, memory: Tensor, leaves: Sequence[TensorEntry]) -> list[Tensor]:
+    def views(self, memory: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the views of `memory` (uint8, of this size) that receive copies of `sources`."""
         if not self.is_stretch:
-            first = leaves[self.members[0]].tensor
+            first = tensors[self.members[0]]
             return [memory.view(first.dtype).view(first.shape)]
         views = []
         for number, offset in zip(self.members, self.offsets, strict=True):
-            tensor = leaves[number].tensor
+            tensor = tensors[number]
             typed = memory.view(tensor.dtype)
             views.append(typed.as_strided(tensor.shape, tensor.stride(), typed.storage_offset() + offset))
-        return [_once(view) for view in views]
+        return [once(view) for view in views]
 
-    def sources(self, leaves: Sequence[TensorEntry]) -> list[Tensor]:
-        """Return the tensors to copy: one of all leaves that are the same view."""
-        if not self.is_stretch:
-            return [leaves[self.members[0]].tensor]
-        return [_once(leaves[number].tensor) for number in self.members]
+    @property
+    def sources(self) -> list[int]:
+        """The numbers of the leaves to copy: one of all leaves that are the same view."""
+        return self.members if self.is_stretch else self.members[:1]
 
 
 class Layout:
     """Mapping from a tree's tensors to a file's, reused for later snapshots if it fits."""
 
-    def __init__(self, leaves: Sequence[TensorEntry]) -> None:
-        self._forms = [leaf.form for leaf in leaves]
-        self._starts = [leaf.tensor.data_ptr() for leaf in leaves]
-        spans = [_Span(leaf.tensor) for leaf in leaves]
+    def __init__(self, leaves: Leaves) -> None:
+        self._paths = [entry.path for entry in leaves.entries]
+        self._forms = [entry.form for entry in leaves.entries]
+        self._starts = [entry.start for entry in leaves.entries]
+        spans = [_Span(tensor) for tensor in leaves.tensors]
         self._lengths = [span.end - span.start for span in spans]
-        self._notes: list[dict[str, Any]] = [{} for _ in leaves]
-        self._region_of = [0] * len(leaves)
+        self._notes: list[dict[str, Any]] = [{} for _ in spans]
+        self._region_of = [0] * len(spans)
         self.regions: list[TensorRegion] = []
         taken: set[str] = set()
         for members in _overlapping(spans):
-            name = _free_name(leaves[members[0]].path, taken)
+            name = _free_name(leaves.entries[members[0]].path, taken)
             taken.add(name)
             region = TensorRegion(name, members, [spans[number] for number in members])
             self.regions.append(region)
             for number in members:
                 self._notes[number] = _note(region, number, spans[number])
                 self._region_of[number] = len(self.regions) - 1
+        #: numbers of the leaves that share memory with others
+        self._sharing = [number for region in self.regions if len(region.members) > 1 for number in region.members]
 
-    def fits(self, leaves: Sequence[TensorEntry]) -> bool:
+    def fits(self, leaves: Leaves) -> bool:
         """Return True if `leaves` have the paths, layouts and shared memory of this layout's."""
-        if self._forms != [leaf.form for leaf in leaves]:
+        if self._paths != [entry.path for entry in leaves.entries]:
             return False
-        starts = [leaf.tensor.data_ptr() for leaf in leaves]
+        if self._forms != [entry.form for entry in leaves.entries]:
+            return False
+        starts = [entry.start for entry in leaves.entries]
         return starts == self._starts or (self._shares_alike(starts) and not self._overlaps_anew(starts))
 
     def _shares_alike(self, starts: Sequence[int]) -> bool:
         """Return True if leaves with shared memory have the same relative addresses."""
-        shared = (number for region in self.regions if len(region.members) > 1 for number in region.members)
-        return all(starts[number] == self._starts[number] for number in shared)
+        return all(starts[number] == self._starts[number] for number in self._sharing)
 
     def _overlaps_anew(self, starts: Sequence[int]) -> bool:
         """Return whether leaves of different regions share memory, as new tensors may do."""
-        end, region = 0, -1
-        for number in sorted((n for n, length in enumerate(self._lengths) if length), key=starts.__getitem__):
-            if starts[number] < end and self._region_of[number] != region:
-                return True
-            end, region = max(end, starts[number] + self._lengths[number]), self._region_of[number]
-        return False
+        full = np.flatnonzero(self._lengths)
+        begins, regions = np.array(starts, np.int64)[full], np.array(self._region_of)[full]
+        order = np.argsort(begins, kind="stable")
+        ends = np.maximum.accumulate((begins + np.array(self._lengths, np.int64)[full])[order])
+        return bool(((begins[order][1:] < ends[:-1]) & (np.diff(regions[order]) != 0)).any())
 
-    def complete(self, leaves: Sequence[TensorEntry]) -> None:
-        """Write into the entries where the bytes of each leaf are."""
-        for leaf, note in zip(leaves, self._notes, strict=True):
-            leaf.entry.update(note)
+    def complete(self, leaves: Leaves) -> None:
+        """Write into new entries where the bytes of their leaves are."""
+        for leaf, note in zip(leaves.entries, self._notes, strict=True):
+            if "name" not in leaf.entry:
+                leaf.entry.update(note)
 
 
 def is_freed(tensor: Tensor) -> bool:
@@ -182,14 +227,15 @@ def other_kind(tensor: Tensor) -> str | None:
     return "freed" if is_freed(tensor) else None
 
 
-def stage(leaves: Sequence[TensorEntry]) -> dict[str, Tensor]:
+def stage(leaves: Leaves) -> dict[str, Tensor]:
     """Copy all `leaves` to new CPU memory. Return the copies by name and complete their entries."""
     layout = Layout(leaves)
     layout.complete(leaves)
     staged = {}
     for region in layout.regions:
         memory = torch.zeros(region.nbytes, dtype=torch.uint8)
-        copy_tensors(region.views(memory, leaves), region.sources(leaves))
+        sources = [leaves.tensors[number] for number in region.sources]
+        copy_tensors(region.views(memory, leaves.tensors), [once(source) for source in sources])
         kind = next((dtype for dtype, name in _NAMES.items() if name == region.kind))
         staged[region.name] = memory.view(kind).view(region.shape)
     return staged
@@ -324,7 +370,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _once(tensor: Tensor) -> Tensor:
+def once(tensor: Tensor) -> Tensor:
     """Return `tensor` with expanded dimensions of size 1, so that no element is written twice."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:

@@ -66,7 +66,7 @@ class Training:
         return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def tensors(self) -> list[Tensor]:
-        return [leaf.tensor.detach() for leaf in encode_lazily(self.state())[1]]
+        return [tensor.detach() for tensor in encode_lazily(self.state())[1].tensors]
 
     def step(self) -> None:
         x = self._a
