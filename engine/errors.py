@@ -70,6 +70,10 @@ class EngineError(Exception):
     #: what a process ends with when this error ends it
     exit_code: ClassVar[int] = 1
 
+    def add_line(self, line: str) -> None:
+        """Add a line to the end of the message."""
+        self.args = (f"{self}\n{line}",)
+
 
 class UserError(EngineError):
     """The job or the user's code is wrong; a retry cannot help."""

@@ -13,9 +13,9 @@ import signal
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
-__all__ = ["PHASES", "Fault", "FaultPlan", "InjectedFault"]
+__all__ = ["PHASES", "Fault", "FaultPlan", "InjectedFault", "PhaseWatcher"]
 
 VARIABLE = "MIDSTRIDE_FAULTS"
 
@@ -41,6 +41,13 @@ _SIGNALS = {
     "snapshot": signal.SIGUSR1,
     "freeze": signal.SIGSTOP,
 }
+
+
+class PhaseWatcher(Protocol):
+    """Is told of the phases of a run: a plan of faults, or a replay."""
+
+    def at(self, rank: int, step: int, phase: str, *given: object) -> None:
+        """Act at `phase`, with `step` steps done; "backward" is given the loss."""
 
 
 class InjectedFault(RuntimeError):
@@ -99,7 +106,7 @@ class FaultPlan:
         (self.folder / "plan.json").write_text(json.dumps([asdict(fault) for fault in self.faults]))
         return self
 
-    def at(self, rank: int, step: int, phase: str) -> None:
+    def at(self, rank: int, step: int, phase: str, *given: object) -> None:
         """Strike here, if the plan says so and it has not yet done so in this or an earlier attempt."""
         for number, fault in enumerate(self.faults):
             if fault.rank != rank or fault.phase != phase or step < fault.step:

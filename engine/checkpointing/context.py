@@ -10,7 +10,7 @@ from midstride.engine.checkpointing.finite_losses import FiniteLosses
 from midstride.engine.checkpointing.reporter import Reporter
 from midstride.engine.config.loggers import LoggerOptions
 from midstride.engine.config.options import SnapshotOptions, TrainerOptions
-from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.fault_injection import PhaseWatcher
 from midstride.engine.lanes import Lanes
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.progress import Progress
@@ -59,7 +59,7 @@ class RunContext:
         heartbeat: tells the launcher's watchdog that this rank makes progress.
         reporter: tells the launcher, or the terminal, what happens.
         requests: requests from outside to stop or to take a snapshot.
-        faults: faults that a test injects, or None.
+        faults: faults that a test injects, or a replay; None for neither.
         metric_logger: collects the values that are logged.
         progress: counts of the run; outside a fit, those of the evaluation.
         finite_losses: checks that training losses are finite.
@@ -71,7 +71,7 @@ class RunContext:
     heartbeat: Heartbeat
     reporter: Reporter
     requests: SignalRequests
-    faults: FaultPlan | None
+    faults: PhaseWatcher | None
     metric_logger: MetricLogger
     progress: Progress
     finite_losses: FiniteLosses
@@ -106,11 +106,11 @@ class RunContext:
         if isinstance(self.strategy, LazyDevice):
             self.strategy.mark_step()
 
-    def inject_fault(self, phase: str, step: int | None = None) -> None:
+    def inject_fault(self, phase: str, step: int | None = None, *given: object) -> None:
         """Inject the fault planned for this phase and step, if any; the default step is current."""
         if self.faults is not None:
-            self.faults.at(self.world.rank, self.progress.step if step is None else step, phase)
+            self.faults.at(self.world.rank, self.progress.step if step is None else step, phase, *given)
 
     def faults_at(self, phase: str) -> Sequence[Callable[..., None]]:
         """Return functions that inject the faults planned at `phase`, for a loop to call."""
-        return [] if self.faults is None else [lambda *_: self.inject_fault(phase)]
+        return [] if self.faults is None else [lambda *given: self.inject_fault(phase, None, *given)]

@@ -15,6 +15,7 @@ from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.holder import ensure_free, held, holder_facts
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
+from midstride.engine.snapshots.parent import PARENT, parent_of, with_parent
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.weights import missing_weights
@@ -66,12 +67,14 @@ class RunStore:
         self.name = url_name(url)
         self.store = Store.open(url, options)
         self._strategy, self._keep, self._heartbeat = strategy, keep, heartbeat
-        self._catalog = SnapshotCatalog(self.store)
         self._writer: Writer | None = None
         self._channel: SideChannel | None = None
         self.lease: Lease | None = None
         self._held = ExitStack()
         self._on_rank0(partial(self.store.ensure_writable, RUN_FOLDERS, RUN_FILES))
+        if self._on_rank0(lambda: self.store.exists(PARENT)):
+            self.store = with_parent(self.store)
+        self._catalog = SnapshotCatalog(self.store)
 
     def ensure_free(self) -> None:
         """Check that no other process on this machine advances the run.
@@ -124,13 +127,23 @@ class RunStore:
             return None
         if resume == "auto":
             self._set_fatal_aside()
-            return self._catalog.newest_good()
+            if (newest := self._catalog.newest_good()) is None:
+                self._ensure_parent()
+            return newest
         found = [snapshot for snapshot in self._catalog.snapshots() if snapshot.position.step == resume]
         if not found:
             steps = ", ".join(str(s.position.step) for s in self._catalog.snapshots()) or "none"
             raise SnapshotMissing(f"no snapshot of step {resume} in {self.store.url}; there are those of: {steps}")
         self._catalog.verify(found[-1])
         return found[-1]
+
+    def _ensure_parent(self) -> None:
+        """Refuse to start a fork over whose parent has gone."""
+        if (parent := parent_of(self.store)) is not None:
+            raise SnapshotMissing(
+                f"{self.store.url} is a fork of {parent.url_from(self.store.url)}, and snapshot {parent.snapshot} is "
+                "no longer there: put it back, or fork again from another step"
+            )
 
     def _set_fatal_aside(self) -> None:
         """Set aside snapshots after whose resume attempts died before a step; never the oldest one."""

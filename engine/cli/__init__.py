@@ -7,8 +7,10 @@ champions     `midstride champion list | show | rollback`: whose weights are in 
 compare_runs  `midstride compare RUN RUN`: settings that differ and values, side by side, and a picture
 export        `midstride export`: a run's metric log for a tracker, or its weights in the format of another
               program
+fork          `midstride fork`: a new run from a snapshot of another run, without a copy
 output        what the commands print: how a world ended, and an audit
 project       `midstride init`: a project that trains, to put one's own model and data into
+replay        `midstride replay`: a step of a run computed again, shown, and compared with the run
 report_view   the report of a run on a terminal, and what came of the runs of a store in a table
 resume_check  whether a job resumes exactly, tried on a few steps of it: `midstride check --resume`
 runs          `midstride runs` and `midstride report`: what came of the runs of a store, and of one of them

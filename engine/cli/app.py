@@ -85,6 +85,12 @@ STAGES = {  # command -> function by name: their file imports this one
 }
 for name, (function, summary) in STAGES.items():
     app.command(f"midstride.engine.cli.stages:{function}", name=name, help=summary)
+FORKS = {
+    "fork": "Start a new run from a snapshot of another run; nothing is copied.",
+    "replay": "Compute a step of a run again, look into it, and compare it with the run.",
+}
+for name, summary in FORKS.items():
+    app.command(f"midstride.engine.cli.{name}:{name}", name=name, help=summary)
 app.register_install_completion_command(help="Let the shell complete midstride's commands and options.")
 
 

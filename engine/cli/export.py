@@ -18,6 +18,7 @@ from midstride.engine.jobs.operations import run_operation
 from midstride.engine.loggers.build_logger import build_logger
 from midstride.engine.loggers.delivery import Delivery, read_run_json
 from midstride.engine.runs.run import job_of, run_at
+from midstride.engine.snapshots.parent import open_run
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store
 
@@ -71,7 +72,7 @@ def export(
 
 def _to_trackers(url: str, to: str | None, arguments: list[str]) -> int:
     """Send a run's rows and best weights to the chosen trackers; return the exit code."""
-    store, code = Store.open(url), 0
+    store, code = open_run(url), 0
     with store.errors_explained("read"):
         chosen, job = _loggers(store, to, arguments), job_of(store)
     for number, options in enumerate(chosen):

@@ -130,7 +130,8 @@ def show_audit(run: str, audit: "Audit") -> None:
     state = "law 3 holds" if audit.is_clean else "law 3 is broken"
     if audit.is_clean and uncounted:
         state = f"nothing breaks law 3, but the samples of epochs {', '.join(uncounted)} were not counted"
-    console.print(f"up to snapshot {audit.snapshot}, {audit.rows} rows in the metric log: {state}")
+    origin = f" (fork of {escape(audit.parent)})" if audit.parent else ""
+    console.print(f"up to snapshot {audit.snapshot}, {audit.rows} rows in the metric log{origin}: {state}")
 
 
 def _epoch_cells(epoch: "EpochAudit") -> list[str]:

@@ -82,7 +82,7 @@ def show_runs(console: Console, url: str, runs: Sequence[RunSummary], now: float
 def _cells(run: RunSummary, now: float) -> list[str]:
     colour, state = _LOOKS.get(run.state, ("red", "failed"))
     return [
-        escape(run.name),
+        escape(f"{run.name} (fork of {run.parent})" if run.parent else run.name),
         escape(run.job),
         f"[{colour}]{state}[/]",
         "" if run.step is None else f"{run.step:,}",

@@ -1,6 +1,6 @@
 """`midstride snapshots list | verify | prune | repair`: snapshots of a run or of a store."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated
@@ -12,8 +12,10 @@ from midstride.engine.cli.table import escape, show_table, table_console
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.formatting import printable
 from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.forks import pinned
 from midstride.engine.snapshots.inspection import Finding, inspect_run
 from midstride.engine.snapshots.lease import newest
+from midstride.engine.snapshots.parent import PARENT, with_parent
 from midstride.engine.snapshots.repair import repairs
 from midstride.engine.storage.store import Store
 
@@ -50,12 +52,15 @@ def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
     if keep < 1:
         raise JobError.of("prune", [f"--keep: at least 1 is needed, not {keep}: a run without a snapshot starts over"])
     with busy(f"looking at {url}"), runs_at(url) as runs:
-        result = {name: _prune(store, keep) for name, store in runs}
+        pins = {name: pinned(store) for name, store in runs}
+        result = {name: _prune(store, keep, pins[name]) for name, store in runs}
     if as_json:
         print_json(result)
         return 0
     for name, went in result.items():
         print(f"{printable(name)}: {len(went['removed'])} removed, {len(went['kept'])} kept")
+        for snapshot, forks in pins[name].items():
+            print(printable(f"  {snapshot} stays: {', '.join(forks)} starts from it"))
     return 0
 
 
@@ -99,10 +104,10 @@ def _is_done(name: str, act: Callable[[], object]) -> bool:
     return True
 
 
-def _prune(store: Store, keep: int) -> dict[str, list[str]]:
+def _prune(store: Store, keep: int, pins: Collection[str]) -> dict[str, list[str]]:
     catalog, lease = SnapshotCatalog(store), newest(store)
     resumed_from = [lease.resumed_from] if lease and lease.resumed_from else []
-    removed = catalog.prune(keep, also=resumed_from)
+    removed = catalog.prune(keep, also=[*resumed_from, *pins])
     return {"removed": removed, "kept": [snapshot.name for snapshot in catalog.snapshots()]}
 
 
@@ -115,16 +120,16 @@ def runs_at(url: str) -> Iterator[list[tuple[str, Store]]]:
     store = Store.open(url)
     with store.errors_explained("read"):
         if _is_run(store):
-            yield [(url, store)]
+            yield [(url, with_parent(store))]
             return
-        runs = [(name, store.at(name)) for name in store.list() if _is_run(store.at(name))]
+        runs = [(name, with_parent(store.at(name))) for name in store.list() if _is_run(store.at(name))]
         if not runs:
             raise UserError(f"{url} is no run and holds none: name a run's folder or URL, or the store of all runs.")
         yield runs
 
 
 def _is_run(store: Store) -> bool:
-    return bool({"run.json", "lease", "snapshots"} & set(store.list()))
+    return bool({"run.json", "lease", "snapshots", PARENT} & set(store.list()))
 
 
 def _show(found: dict[str, list[Finding]], as_json: bool) -> None:

@@ -135,8 +135,8 @@ def _begin_attempt(run: Run, take_over: bool) -> tuple[Attempt, bytes | None]:
     Returns:
         The attempt, and the job's document before it, empty if there was none; None if the run was never trained.
     """
-    store = run.store
     try:
+        store = run.store
         store.ensure_writable(RUN_FOLDERS, RUN_FILES)
         with store.errors_explained("written"):
             if not take_over:

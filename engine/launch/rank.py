@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from midstride.engine.modules.module import DataModule, TrainingModule
     from midstride.engine.training.trainer import Trainer
 
-__all__ = ["RankProcess", "main", "print_whole_lines", "train_as_rank"]
+__all__ = ["RankProcess", "build_all", "main", "print_whole_lines", "train_as_rank"]
 
 #: seconds that a rank which is done waits for the others to be done too
 _TOGETHER_S = 5.0
@@ -87,7 +87,7 @@ class RankProcess:
             return self._end(_outcome_of(error, self.world, self._step()))
 
     def _fit(self, run: Run) -> None:
-        module, data, self._trainer = _built(run)
+        module, data, self._trainer = build_all(run)
         self._trainer.fit(module, data, run=run.url, take_over=True)  # the launcher has looked
 
     def _step(self) -> int | None:
@@ -114,8 +114,8 @@ class RankProcess:
             time.sleep(0.02)
 
 
-def _built(run: Run) -> "tuple[TrainingModule, DataModule, Trainer]":
-    """Return what the job of `run` names."""
+def build_all(run: Run) -> "tuple[TrainingModule, DataModule, Trainer]":
+    """Return the module, the data and the Trainer of a run, built in this process."""
     make_importable(run.job.folder)
     # Torch is imported here: who reads this module without training needs none. Any optimizer needs its compiler.
     preload(*RANK_MODULES)
@@ -151,7 +151,7 @@ def train_as_rank(run: Run, world: World) -> Outcome:
     try:
         if world.is_first:
             run.save_job()
-        module, data, trainer = _built(run)
+        module, data, trainer = build_all(run)
         trainer.fit(module, data, run=run.url, take_over=True)  # who started the world restarts it
         if world.is_first:
             write_report(run)

@@ -32,6 +32,7 @@ from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.parent import open_run
 from midstride.engine.snapshots.row_times import RowTimes
 from midstride.engine.snapshots.weights import best_to_show, download_tensors
 from midstride.engine.state.bounds import damaged_on_error
@@ -318,7 +319,7 @@ def main() -> None:
     from midstride.engine.loggers.build_logger import build_logger
 
     options = LoggerOptions.model_validate(document["logger"])
-    store = Store.open(document["url"], StoreOptions(lease=document["lease"]))
+    store = open_run(document["url"], StoreOptions(lease=document["lease"]))
     delivery = Delivery(store, build_logger(options), document["generation"])
     try:
         ends = partial(delivery.conclude, Conclusion(**told)) if (told := document["conclusion"]) else None

@@ -20,6 +20,7 @@ from midstride.engine.data.order import InOrder, Shuffled, StridedOrder
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.metric_rows import join_segments
+from midstride.engine.snapshots.parent import open_run, parent_of
 from midstride.engine.snapshots.reader import read_part
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store
@@ -75,6 +76,7 @@ class Audit:
         epochs: oldest first.
         faults: of the metric log.
         bad_samples: samples that could not be read and were left out, as text.
+        parent: of a fork: the run and the step that it starts from.
     """
 
     snapshot: str
@@ -83,6 +85,7 @@ class Audit:
     epochs: tuple[EpochAudit, ...] = ()
     faults: tuple[str, ...] = ()
     bad_samples: tuple[str, ...] = ()
+    parent: str = ""
 
     @property
     def is_clean(self) -> bool:
@@ -102,7 +105,7 @@ def audit(url: str) -> Audit:
         SnapshotMissing: it has none.
         SnapshotDamaged: that snapshot has changed.
     """
-    store = Store.open(url)
+    store = open_run(url)
     catalog = SnapshotCatalog(store)
     snapshots = catalog.snapshots()
     if not snapshots:
@@ -131,7 +134,8 @@ def _audit(store: Store, catalog: SnapshotCatalog, newest: Snapshot) -> Audit:
         f"sample {index} could not be read and was left out of epoch {epoch}, batch {batch}, rank {rank}: {error}"
         for epoch, batch, rank, index, error in account.get("bad_samples", ())
     )
-    return Audit(newest.name, newest.position.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)), bad)
+    parent = str(parent_of(store) or "")
+    return Audit(newest.name, newest.position.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)), bad, parent)
 
 
 @dataclass

@@ -62,7 +62,8 @@ def headline(report: Report) -> str:
 
 def summary_rows(report: Report) -> list[tuple[str, str]]:
     """Return the most important facts, two per line."""
-    rows = [("ended", report.why)] if report.why else []
+    first = {"ended": report.why, "fork of": report.parent and "; ".join([report.parent, *report.settings])}
+    rows = [(name, text) for name, text in first.items() if text]
     rows += [(f"test: {name}", format_number(value)) for name, value in report.test.items()]
     if report.monitor in report.best:
         rows.append((f"best {report.monitor}", format_number(report.best[report.monitor])))

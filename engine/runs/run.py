@@ -13,6 +13,7 @@ from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError, SnapshotDamaged, UserError
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.parent import open_run
 from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.urls import absolute_url
@@ -72,7 +73,7 @@ class Run:
     @cached_property
     def store(self) -> Store:
         """The run's folder."""
-        return Store.open(self.url, self.job.store_terms)
+        return open_run(self.url, self.job.store_terms)
 
     @property
     def attempts(self) -> AttemptLog:

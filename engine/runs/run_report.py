@@ -18,6 +18,7 @@ from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of, 
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.metric_rows import join_segments
+from midstride.engine.snapshots.parent import parent_of
 from midstride.engine.snapshots.weights import best_of, facts_of
 from midstride.engine.storage.store import Store
 
@@ -100,6 +101,8 @@ class Report(Record):
     best: dict[str, float] = Field({}, description="What the best weights reached.")
     previous: tuple[str, float] | None = Field(None, description="The best of the other runs: its name and value.")
     test: dict[str, float] = Field({}, description="What a test of the best weights gave.")
+    parent: str = Field("", description="Of a fork: the run and the step that it starts from.")
+    settings: tuple[str, ...] = Field((), description="Of a fork: changes of the job that were given with it.")
     files: dict[str, str] = Field({}, description="Name -> where.")
 
     @property
@@ -130,7 +133,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
     progress = facts.get("progress", {})
     monitor = job.monitor if job else None
     best = best_of(store, monitor.metric, monitor.mode) if monitor else facts_of(store, "best")
-    why = why_ended(last, progress)
+    why, parent = why_ended(last, progress), parent_of(store)
     return Report(
         job=job.name if job else facts.get("identity", {}).get("module", "script"),
         run=name,
@@ -158,6 +161,8 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
         best=best.get("metrics", {}),
         previous=_previous(runs, name, monitor) if monitor else None,
         test=test or {},
+        parent=str(parent) if parent else "",
+        settings=parent.settings if parent else (),
         files=_files(store),
     )
 

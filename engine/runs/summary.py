@@ -10,7 +10,8 @@ from midstride.engine.processes.process_identity import has_ended
 from midstride.engine.runs.run import job_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
-from midstride.engine.snapshots.lease import newest_process
+from midstride.engine.snapshots.lease import generations, lease_path, newest_process
+from midstride.engine.snapshots.parent import inherits, parent_of
 from midstride.engine.snapshots.weights import best_of
 from midstride.engine.storage.store import Store
 
@@ -33,6 +34,7 @@ class RunSummary:
         attempts: how many were made.
         time: of the newest sign of life in the folder, in seconds since the epoch.
         why: why it ended, as a sentence; empty while it runs.
+        parent: of a fork: the run and the step that it starts from.
     """
 
     name: str
@@ -44,6 +46,7 @@ class RunSummary:
     attempts: int = 0
     time: float | None = None
     why: str = ""
+    parent: str = ""
 
 
 def summary_of(name: str, store: Store) -> RunSummary:
@@ -63,6 +66,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
         attempts=len(attempts),
         time=last_sign(last, newest),
         why=why_ended(last, progress),
+        parent=str(parent_of(store) or ""),
     )
 
 
@@ -82,11 +86,18 @@ def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) ->
         last: its newest attempt; None where a script trains, which writes none.
         progress: of its newest snapshot; empty where there is none.
     """
-    if last is None and (progress.get("finished") or not progress):
-        return "done" if progress else "new"
+    if last is None and (not progress or (parent_of(store) and _is_untrained(store))):
+        return "new"
+    if last is None and progress.get("finished"):
+        return "done"
     if last is not None and not last.is_open:
         return last.outcome if last.stopped is None else "stopped"
     return "lost" if _is_lost(store, last.started if last else 0.0) else "running"
+
+
+def _is_untrained(fork: Store) -> bool:
+    """Return whether no attempt has trained the fork yet."""
+    return all(inherits(fork, lease_path(generation)) for generation in generations(fork))
 
 
 def why_ended(last: Attempt | None, progress: Mapping[str, Any]) -> str:

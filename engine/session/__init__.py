@@ -7,6 +7,7 @@ heartbeat      the progress of a rank, in shared memory that its launcher reads
 liveness       where each rank was last seen, for the message when one is lost
 outcome        how a rank, and a world, ended
 private_file   files that other users of the machine cannot put in our way, read or write
+replay_plan    the steps that a replay makes, in the environment of its ranks
 requests       requests to stop or to take a snapshot: signals, and the boundary at which all ranks answer
 script_exit    exit codes for scripts that do not catch an error of the engine
 session        the session: a small local folder that launcher and ranks of one world share

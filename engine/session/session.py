@@ -67,7 +67,7 @@ class Session:
     def held(cls, document: Mapping[str, Any]) -> Iterator["Session"]:
         """Make a session locked for this process until the block, or the process, ends.
 
-        The lock comes before the document: a session without one is nobody's.
+        The lock comes before the document: a session without one has no owner.
         """
         session = cls._empty(document["run"])
         with session.locked():

@@ -15,6 +15,7 @@ from typing import Any
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
 from midstride.engine.snapshots.lineage import Lineage
 from midstride.engine.snapshots.metric_rows import MetricSegments, join_segments, missing_steps
+from midstride.engine.snapshots.parent import ForkedStore, inherited_run_id, inherits
 from midstride.engine.snapshots.position import Position, file_stem, parse_name, snapshot_name
 from midstride.engine.state.bounds import check_files, damaged_on_error, sizes
 from midstride.engine.storage.checksums import NUMBER, Kind, check_kinds, decode_object
@@ -304,9 +305,10 @@ class Catalog:
         parsed, of = parse_name(name), (Position(manifest["step"], manifest["after"]), manifest["generation"])
         if parsed is None:
             raise _Foreign(f"{where} lies in a folder whose name is not that of a snapshot")
-        if lineage.run_id and manifest.get("run_id") != lineage.run_id:
+        expected = inherited_run_id(self._store, f"{self._folder}/{name}") or lineage.run_id
+        if expected and manifest.get("run_id") != expected:
             run, run_id = manifest.get("run"), manifest.get("run_id")
-            raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {lineage.run_id}")
+            raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {expected}")
         if parsed != of:
             raise _Foreign(f"{where} is the manifest of snapshot {snapshot_name(*of)}, not of {name}")
         if self._folder == SNAPSHOTS and ROWS not in manifest["files"]:
@@ -362,7 +364,7 @@ class SnapshotCatalog(Catalog):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._metric_segments = MetricSegments(store)
+        self._metric_segments = MetricSegments(store.own if isinstance(store, ForkedStore) else store)
 
     def rows(self, faults: list[str] | None = None) -> list[str]:
         """Return the segments of the metric log up to the newest snapshot that counts, oldest first.
@@ -381,7 +383,7 @@ class SnapshotCatalog(Catalog):
         folders = {name: files for name, files in self._folders(lineage).items() if name > after}
         committed = {snapshot.name: snapshot for snapshot in self._committed(lineage, folders)}
         end = max(committed, default="")
-        removed, damages = self._metric_segments.read(after)
+        removed, damages = self._removed_segments(after)
         segments = {name: rows for name, rows in removed.items() if lineage.holds(name)}
         for name, files in folders.items():
             if name > end or MANIFEST not in files or name in segments:
@@ -398,6 +400,15 @@ class SnapshotCatalog(Catalog):
         if faults is not None:
             faults += damages
         return {name: segments[name] for name in sorted(segments) if name <= end}
+
+    def _removed_segments(self, after: str) -> tuple[dict[str, str], list[str]]:
+        """Return the rows of removed snapshots, with a parent's, and messages on damaged files."""
+        rows, damages = self._metric_segments.read(after)
+        if not isinstance(self._store, ForkedStore):
+            return rows, damages
+        theirs, more = SnapshotCatalog(self._store.origin)._removed_segments(after)
+        inherited = {name: text for name, text in theirs.items() if self._store.inherits(f"{SNAPSHOTS}/{name}")}
+        return {**inherited, **rows}, [*damages, *more]
 
     def log_faults(self) -> list[str]:
         """Return messages about damaged segments of the metric log, and about steps without a row."""
@@ -441,10 +452,11 @@ class SnapshotCatalog(Catalog):
         """Remove valid snapshots except the newest `keep` and those in `also`; return the removed.
 
         Their metric rows move to a file of their own first. Uncommitted folders are swept as well, once no attempt can
-        commit them; snapshots that were set aside stay.
+        commit them; snapshots that were set aside stay, and so do those of a parent.
         """
         committed = self.snapshots()
-        old = [snapshot for snapshot in committed[: max(0, len(committed) - keep)] if snapshot.name not in also]
+        older = committed[: max(0, len(committed) - keep)]
+        old = [one for one in older if one.name not in also and not inherits(self._store, one.path)]
         for snapshot in old:
             self.remove(snapshot)
         if committed:

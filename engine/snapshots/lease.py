@@ -19,7 +19,8 @@ from typing import Any
 from uuid import uuid4
 
 from midstride.engine.errors import SnapshotDamaged, Superseded
-from midstride.engine.snapshots.position import parse_name
+from midstride.engine.snapshots.parent import inherits
+from midstride.engine.snapshots.position import lease_name, parse_name
 from midstride.engine.storage.checksums import NUMBER, Kind, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.verification import read_required_document
@@ -93,12 +94,15 @@ def newest(store: Store) -> Lease | None:
 def newest_process(store: Store) -> tuple[dict[str, Any], float] | None:
     """Return the facts in the newest lease, and its time in seconds since the epoch; or None.
 
+    The lease that a fork inherits tells of a process that advances the parent, so it does not count.
+
     Raises:
         SnapshotDamaged: it is not what was written.
     """
     for generation in generations(store)[-1:]:
-        document = _lease_at(store, generation)
-        return document["facts"], document["time"]
+        if not inherits(store, lease_path(generation)):
+            document = _lease_at(store, generation)
+            return document["facts"], document["time"]
     return None
 
 
@@ -112,7 +116,9 @@ def acquire(store: Store, resumed_from: str | None, facts: dict[str, Any]) -> Le
     """
     while True:
         before = newest(store)
-        number, run_id = (before.generation + 1, before.run_id) if before else (1, uuid4().hex)
+        number = before.generation + 1 if before else 1
+        is_new = before is None or inherits(store, lease_path(before.generation))
+        run_id = uuid4().hex if before is None or is_new else before.run_id
         lease = _with_ancestors(store, Lease(number, resumed_from, run_id))
         data = lease_document(lease, facts)
         path = lease_path(lease.generation)
@@ -235,7 +241,7 @@ def _lease_at(store: Store, generation: int) -> dict[str, Any]:
 
 def lease_path(generation: int) -> str:
     """Return where the lease of `generation` lies in a run."""
-    return f"{_FOLDER}/{generation:06d}.json"
+    return f"{_FOLDER}/{lease_name(generation)}"
 
 
 def generations(store: Store) -> list[int]:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-__all__ = ["Position", "file_stem", "parse_name", "rank_stem", "snapshot_name"]
+__all__ = ["Position", "file_stem", "lease_name", "parse_name", "rank_stem", "snapshot_name"]
 
 #: numbers have at most 18 digits
 _NAME = re.compile(r"(?P<step>\d{12,18})(?:\.(?P<after>\d{4,18}))?-g(?P<generation>\d{6,18})(?:-\d{2,18})?", re.ASCII)
@@ -40,6 +40,11 @@ def parse_name(name: str) -> tuple[Position, int] | None:
     if match is None:
         return None
     return Position(int(match["step"]), int(match["after"] or 0)), int(match["generation"])
+
+
+def lease_name(generation: int) -> str:
+    """Return the name of the file of a lease in its folder."""
+    return f"{generation:06d}.json"
 
 
 def rank_stem(rank: int, size: int) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing
 from midstride.engine.snapshots.catalog import MANIFEST, SNAPSHOTS, Catalog, Snapshot, copied_weights
+from midstride.engine.snapshots.parent import open_run, with_parent
 from midstride.engine.snapshots.position import parse_name
 from midstride.engine.snapshots.weights import error_with_remedy, newest_weights
 from midstride.engine.state.bounds import damaged_on_error
@@ -106,11 +107,11 @@ def weights_at(path: str | os.PathLike[str]) -> Weights:
         return _of_checkpoint(path)
     url, _, folder = path.rstrip("/").rpartition("/")
     if url.endswith(f"/{SNAPSHOTS}") and parse_name(folder):
-        return _of_snapshot(Store.open(url.removesuffix(f"/{SNAPSHOTS}")), folder)
+        return _of_snapshot(open_run(url.removesuffix(f"/{SNAPSHOTS}")), folder)
     store = Store.open(url or ".")
     if (copy := copied_weights(store, folder)) is not None:
         return Weights(read(store, copy, 0), copy.manifest["facts"])
-    return load_weights(store, folder)
+    return load_weights(with_parent(store), folder)
 
 
 def _of_snapshot(store: Store, name: str) -> Weights:

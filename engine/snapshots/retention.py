@@ -7,7 +7,9 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from midstride.engine.snapshots.catalog import SNAPSHOTS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.forks import pinned
 from midstride.engine.snapshots.lease import Lease, ensure_newest
+from midstride.engine.snapshots.parent import inherits
 from midstride.engine.snapshots.position import Position
 from midstride.engine.storage.store import Store
 
@@ -18,6 +20,8 @@ log = logging.getLogger(__name__)
 
 class Retention:
     """Removes old snapshots of a run, and weights that none of the kept snapshots needs.
+
+    Snapshots that a fork starts from stay, and those of a parent are not this run's to remove.
 
     Args:
         store: of the run.
@@ -75,11 +79,16 @@ class Retention:
 
     def _prune_snapshots(self) -> None:
         known = self._known_in(SNAPSHOTS)
-        if len(known) > self._keep:
-            ensure_newest(self._store, self._lease)  # a newer world may have resumed from one of them
-        while len(known) > self._keep:
-            self._catalog.remove(known[0], self._rows.get(known[0].name))
-            self._rows.pop(known.pop(0).name, None)
+        old = [snapshot for snapshot in known[: -self._keep] if not inherits(self._store, snapshot.path)]
+        if not old:
+            return
+        ensure_newest(self._store, self._lease)  # a newer world may have resumed from one of them
+        needed = pinned(self._store)
+        for snapshot in old:
+            if snapshot.name not in needed:
+                self._catalog.remove(snapshot, self._rows.get(snapshot.name))
+                self._rows.pop(snapshot.name, None)
+                known.remove(snapshot)
 
     def _prune_weights(self, folders: Sequence[str], pending: Iterable[Position]) -> None:
         positions = [*(snapshot.position for snapshot in self._known_in(SNAPSHOTS)), *pending]

@@ -11,6 +11,7 @@ from typing import Any
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.objects.digest import differing_lines
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
+from midstride.engine.snapshots.parent import open_run
 from midstride.engine.snapshots.reader import read
 from midstride.engine.state.differences import iter_differences
 from midstride.engine.state.object_nodes import instances_in
@@ -31,7 +32,7 @@ SHOWN = 8
 
 def final_state(run: str) -> list[Any]:
     """Return the state tree of every rank in the newest good snapshot of `run`."""
-    store = Store.open(run)
+    store = open_run(run)
     snapshot = SnapshotCatalog(store).newest_good()
     if snapshot is None:
         raise AssertionError(f"{run} holds no good snapshot")

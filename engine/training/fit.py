@@ -21,7 +21,7 @@ from midstride.engine.config.loggers import run_name_faults
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.config.overrides import is_own
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
-from midstride.engine.errors import JobError, UserError, WorldError
+from midstride.engine.errors import JobError, LossNotFinite, UserCodeError, UserError, WorldError
 from midstride.engine.formatting import format_count, url_name
 from midstride.engine.loggers.base import Conclusion
 from midstride.engine.loggers.logger_processes import conclude
@@ -31,7 +31,9 @@ from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
 from midstride.engine.processes.preload import collector_paused
 from midstride.engine.seeds import rank_seed, seed_everything
 from midstride.engine.session.liveness import LastSeen
+from midstride.engine.session.replay_plan import NEVER
 from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.parent import open_run
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.step import TrainingStep
@@ -48,6 +50,8 @@ __all__ = ["Fit", "earlier_facts"]
 
 log = logging.getLogger(__name__)
 
+#: the step in the message of a loss that is not finite
+_STEP = re.compile(r"step (\d+), rank")
 #: parts of gloo's messages that are left out: the place in its code, and its advice
 _GLOO_DETAILS = re.compile(r"\[[^]]*\.cc:\d+\] |\. This is typically caused by .*")
 
@@ -128,7 +132,7 @@ class Fit:
                 context.reporter.begin(progress, loop.batches, context.options, generation)
                 if not (progress.finished and loop.is_done()):
                     progress.begin_fit()
-                    with context.collective.timeout(context.options.collective_timeout_s):
+                    with context.collective.timeout(context.options.collective_timeout_s), self._replay_named():
                         loop.run()
                     progress.end_fit(loop.ending())
                     context.reporter.announce(f"{progress.why}, after step {progress.step:,}")
@@ -173,6 +177,25 @@ class Fit:
         finally:
             if self.checkpointer is not None:
                 self.checkpointer.close(at_once=at_once)
+
+    @contextmanager
+    def _replay_named(self) -> Iterator[None]:
+        """Add to a user's error in a step, or over its loss, the command that replays it."""
+        try:
+            yield
+        except (LossNotFinite, UserCodeError) as error:
+            snapshots, progress = self.context.settings.snapshots, self.context.progress
+            is_replay = snapshots is not None and snapshots.every_steps == NEVER
+            if self.checkpointer is not None and not (progress.validating or is_replay):
+                found = _STEP.search(str(error)) if isinstance(error, LossNotFinite) else None
+                step = int(found[1]) if found else progress.step + 1
+                error.add_line(self._replay_line(step, isinstance(error, LossNotFinite)))
+            raise
+
+    def _replay_line(self, step: int, is_loss: bool) -> str:
+        if self.context.settings.identity:  # of a job
+            return f"look into it:  midstride replay {self._run} --step {step}{' --anomaly' if is_loss else ''}"
+        return f'look into it:  with trainer.replay(module, data, run="{self._run}", step={step}) as at: ...'
 
     def _is_loss_of_rank(self, error: Exception) -> bool:
         """Return whether `error` says that another rank ended, in a step or during a snapshot."""
@@ -255,7 +278,7 @@ def _refuse_to_start_over(run: str) -> None:
     Raises:
         UserError: the run has snapshots; the newest is named.
     """
-    if taken := SnapshotCatalog(Store.open(run, StoreOptions("none"))).snapshots():
+    if taken := SnapshotCatalog(open_run(run, StoreOptions("none"))).snapshots():
         raise UserError(
             f"{run} has snapshots (newest: {taken[-1].name}), and with snapshots=None (null) a fit cannot resume. To "
             "resume, leave the option out; to start over, use another run name"

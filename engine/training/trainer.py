@@ -8,9 +8,10 @@ import gc
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
@@ -36,7 +37,7 @@ from midstride.engine.config.options import (
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
-from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.fault_injection import FaultPlan, PhaseWatcher
 from midstride.engine.formatting import format_value
 from midstride.engine.lightning.adapt import adapt
 from midstride.engine.lightning.callbacks import with_counterparts
@@ -65,8 +66,11 @@ from midstride.engine.ranks.dispatch import of_loaders, on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.session.ending import STOPPED_BY_CALLBACK, Ending
 from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.session.replay_plan import NEVER, ReplayPlan
 from midstride.engine.session.requests import SignalRequests
 from midstride.engine.session.script_exit import exit_codes_of_errors
+from midstride.engine.snapshots.forks import fork, snapshot_before
+from midstride.engine.snapshots.parent import open_run
 from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.snapshots.weights import newest_weights
 from midstride.engine.storage.draft import draft_of
@@ -88,6 +92,7 @@ from midstride.engine.training.calls import BoundCallback, ensure_not_running, r
 from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.evaluation import EvaluationLoop, EvaluationStage, PredictionLoop, setup_evaluation
 from midstride.engine.training.fit import Fit, earlier_facts
+from midstride.engine.training.step_replay import ReplayEnd, StepReplay
 from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
@@ -229,7 +234,10 @@ class Trainer(TrainerInterface):
         self.callback_pairs = self._given
         self.callbacks = FixedCallbacks(_counterparts(self._given))
         self._first_states = [first_state(callback) for callback in self.callbacks]
-        self._faults, self.requests = FaultPlan.from_environment(), SignalRequests()
+        plan, self.requests = ReplayPlan.from_environment(), SignalRequests()
+        self._faults: PhaseWatcher | None = FaultPlan.from_environment()
+        if plan is not None:
+            self._faults = StepReplay(plan, lambda: self.last_fit)
         self.heartbeat = Heartbeat.of(self.world)
         self.reporter = Reporter(self.world, bar=self.options.enable_progress_bar)
         self.is_fitting = False
@@ -304,6 +312,50 @@ class Trainer(TrainerInterface):
                 stop_watching(self.strategy)
                 self.reporter.close()
                 update_lightning_callbacks(self)
+
+    @contextmanager
+    def replay(
+        self,
+        module: TrainingModule,
+        data: Any = None,
+        val_dataloaders: Any = None,
+        *,
+        run: str | os.PathLike[str],
+        step: int,
+    ) -> Iterator[StepReplay]:
+        """Train again up to the gradients of one step of `run`, which does not change.
+
+        It runs in one process. In the block, the module has the weights before that step, and its gradients. The value
+        has `batch`, `loss` and `page`: position, samples, learning rates and norms of the step.
+
+        Args:
+            module: as of `fit`, and so are `data` and `val_dataloaders`.
+            data: see above.
+            val_dataloaders: see above.
+            run: folder or URL of the run.
+            step: number of the step, from 1. The replay starts from the newest snapshot before it.
+
+        Raises:
+            SnapshotMissing: no snapshot before `step` is kept.
+        """
+        if self.world.size > 1 or self.placement.start != "none":
+            raise UserError(f"a script replays in one process; `midstride replay {run} --step {step}` starts several")
+        source = open_run(run_url_of(run))
+        with TemporaryDirectory(prefix="midstride-replay-") as folder:
+            target = Store.open(f"{folder}/{Path(source.url).name}")
+            fork(source, snapshot_before(source, step), target, is_temporary=True)
+            replayed = StepReplay(ReplayPlan(folder, step, at_gradients=True), lambda: self.last_fit)
+            faults, settings = self._faults, self.settings
+            never = SnapshotOptions.model_validate({"every_steps": NEVER})
+            self._faults, self.settings = replayed, replace(settings, snapshots=never, loggers=())
+            try:
+                with suppress(ReplayEnd):
+                    self.fit(module, data, val_dataloaders, run=target.url)
+            finally:
+                self._faults, self.settings = faults, settings
+            if not replayed.page:
+                raise UserError(f"step {step} of {source.url} does not exist: the run ends with {self.progress.step}")
+        yield replayed
 
     @on_all_ranks
     def validate(
@@ -723,7 +775,7 @@ class Trainer(TrainerInterface):
         if verb == "fit" or type(self.module) is TrainingModule:
             raise UserError(f"{verb} was given no module, and there is none of an earlier call: {verb}(module, ...)")
         is_free = arguments.get("ckpt_path") is None and self.run_url is not None
-        if is_free and newest_weights(Store.open(self.run_url or ""), "best") is not None:
+        if is_free and newest_weights(open_run(self.run_url or ""), "best") is not None:
             return self.module, {**arguments, "ckpt_path": "best"}
         return self.module, arguments
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import Audit, audit
+from midstride.engine.session.replay_plan import ReplayPlan
 from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
@@ -148,7 +149,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def live(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[int]:
+def live(setting: Setting, folder: Path, plan: FaultPlan | ReplayPlan | None = None) -> list[int]:
     """Give the run in `folder` one life; return its ranks' exit codes."""
     environment = {**os.environ, "LAWS_JOURNAL": str(folder / "journal.jsonl")}
     if plan is not None:
@@ -196,8 +197,8 @@ def assert_runs_alike(ours_at: str, theirs_at: str, weights: Sequence[str] = ("b
 
 
 def uncounted(account: Audit) -> Audit:
-    """Return what a run used, without what is known only of one that was not resumed: see `test_streams`."""
-    return replace(account, epochs=tuple(replace(epoch, is_counted=True) for epoch in account.epochs))
+    """Return what a run used, without its parent and what is known only of one not resumed: see `test_streams`."""
+    return replace(account, parent="", epochs=tuple(replace(epoch, is_counted=True) for epoch in account.epochs))
 
 
 def journal(folder: Path) -> dict[str, list[int]]:

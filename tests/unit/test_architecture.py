@@ -39,6 +39,7 @@ LARGE = {
     "engine/loop/loop.py: log": "Lightning's arguments",
     "engine/modules/module.py: log": "Lightning's arguments",
     "engine/modules/monitors.py: __init__": "Lightning's arguments",
+    "engine/cli/replay.py: replay": "options of a command",
     "flows/cli.py: deploy": "options of a command",
     "flows/deployment.py: deploy": "options of a command",
     "engine/data/dataloader_order.py: evaluation_loader": "how a loader is read",

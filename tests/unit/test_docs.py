@@ -98,6 +98,8 @@ RUN_BY = {
     "join": "support/machines.py",
     "rank": "distributed/test_elastic.py",
     "compare": "unit/jobs/test_weights_of_runs.py",
+    "fork": "unit/cli/test_forks.py",
+    "replay": "unit/cli/test_forks.py",
     "test": "unit/jobs/test_weights_of_runs.py",
     "predict": "unit/jobs/test_weights_of_runs.py",
 }

@@ -1,0 +1,47 @@
+"""The plan of a replay, in the environment, by which it reaches every rank of a world."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+__all__ = ["NEVER", "RESULT", "ReplayPlan"]
+
+_VARIABLE = "MIDSTRIDE_REPLAY"
+#: file of the result, in the folder of the plan
+RESULT = "replay.json"
+#: steps between snapshots of a replay: it needs none
+NEVER = 10**12
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """The steps that a replay makes, and what it does there.
+
+    Args:
+        folder: local folder for the result.
+        until: the last step, from 1.
+        probe: "file.py:function" to call with trainer, module and batch before that step.
+        debug: open the debugger there.
+        anomaly: raise an error at the first value that is not finite.
+        at_gradients: end with the gradients of that step, before its optimizers step.
+        snapshots_at: steps after which to take a snapshot.
+    """
+
+    folder: str
+    until: int
+    probe: str = ""
+    debug: bool = False
+    anomaly: bool = False
+    at_gradients: bool = False
+    snapshots_at: tuple[int, ...] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for the ranks that follow this plan."""
+        return {_VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls) -> "ReplayPlan | None":
+        """Return the plan of the environment; None without one."""
+        text = os.environ.get(_VARIABLE)
+        return cls(**json.loads(text)) if text else None
