@@ -32,6 +32,7 @@ from typing import Any
 
 from midstride.engine.errors import StopRequested, Superseded, UserError, WorldError
 from midstride.engine.session.liveness import LastSeen
+from midstride.engine.session.script_exit import exit_codes_of_errors
 from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
@@ -91,6 +92,11 @@ class SignalRequests:
     def has_pending(self) -> bool:
         """Whether something was asked of this process that was not yet answered."""
         return self._deadline is not None or self._snapshots != self._answered
+
+    def stop(self) -> None:
+        """Ask for a stop at the next boundary, as a signal does; there is no deadline."""
+        if self._deadline is None:
+            self._deadline = math.inf
 
     def take_pending(self) -> Request | None:
         """Return what was asked of this process; a request to stop stands until it is obeyed."""
@@ -170,8 +176,11 @@ class SignalRequests:
             self._deadline = time.monotonic() + max(0.0, self.grace_s - _EXIT_S)
 
     def _interrupt(self, world: World, process: int, number: int, frame: FrameType | None) -> None:
-        if self._deadline is not None or os.getpid() != process:  # a process that user code has forked
+        if os.getpid() != process:  # a process that user code has forked
             raise KeyboardInterrupt
+        if self._deadline is not None:
+            with exit_codes_of_errors():  # it may come anywhere in a script
+                raise KeyboardInterrupt
         self._deadline = math.inf  # no launcher kills this process after a grace
         if world.is_first:
             say_interrupted()

@@ -1,6 +1,7 @@
 """Ctrl-C in a script: the first press takes a snapshot and ends the script, the second one ends it at once."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,46 @@ def test_ctrl_c_takes_a_snapshot_and_ends_a_script(name: str, tmp_path: Path) ->
     assert said.count("Ctrl-C: stopping after a snapshot") == int(has_run), said
     steps = [one.position.step for one in SnapshotCatalog(Store.open(run)).snapshots()] if run.exists() else []
     assert (max(steps, default=0) > 2) == (code == 75), "a snapshot where training stood"
+
+
+LOOP = """
+import os, signal, sys
+import torch
+from torch.utils.data import DataLoader
+from midstride.engine import Loop
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal
+loop = Loop(sys.argv[1], snapshots={"every_steps": 10_000})
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loop.keep(model=model, optimizer=optimizer)
+for step, x in enumerate(loop.steps(loop.loader(DataLoader(torch.ones(8, 1), 2)), 400)):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2:
+        for _ in range(int(sys.argv[3])):
+            os.kill(os.getpid(), int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "times", "code", "line", "steps"),
+    [
+        (signal.SIGTERM, 1, 75, "asked to stop, after step 3", [3]),
+        (signal.SIGINT, 1, 75, "asked to stop, after step 3", [3]),
+        (signal.SIGINT, 2, 130, "midstride: interrupted", []),
+    ],
+)
+def test_a_loop_stops_after_a_snapshot(
+    number: signal.Signals, times: int, code: int, line: str, steps: list[int], tmp_path: Path
+) -> None:
+    script, log, run = tmp_path / "script.py", tmp_path / "log.txt", tmp_path / "run"
+    script.write_text(LOOP)
+    environment = {key: value for key, value in os.environ.items() if not key.endswith(("RANK", "WORLD_SIZE"))}
+    arguments = [str(run), str(int(number)), str(times)]
+    assert run_program(script, log, *arguments, environment=environment) == code, log.read_text()
+    said = log.read_text()
+    assert said.count(line) == 1, said
+    assert "Traceback" not in said
+    assert [one.position.step for one in SnapshotCatalog(Store.open(run)).snapshots()] == steps

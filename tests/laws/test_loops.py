@@ -1,12 +1,17 @@
 """Loops of a user's own: killed anywhere they end with the bits of the undisturbed run, which are the plain loop's."""
 
+import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from laws.axes import cover, product
 from laws.loops import SHAPES, WORLDS, run_loop
 
+from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 
@@ -73,6 +78,48 @@ def test_an_undisturbed_loop_has_the_bits_of_the_plain_loop(shape: str, world: s
     assert run_ranks(run_loop, shape, world, ours, [], processes=ranks) == [0] * ranks
     assert run_ranks(run_plain, shape, world, plain, processes=ranks) == [0] * ranks
     assert [differences(a, b) for a, b in zip(ended(plain, ranks), ended(ours, ranks), strict=True)] == [[]] * ranks
+
+
+#: what happens to a rank in a snapshot's commit, or at a boundary -> kind and phase of the fault, codes of the ranks
+STRUCK: dict[str, tuple[Any, str, set[int]]] = {
+    "killed as it writes": ("kill", "snapshot_write", {-9}),
+    "killed before the commit": ("kill", "before_commit", {-9}),
+    "asked to stop": ("stop", "after_step", {75}),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that gives the folder of an undisturbed loop of epochs, by its world."""
+
+    @cache
+    def run(world: str) -> Path:
+        folder, ranks = tmp_path_factory.mktemp("undisturbed"), WORLDS[world][0]
+        assert run_ranks(run_loop, "epochs", world, folder, [], processes=ranks) == [0] * ranks
+        return folder
+
+    return run
+
+
+@pytest.mark.parametrize("name", STRUCK)
+@pytest.mark.parametrize("in_world", ["one process", "own DDP"])
+def test_a_loop_that_is_struck_ends_as_undisturbed(
+    name: str, in_world: str, undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kind, phase, codes = STRUCK[name]
+    ranks, folder = WORLDS[in_world][0], undisturbed(in_world)
+    plan = FaultPlan(tmp_path / "plan").add(
+        kind, rank=0 if phase == "before_commit" else ranks - 1, step=6, phase=phase
+    )
+    environment = {**os.environ, **plan.environment}
+    first = run_ranks(run_loop, "epochs", in_world, tmp_path, [], processes=ranks, environment=environment)
+    plan.assert_all_fired()
+    assert codes <= {*first}
+    assert 75 not in codes or {*first} == codes
+    assert run_ranks(run_loop, "epochs", in_world, tmp_path, [], processes=ranks) == [0] * ranks
+    pairs = zip(ended(folder, ranks), ended(tmp_path, ranks), strict=True)
+    assert [differences(a, b) for a, b in pairs] == [[]] * ranks
+    assert (tmp_path / "run/metrics.csv").read_text() == (folder / "run/metrics.csv").read_text()
 
 
 def run_plain(shape: str, world: str, folder: Path) -> None:
