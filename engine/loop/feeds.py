@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from midstride.engine.data.accelerate_internals import accelerate_pass
 from midstride.engine.data.dataloader_order import check_loader, training_loader
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
@@ -104,17 +105,19 @@ class Feed:
     def batches(self) -> Iterator[Any]:
         """Yield the batches from the position on; it starts again from the position after a restore."""
         restores, batches = -1, iter(list[Any]())
-        while not self.at_end:
-            if restores != self._restores:
-                restores, batches = self._restores, self.reader.batches(self.number, self.batch)
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self.at_end = True
-                return
-            self.batch += 1
-            self.at_end = self.reader.at_end
-            yield batch
+        with accelerate_pass(lambda: -1) as seen:  # `accelerator.accumulate` steps on the last batch
+            while not self.at_end:
+                if restores != self._restores:
+                    restores, batches = self._restores, self.reader.batches(self.number, self.batch)
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    self.at_end = True
+                    return
+                self.batch += 1
+                self.at_end = self.reader.at_end
+                seen.returns(is_last=self.at_end)
+                yield batch
 
     def end_pass(self) -> None:
         """Record that no iterator is within the pass any more."""

@@ -1,5 +1,6 @@
 """The objects that a loop keeps: modules, optimizers, schedulers and others with a state."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,14 +13,26 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from midstride.engine.errors import UserError
 from midstride.engine.modules.torch_internals import children_of, uncompiled
 from midstride.engine.optim.schedulers import SchedulerConfig
+from midstride.engine.state.stateful import Stateful
 
-__all__ = ["Kept", "KeptModules", "unwrapped"]
+__all__ = ["AcceleratorSteps", "Kept", "KeptModules", "is_of_fabric", "unwrapped"]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside of `DistributedDataParallel` and `torch.compile`."""
-    inner = module.module if isinstance(module, DistributedDataParallel) else uncompiled(module)
+    """Return the module inside of wrappers: DDP, `torch.compile`, that of Lightning Fabric."""
+    holds = isinstance(module, DistributedDataParallel) or is_of_fabric(module)
+    inner: Any = module.module if holds else uncompiled(module)
     return module if inner is module else unwrapped(inner)
+
+
+def is_of_fabric(value: object) -> bool:
+    """Return whether `value` is a module or an optimizer that `Fabric.setup` has wrapped."""
+    modules = [sys.modules.get(f"{package}.wrappers") for package in ("lightning.fabric", "lightning_fabric")]
+    return any(module is not None and module.is_wrapped(value) for module in modules)
+
+
+#: module of a wrapper -> the attribute that holds the object inside
+_OF_ACCELERATE = {"accelerate.optimizer": "optimizer", "accelerate.scheduler": "scheduler"}
 
 
 class KeptModules(nn.Module):
@@ -28,6 +41,25 @@ class KeptModules(nn.Module):
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
         children_of(self).update(modules)
+
+
+class AcceleratorSteps:
+    """The count by which an `Accelerator` accumulates gradients, as a part of snapshots.
+
+    Args:
+        accelerator: the `Accelerator`; its other settings are built in each attempt.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count."""
+        return {"step": self._accelerator.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Restore the count."""
+        setattr(self._accelerator, "step", state_dict["step"])  # noqa: B010  # an attribute of Accelerate's
 
 
 @dataclass
@@ -40,6 +72,10 @@ class Kept:
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     schedulers: dict[str, SchedulerConfig] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
+    #: the objects as they were given, some of them wrappers
+    given: list[Any] = field(default_factory=list)
+    #: objects of midstride's own with a state
+    parts: dict[str, Stateful] = field(default_factory=dict)
 
     def add(self, name: str, value: Any) -> None:
         """Keep `value` under `name`.
@@ -50,19 +86,20 @@ class Kept:
         if name in self.named:
             raise UserError(f"keep({name}=...): {name} is kept already. Use another name")
         for other, kept in self.named.items():
-            if kept is value or (isinstance(value, nn.Module) and unwrapped(value) is kept):
+            if kept is value or kept is _inner(value):
                 raise UserError(f"keep({name}=...): this object is kept already, as {other}. Keep it once")
-        match value:
+        self.given.append(value)
+        match inner := _inner(value):
             case nn.Module():
-                self.modules[name] = unwrapped(value)
+                self.modules[name] = inner
                 if (wrapper := _replica(value)) is not None:
                     self.replicated[name] = wrapper
             case Optimizer():
-                self.optimizers[name] = value
+                self.optimizers[name] = inner
             case LRScheduler() | ReduceLROnPlateau():
-                self.schedulers[name] = SchedulerConfig(value)
+                self.schedulers[name] = SchedulerConfig(inner)
             case _:
-                self._add_other(name, value)
+                self._add_other(name, inner)
 
     def _add_other(self, name: str, value: Any) -> None:
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes, frozenset)):
@@ -70,13 +107,18 @@ class Kept:
                 f"keep({name}=...): a {type(value).__name__} cannot be restored in place. Write loop.state.{name} = "
                 f"{name}, and use loop.state.{name} from there on"
             )
-        self.others[name] = value
+        if isinstance(value, Stateful) and type(value).__module__.startswith("midstride."):
+            self.parts[name] = value
+        elif type(value).__module__ == "accelerate.accelerator":
+            self.parts[name] = AcceleratorSteps(value)
+        else:
+            self.others[name] = value
 
     @property
     def named(self) -> dict[str, Any]:
         """Every kept object by name."""
         schedulers = {name: config.scheduler for name, config in self.schedulers.items()}
-        return {**self.modules, **self.optimizers, **schedulers, **self.others}
+        return {**self.modules, **self.optimizers, **schedulers, **self.others, **self.parts}
 
     def check(self) -> None:
         """Check that the modules hold what the optimizers train.
@@ -96,7 +138,20 @@ class Kept:
                 )
 
 
+def _inner(value: Any) -> Any:
+    """Return the module or optimizer inside of wrappers; other objects as they are."""
+    if isinstance(value, nn.Module):
+        return unwrapped(value)
+    if isinstance(value, Optimizer) and is_of_fabric(value):
+        name: str | None = "optimizer"
+    else:
+        name = _OF_ACCELERATE.get(type(value).__module__)
+    return value if name is None else getattr(value, name)
+
+
 def _replica(module: nn.Module) -> DistributedDataParallel | None:
-    """Return the `DistributedDataParallel` in a compiled or plain `module`; None without one."""
+    """Return the `DistributedDataParallel` in a compiled or wrapped `module`; None without one."""
+    if is_of_fabric(module):
+        return next((one for one in module.modules() if isinstance(one, DistributedDataParallel)), None)
     inner = uncompiled(module)
     return inner if isinstance(inner, DistributedDataParallel) else None

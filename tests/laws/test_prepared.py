@@ -1,0 +1,33 @@
+"""Loops of accelerate and Lightning Fabric end as undisturbed, wherever they are killed."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from laws.prepared import ROWS, live_all
+
+from midstride.engine.state.differences import differences
+from midstride.engine.testing import run_ranks
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of all lives; both libraries take seconds to import, and one process does."""
+    folder = tmp_path_factory.mktemp("prepared")
+    assert run_ranks(live_all, folder) == [0]
+    return folder
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_prepared_loop_resumes_exactly(name: str, folder: Path) -> None:
+    told = json.loads((folder / f"{name}.json").read_text())
+    assert "error" not in told, told["error"]
+    assert told["codes"] == [0, -9, -9, 0]
+    ended = [torch.load(folder / name / life / "ended.pt", weights_only=False) for life in ("undisturbed", "killed")]
+    assert differences(*ended) == []
+    rows = [(folder / name / life / "run/metrics.csv").read_text() for life in ("undisturbed", "killed")]
+    assert rows[0] == rows[1]
+    if name == "accelerate":  # 11 batches in windows of 3, the last one of 2
+        assert sum(float(row["stepped"]) for row in csv.DictReader(rows[0].splitlines())) == 2 * 4
