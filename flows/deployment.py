@@ -108,7 +108,7 @@ def _deployment(
         name,
         schedules=[Cron(cron, timezone=timezone or _ZONE)] if cron is not None else [],
         parameters={"job": job.model_dump(mode="json")},
-        description=f"Trains {job.name}: {job.module}, {job.data}.",
+        description=f"Trains {job.name}: {job.code}.",
         tags=[TAG],
         entrypoint_type=EntrypointType.MODULE_PATH,
         # A night that takes too long makes the next one wait. To cancel the newer one instead would cancel a

@@ -13,6 +13,7 @@ Schema = dict[str, Any]
 
 #: option of a job in view -> in a group, its options in view
 _IN_VIEW: dict[str, Sequence[str]] = {
+    "args": (),
     "module_args": (),
     "data_args": (),
     "weights": (),

@@ -64,7 +64,7 @@ def _group(schema: dict[str, Any], models: dict[str, Any], path: str) -> Iterato
             what = f"a list, each with {keys}" if "items" in field else keys
         else:
             what = _what(field)
-        needed = name in schema.get("required", ())
+        needed = name in (*schema.get("required", ()), *schema.get("else", {}).get("required", ()))
         default = _IN_A_FILE.get(key) or ("**needed**" if needed else _default(field, group))
         meaning = field.get("description") or (group or {}).get("description", "")
         yield f"| `{name}` | {what} | {default} | {field.get('title', name)}. {meaning} |"

@@ -22,6 +22,8 @@ def resume_errors(job: TrainingJob) -> list[str]:
     They are taken on the CPU, in processes of their own one after the other; nothing is kept. One attempt resumes in a
     new interpreter, so that data which follow the order of a set or of files are found.
     """
+    if job.script is not None:
+        return [f"--resume: {job.script} has a loop of its own; check it without, or kill it and start it again"]
     chosen: dict[str, Any] = {k: v for k, v in job.trainer.model_dump().items() if k not in _LEFT_OUT}
     own, quiet = logging.getLogger("midstride"), logging.NullHandler()
     own.addHandler(quiet)  # what each attempt says of its world is of no interest here

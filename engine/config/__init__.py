@@ -14,6 +14,7 @@ nodes            on how many machines a world trains, and which numbers of them 
 options          the choices a Trainer and a job share, validated in one place, with titles for forms
 overrides        whether the methods of a user's class can be called as those of its base class are
 plugins          what a job names by import path and gives arguments to: its callbacks
+script           a job that names a script: what it may say, and what it needs not
 strategies       the strategies as rows of data: where the class is, what starts its ranks, what it takes,
                  what it refuses
 strategy_spec    what a row of the table of strategies says, and what is asked of it

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from midstride.engine.config.arguments import Arguments, map_texts
 from midstride.engine.config.json_schema import job_schema
@@ -23,7 +31,15 @@ from midstride.engine.config.options import (
     SnapshotOptions,
     TrainerOptions,
 )
-from midstride.engine.config.plugins import CallbackOptions, ImportPath
+from midstride.engine.config.plugins import CallbackOptions
+from midstride.engine.config.script import (
+    ModulePath,
+    ScriptArguments,
+    ScriptPath,
+    is_script,
+    script_faults,
+    with_script_defaults,
+)
 from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.config.validation import validation_errors
@@ -35,8 +51,8 @@ from midstride.engine.storage.urls import absolute_url
 __all__ = ["TrainingJob"]
 
 
-def _check_end(trainer: TrainerOptions) -> TrainerOptions:
-    if trainer.max_epochs is None and trainer.max_steps is None:
+def _check_end(trainer: TrainerOptions, info: ValidationInfo) -> TrainerOptions:
+    if trainer.max_epochs is None and trainer.max_steps is None and not is_script(info):
         raise ValueError("say max_epochs or max_steps: the training would never end")
     return trainer
 
@@ -45,6 +61,8 @@ Plugin = TypeVar("Plugin", CallbackOptions, LoggerOptions)
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 
 IdentityKey = Literal[
+    "script",
+    "args",
     "module",
     "module_args",
     "data",
@@ -75,9 +93,15 @@ class TrainingJob(Options):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=100,
     )
-    module: ImportPath = Field(title="Module", description="The TrainingModule, as package.module:attribute.")
+    script: ScriptPath | None = Field(
+        None,
+        title="Script",
+        description="Python file with a Loop of its own, in the code folder. It takes the place of module and data.",
+    )
+    args: ScriptArguments = Field((), title="Script arguments", description="Command line of the script.")
+    module: ModulePath = Field(title="Module", description="The TrainingModule, as package.module:attribute.")
     module_args: Arguments = Field({}, title="Module arguments", description="Keyword arguments of the module.")
-    data: ImportPath = Field(title="Data", description="The DataModule, as package.module:attribute.")
+    data: ModulePath = Field(title="Data", description="The DataModule, as package.module:attribute.")
     data_args: Arguments = Field({}, title="Data arguments", description="Keyword arguments of the data module.")
     weights: Place | None = Field(
         None,
@@ -133,6 +157,17 @@ class TrainingJob(Options):
     folder: Place = Field(
         "", title="Code folder", description="Folder to import from in every rank; the job file's own if empty."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _script_needs_less(cls, document: Any) -> Any:
+        return with_script_defaults(document)
+
+    @model_validator(mode="after")
+    def _fits_its_script(self) -> "TrainingJob":
+        if faults := script_faults(self):
+            raise ValueError("; ".join(faults))
+        return self
 
     @model_validator(mode="after")
     def _logs_what_is_kept(self) -> "TrainingJob":
@@ -192,12 +227,18 @@ class TrainingJob(Options):
                 "folder": absolute_url(self.folder or ".", folder),
                 "snapshots": snapshots and snapshots.model_copy(update={"url": absolute_url(snapshots.url, folder)}),
                 "weights": self.weights and absolute_url(self.weights, folder),
+                "args": tuple(_resolve([*self.args], folder)),
                 "module_args": _resolve(self.module_args, folder),
                 "data_args": _resolve(self.data_args, folder),
                 "callbacks": tuple(_resolve_args(callback, folder) for callback in self.callbacks),
                 "loggers": tuple(_resolve_args(logger, folder) for logger in self.loggers),
             }
         )
+
+    @property
+    def code(self) -> str:
+        """The code that trains, for people: the script, or module and data."""
+        return self.script or f"{self.module}, {self.data}"
 
     @property
     def store_url(self) -> str:

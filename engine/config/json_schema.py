@@ -15,6 +15,9 @@ Schema = dict[str, Any]
 _ABSOLUTE = "^/"
 #: an absolute path or a URL without a password
 _STORE_URL = r"^(?![\w+.-]+://[^/]*:[^/]*@)(/|[A-Za-z][\w+.-]*://)"
+#: options that a job without a script needs
+_OF_MODULES = ["module", "data", "trainer"]
+_NOT_EMPTY = {"minLength": 1}
 _NOT_RELATIVE = {"not": {"type": "string", "pattern": r"^\.\.?/"}}
 
 
@@ -41,9 +44,13 @@ def job_schema(schema: Schema) -> None:
     properties["folder"].pop("default", None)
     properties["folder"]["pattern"] = _ABSOLUTE
     properties["snapshots"].pop("default", None)
-    schema["required"] = [*schema.get("required", []), "folder", "snapshots"]
+    needed = [*schema.get("required", []), "folder", "snapshots"]
+    schema["required"] = [name for name in needed if name not in _OF_MODULES]
+    schema["if"] = {"properties": {"script": {"type": "string"}}, "required": ["script"]}
+    schema["else"] = {"properties": {name: _NOT_EMPTY for name in ("module", "data")}, "required": _OF_MODULES}
     for arguments in ("module_args", "data_args"):
         properties[arguments]["additionalProperties"] = _NOT_RELATIVE
+    properties["args"]["items"] = {**properties["args"]["items"], **_NOT_RELATIVE}
 
 
 def plugin_schema(schema: Schema) -> None:
@@ -62,6 +69,7 @@ def file_schema(schema: Schema) -> Schema:
     for path in (schema["properties"]["folder"], groups["SnapshotOptions"]["properties"]["url"]):
         del path["pattern"]
     arguments = [schema["properties"][name] for name in ("module_args", "data_args")]
+    schema["properties"]["args"]["items"] = {"type": ["string", "number"]}
     for group in [*arguments, *(groups[name]["properties"]["args"] for name in ("CallbackOptions", "LoggerOptions"))]:
         group["additionalProperties"] = True
     loggers, path = schema["properties"]["loggers"], groups["LoggerOptions"]["properties"]["path"]

@@ -11,6 +11,7 @@ portability  what of a job would not hold elsewhere: in another folder and anoth
              starts it
 predict      predictions of a run's weights, written into one file as columns
 prepare      data made once, with a manifest that tells later whether they are still there
+script       the script of a job, run in this process: its `Loop` trains
 publish      tell the trackers of a job whose weights are in charge, in a process that their libraries cannot
              harm
 

@@ -9,6 +9,7 @@ from midstride.engine.config.import_paths import call_with, load_attribute
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.errors import JobError, SnapshotDamaged, SnapshotMissing
+from midstride.engine.jobs.script import check_script
 from midstride.engine.lightning.adapt import adapt, is_lightning
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule, TrainingModule
@@ -85,13 +86,18 @@ def devices_of(world: WorldOptions) -> dict[str, Any]:
 
 
 def try_build(run: Run) -> dict[str, bool]:
-    """Build the module and the data of a run's job; return whether there is a test."""
+    """Build module and data of a job, or compile its script; return whether it can be tested."""
+    if run.job.script is not None:
+        check_script(run.job)
+        return {"can be tested": True}
     module, _ = build_module(run.job), build_data(run.job)
     return {"can be tested": type(module).test_step is not TrainingModule.test_step}
 
 
 def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kind: type[Built]) -> Built:
     where = f"job {job.name}"
+    if job.script is not None:
+        raise JobError.of(where, [f"script: {job.script} trains by a Loop, and this needs a module: name {key}"])
     try:
         make = load_attribute(spec, job.folder or Path.cwd(), key)
         if callable(make) and not _makes(make, kind, Path(job.folder or ".")):

@@ -8,7 +8,8 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, UserCodeError
 from midstride.engine.formatting import format_count
 from midstride.engine.jobs.build import build_callbacks, build_data, build_module, build_trainer
-from midstride.engine.jobs.dry_run import dry_run
+from midstride.engine.jobs.dry_run import dry_run, quietly
+from midstride.engine.jobs.script import try_script
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.processes.environment import cores
 from midstride.engine.registry.nightly import date_to_try, judged_by, nightly_errors, with_date
@@ -48,10 +49,14 @@ def job_errors(
     if (night := date_to_try(job, date)) is not None:
         faults, needed = nightly_errors(job, night), judged_by(job)
         job = with_date(job, night)
+    if job.script is not None:
+        _try_store(job, faults)
+        _collect(faults, f"running {job.script}", partial(_try_script, job, say))
+        return [*dict.fromkeys(faults)]
     module = _collect(faults, "building the module", partial(build_module, job))
     data = _collect(faults, "building the data", partial(build_data, job))
     callbacks = _collect(faults, "building the callbacks", partial(build_callbacks, job))
-    _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
+    _try_store(job, faults)
     if module is not None and data is not None and callbacks is not None:
         tried = partial(_training_faults, job, module, data, needed, say, warn)
         faults += _collect(faults, "checking the training", tried) or []
@@ -72,6 +77,10 @@ def _collect(faults: list[str], doing: str, act: Callable[[], T]) -> T | None:
     return None
 
 
+def _try_store(job: TrainingJob, faults: list[str]) -> None:
+    _collect(faults, "trying the store", lambda: Store.open(job.store_url, job.store_terms).ensure_writable())
+
+
 def _training_faults(
     job: TrainingJob,
     module: TrainingModule,
@@ -85,6 +94,12 @@ def _training_faults(
     say("trying a step, and a batch of each evaluation")
     refused = build_trainer(job).check(module, data, processes=job.world.ranks)
     return refused or dry_run(job, module, data, needed=needed, warn=warn)
+
+
+def _try_script(job: TrainingJob, say: Callable[[str], object]) -> None:
+    say(f"running {job.script} until its first step is done")
+    with quietly():
+        try_script(job)
 
 
 def _rank_warning(job: TrainingJob) -> str:

@@ -16,7 +16,7 @@ from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.registry.comparison import missing_metric
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["dry_run"]
+__all__ = ["dry_run", "quietly"]
 
 #: batches that a module may skip before one has a loss
 _SKIPPED = 9
@@ -43,7 +43,7 @@ def dry_run(
     if strategy is None or strategy.shards_weights or strategy.devices:
         return []  # its modules may not train on one device of one process
     tested: dict[str, float] = {}
-    with _quietly():
+    with quietly():
         trainer = _fitted(job, module, data)
         logged = sorted(trainer.metric_logger.values)
         if trainer.loaders is not None and (warning := _batch_warning(job, trainer.loaders.training)):
@@ -81,7 +81,7 @@ def _fitted(job: TrainingJob, module: TrainingModule, data: DataModule) -> Train
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Suppress repeated log messages and those about the process group of this process."""
     said = [
         logging.getLogger(name)

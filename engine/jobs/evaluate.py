@@ -12,6 +12,7 @@ from midstride.engine.registry.registry import ModelRegistry, champion_weights_e
 from midstride.engine.runs.run import Run
 from midstride.engine.seeds import seed_everything
 from midstride.engine.snapshots.catalog import WEIGHTS
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.snapshots.weights import folder_to_test
 from midstride.engine.training.trainer import Trainer
 
@@ -19,7 +20,7 @@ __all__ = ["evaluate", "evaluate_with_champion", "of_one_process", "weights_of"]
 
 
 def evaluate(run: Run, weights: str | None = None, step: int | None = None) -> dict[str, float]:
-    """Return the test metrics of a run, which can be in training.
+    """Return the test metrics of a run, which can be in training; {} for a script.
 
     Args:
         run: a run.
@@ -53,7 +54,8 @@ def weights_of(run: Run, weights: str | None) -> str:
 def evaluate_with_champion(run: Run) -> dict[str, Any]:
     """Test the weights of `run` and those of the champion, on the same data.
 
-    The champion is built as it was, from the module and the arguments that its own job named.
+    The champion is built as it was, from the module and the arguments that its own job named. Weights of scripts are
+    compared by the values that were logged when they were saved.
 
     Returns:
         {"challenger": values, "weights": "best" or "last", "champion": values or None, "over": its number or None}
@@ -61,12 +63,13 @@ def evaluate_with_champion(run: Run) -> dict[str, Any]:
     registry = ModelRegistry.of(run.job)
     champion = registry.current()
     theirs = None
+    measure = _test if run.job.script is None else _logged
     if champion is not None:
         as_it_was = run.job.model_copy(update={"module": champion.module, "module_args": champion.module_args})
-        theirs = _test(as_it_was, registry.weights_url(champion))
+        theirs = measure(as_it_was, registry.weights_url(champion))
     weights = folder_to_test(run.store)
     return {
-        "challenger": _test(run.job, f"{run.url}/{weights}"),
+        "challenger": measure(run.job, f"{run.url}/{weights}"),
         "weights": weights,
         "champion": theirs,
         "over": champion and champion.number,
@@ -74,11 +77,19 @@ def evaluate_with_champion(run: Run) -> dict[str, Any]:
 
 
 def _test(job: TrainingJob, weights: str) -> dict[str, float]:
+    if job.script is not None:
+        return {}
     trainer, module, data = of_one_process(job)
     if type(module).test_step is TrainingModule.test_step:
         return {}
     with champion_weights_explained(weights):
         return trainer.test(module, data, ckpt_path=weights)
+
+
+def _logged(job: TrainingJob, weights: str) -> dict[str, float]:
+    """Return the values that a script had logged when it saved its weights."""
+    with champion_weights_explained(weights):
+        return dict(weights_at(weights).facts["metrics"])
 
 
 def of_one_process(job: TrainingJob) -> tuple[Trainer, TrainingModule, DataModule]:

@@ -1,5 +1,7 @@
 """Parts of a job that would fail in the folder and process of a deployment."""
 
+from typing import Any
+
 from midstride.engine.config.arguments import texts_in
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
@@ -19,7 +21,7 @@ def relative_paths(job: TrainingJob) -> list[str]:
         paths.append(("snapshots.url", job.snapshots.url))
     if job.weights is not None:
         paths.append(("weights", job.weights))
-    groups = {group: getattr(job, group) for group in ("module_args", "data_args")}
+    groups: dict[str, Any] = {"args": [*job.args], "module_args": job.module_args, "data_args": job.data_args}
     groups |= {f"callbacks.{number}.args": callback.args for number, callback in enumerate(job.callbacks)}
     groups |= {f"loggers.{number}.args": logger.args for number, logger in enumerate(job.loggers)}
     for group, arguments in groups.items():

@@ -22,6 +22,8 @@ def prepare(run: Run) -> FolderListing:
         StoreUnsafe: the folder's URL holds a password, or is not allowed to be read.
         SnapshotError: the folder's store does not answer; a retry may help.
     """
+    if run.job.script is not None:  # which prepares its data itself
+        return list_folder(None)
     data = build_data(run.job)
     _folder_of(data)  # what is wrong with it, before hours of work
     try:

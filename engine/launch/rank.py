@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
 if TYPE_CHECKING:
+    from midstride.engine.loop.script_job import ScriptJob
     from midstride.engine.modules.module import DataModule, TrainingModule
     from midstride.engine.training.trainer import Trainer
 
@@ -71,7 +73,7 @@ class RankProcess:
     def __init__(self, session: Session, world: World) -> None:
         self.session = session
         self.world = world
-        self._trainer: Trainer | None = None
+        self._training: Trainer | ScriptJob | None = None
 
     def run(self) -> int:
         """Train as the session says; write how it ended, and return the exit code."""
@@ -87,11 +89,13 @@ class RankProcess:
             return self._end(_outcome_of(error, self.world, self._step()))
 
     def _fit(self, run: Run) -> None:
-        module, data, self._trainer = build_all(run)
-        self._trainer.fit(module, data, run=run.url, take_over=True)  # the launcher has looked
+        _train(run, self._follow)
+
+    def _follow(self, training: "Trainer | ScriptJob") -> None:
+        self._training = training
 
     def _step(self) -> int | None:
-        progress = getattr(self._trainer, "progress", None)
+        progress = getattr(self._training, "progress", None)
         step: int | None = getattr(progress, "step", None)
         return step
 
@@ -116,14 +120,40 @@ class RankProcess:
 
 def build_all(run: Run) -> "tuple[TrainingModule, DataModule, Trainer]":
     """Return the module, the data and the Trainer of a run, built in this process."""
-    make_importable(run.job.folder)
-    # Torch is imported here: who reads this module without training needs none. Any optimizer needs its compiler.
-    preload(*RANK_MODULES)
+    _prepare_imports(run)
     from midstride.engine.jobs.build import build_data, build_module, build_trainer
     from midstride.engine.seeds import seed_everything
 
     seed_everything(run.job.seed)
     return build_module(run.job), build_data(run.job), build_trainer(run.job)
+
+
+def _prepare_imports(run: Run) -> None:
+    make_importable(run.job.folder)
+    # Torch is imported here: who reads this module without training needs none. Any optimizer needs its compiler.
+    preload(*RANK_MODULES)
+
+
+def _train(run: Run, follow: "Callable[[Trainer | ScriptJob], object]") -> None:
+    """Train what the job of `run` names.
+
+    Before the first step, `follow` gets the object that counts steps. The launcher has checked that the run is free.
+    """
+    if run.job.script is None:
+        module, data, trainer = build_all(run)
+        follow(trainer)
+        trainer.fit(module, data, run=run.url, take_over=True)
+        return
+    _prepare_imports(run)
+    from midstride.engine.jobs.script import run_script
+    from midstride.engine.loop.script_job import ScriptJob
+
+    script = ScriptJob(run.job, run.url)
+    follow(script)
+    try:
+        run_script(script)
+    finally:
+        script.close()
 
 
 def _outcome_of(error: BaseException, world: World, step: int | None = None) -> Outcome:
@@ -148,14 +178,14 @@ def train_as_rank(run: Run, world: World) -> Outcome:
 
     die_with_parent(os.getppid())
     _prepare_process()
+    trainings: list[Trainer | ScriptJob] = []
     try:
         if world.is_first:
             run.save_job()
-        module, data, trainer = build_all(run)
-        trainer.fit(module, data, run=run.url, take_over=True)  # who started the world restarts it
+        _train(run, trainings.append)
         if world.is_first:
             write_report(run)
-        return Outcome("done", rank=world.rank, step=trainer.progress.step)
+        return Outcome("done", rank=world.rank, step=getattr(trainings[0].progress, "step", None))
     except BaseException as error:
         sys.last_value = error  # as of an error that nothing catches: the other ranks may have ended
         outcome = _outcome_of(error, world)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -12,15 +11,18 @@ from midstride.engine.checkpointing.checkpointer import Checkpointer
 from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.checkpointing.run_state import RunState
 from midstride.engine.checkpointing.run_store import Resume
-from midstride.engine.errors import NotExact
+from midstride.engine.errors import JobError, NotExact, SnapshotDamaged, SnapshotMissing
 from midstride.engine.loop.feeds import Feed
 from midstride.engine.loop.frames import left_by_break
 from midstride.engine.loop.state import LoopObjects, LoopPosition
 from midstride.engine.loop.variables import ScriptVariables, VariableWatch
 from midstride.engine.loop.wrappers import continue_wrappers
+from midstride.engine.metrics.logger import LogRequest
+from midstride.engine.modules.quantized import load_weights
 from midstride.engine.seeds import Generators, rank_seed, seed_everything
 from midstride.engine.session.ending import Ending, EndReason
 from midstride.engine.session.heartbeat import Phase
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.state.differences import differences
 from midstride.engine.trees import samples_in
 
@@ -70,14 +72,33 @@ class Attempt:
         self.in_batch = False
         #: whether the state has to be restored once more, where the pass of the snapshot goes on
         self._restores_again = False
+        self._is_trial = False
+        #: names of the values that were logged in this epoch outside of batches
+        self._logged_in_epoch: list[str] = []
 
-    def resume(self, resume: Resume, *, take_over: bool) -> None:
-        """Restore the newest good snapshot, or the one that `resume` names; without one, begin."""
+    def stop_after_batch(self) -> None:
+        """Ask for a stop at the first batch of this attempt, which tries a script."""
+        self._is_trial = True
+
+    def resume(self, resume: Resume, *, take_over: bool, weights: str | None) -> None:
+        """Restore the newest good snapshot, or that of `resume`; without one, begin from `weights`.
+
+        Raises:
+            JobError: the weights do not fit.
+        """
         if self.checkpointer.resume(resume, take_over=take_over):
             self._check_kept()
             self._restores_again = self.progress.in_epoch and bool(self.position.lead)
         else:
+            if weights is not None:
+                self._load(weights)
             self._seed_apart()
+
+    def _load(self, weights: str) -> None:
+        try:
+            load_weights(self._objects.modules, weights_at(weights).state_dict)
+        except (SnapshotDamaged, SnapshotMissing, RuntimeError) as error:
+            raise JobError(f"weights: those of {weights} do not fit the kept modules: {error}") from error
 
     def _check_kept(self) -> None:
         """Check that kept objects are the ones that the script has.
@@ -161,6 +182,8 @@ class Attempt:
         self._metric_logger.begin_batch(batch)
         self._count = samples_in(batch) if feed.reader.last_indices is None else len(feed.reader.last_indices)
         self.in_batch = True
+        if self._is_trial:
+            self.context.requests.stop()
 
     def _end_batch(self, feed: Feed) -> None:
         """Count the batch and write its row."""
@@ -173,6 +196,11 @@ class Attempt:
         progress.batch_done(at_end=feed.at_end, stepped=True)
         position.step_done()
         self._boundary.write_row(reader.estimated_batches)
+
+    def end_pass(self) -> None:
+        """Count the batch under way, after which the pass of the leader is left."""
+        if self.in_batch and self._leader is not None:
+            self._end_batch(self._leader)
 
     def _leave(self, feed: Feed) -> None:
         """End the pass: the batch that the script has left by `break` counts as done."""
@@ -209,6 +237,7 @@ class Attempt:
         with self._heartbeat.during(Phase.EVALUATING):
             self.context.inject_fault("epoch_end")
             self._metric_logger.close_epoch()
+        self._report_epoch()
         self.progress.next_epoch()
         self.position.epoch_done()
 
@@ -228,9 +257,19 @@ class Attempt:
         self.begin_epoch()
         yield from self.lead(feed, continues=feed.claim() or is_within, until=count)
 
-    def log_scope(self) -> AbstractContextManager[None]:
-        """Return the context in which values are logged: those of a batch, or those of an epoch."""
-        return nullcontext() if self.in_batch else self._metric_logger.epoch_hook()
+    def log_of_epoch(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
+        """Log a value outside of a batch; `asked` as of `MetricLogger.log`."""
+        self._logged_in_epoch.append(asked[0])
+        with self._metric_logger.epoch_hook():
+            self._metric_logger.log(asked, value, batch_size)
+
+    def _report_epoch(self) -> None:
+        """Report the values that were logged outside of batches, such as those of a validation."""
+        names, self._logged_in_epoch = dict.fromkeys(self._logged_in_epoch), []
+        values = {name: float(self._metric_logger.values[name]) for name in names if name in self._metric_logger.values}
+        if values:
+            at = {"step": self.progress.step, "epoch": self.progress.epoch}
+            self.context.reporter.emit("validation", **at, metrics=values)
 
     def finish(self, ending: Ending) -> None:
         """Commit the end of a call, with the last weights and the whole metric log."""

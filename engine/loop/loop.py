@@ -13,20 +13,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from midstride.engine.checkpointing.context import RunContext, RunSettings
+from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.checkpointing.determinism import Determinism
 from midstride.engine.checkpointing.finite_losses import FiniteLosses
 from midstride.engine.checkpointing.reporter import Reporter
-from midstride.engine.checkpointing.run_store import Resume, run_url_of
-from midstride.engine.config.loggers import LoggerOptions, checked_loggers
-from midstride.engine.config.options import SnapshotOptions, checked_options
+from midstride.engine.checkpointing.run_store import Resume
+from midstride.engine.config.loggers import LoggerOptions
+from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
-from midstride.engine.loggers.build_logger import logger_errors
 from midstride.engine.loop.attempt import LEFT_BY_BREAK, Attempt
 from midstride.engine.loop.feeds import Feed, LoopFeeds, LoopLoader, StepNumbers, reader_of
 from midstride.engine.loop.frames import left_by_break, script_frames
 from midstride.engine.loop.kept import Kept, KeptModules
+from midstride.engine.loop.script_job import LoopArguments, script_job
 from midstride.engine.loop.state import KeptObjects, LoopObjects, LoopPosition, LoopState, loop_state
 from midstride.engine.loop.variables import ScriptVariables, outside_of_frames
 from midstride.engine.loop.wrappers import continue_wrappers
@@ -34,7 +34,7 @@ from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.modules.progress import Progress
 from midstride.engine.processes.lifetime import tie_to_parent
-from midstride.engine.ranks.devices import DeviceRequest, Hardware
+from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware
 from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.seeds import seed_everything
 from midstride.engine.session.ending import Ending, EndReason
@@ -62,8 +62,9 @@ class Loop:
     name them by `keep` and `loader`, and iterate over `epochs` or `steps`.
 
     Args:
-        run: folder or URL of the run; the same `run` again resumes it.
-        seed: seed of Python, numpy and torch, and of the order of samples; the same on all ranks.
+        run: folder or URL of the run; the same `run` again resumes it. The script of a job leaves it out.
+        seed: seed of Python, numpy and torch, and of the order of samples, the same on all ranks; if None that of the
+            job, or 0.
         snapshots: when to write the whole state, such as {"every_seconds": 60}.
         resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
         take_over: take the run from another process on this machine that trains it now; else that is an error.
@@ -79,9 +80,9 @@ class Loop:
 
     def __init__(
         self,
-        run: str | os.PathLike[str],
+        run: str | os.PathLike[str] | None = None,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         snapshots: SnapshotOptions | Mapping[str, Any] = _DEFAULT,
         resume: Resume = "auto",
         take_over: bool = False,
@@ -93,30 +94,37 @@ class Loop:
     ) -> None:
         tie_to_parent()
         _close_previous()
+        self._progress, self._job, self._is_closed = Progress(), script_job(), True
+        given = LoopArguments(
+            run, seed, snapshots, accept_change, loggers, deterministic, accelerator, enable_progress_bar, take_over
+        )
         with exit_codes_of_errors():
-            self._run = run_url_of(run)
-            self._settings = _settings(snapshots, seed, accept_change, loggers)
-            placement, faults = resolve_placement(DeviceRequest(accelerator=accelerator), Hardware.here())
+            if self._job is not None:
+                self._job.follow(self._progress, self.close)
+                given = self._job.arguments(given, _DEFAULT)
+            self._run, self._settings, self._given = given.url, given.settings(), given
+            gpus = UNSET if given.gpus is None else given.gpus
+            request = DeviceRequest(accelerator=given.accelerator, gpus=gpus, auto_select_gpus=given.auto_select_gpus)
+            placement, faults = resolve_placement(request, Hardware.here())
             if faults:
                 raise JobError.of("Loop(...)", faults)
         self._resume: Resume = resume
-        self._take_over = take_over
         self._devices, self._summary = placement.strategy.devices, placement.summary
         #: the namespace whose attributes are part of snapshots
         self.state = LoopState()
         self._script = _script_object()
         self._kept, self._feeds, self._numbers = Kept(), list[Feed](), Feed("steps", StepNumbers())
-        self._position, self._progress, self._calls = LoopPosition(), Progress(), 0
+        self._position, self._calls = LoopPosition(), 0
         self._iterator: Callable[[], Generator[Any, None, None] | None] = lambda: None
         self._attempt: Attempt | None = None
         self._collective: Collective | None = None
-        self._is_closed, self._is_over, self._runs = False, False, False
+        self._is_closed, self._is_over, self._runs, self._is_stopped = False, False, False, False
         self._heartbeat, self._requests = Heartbeat.of(self._world), SignalRequests()
-        self._reporter = Reporter(self._world, bar=enable_progress_bar)
-        self._determinism = Determinism(deterministic, on=True)
+        self._reporter = Reporter(self._world, bar=given.enable_progress_bar)
+        self._determinism = Determinism(given.deterministic, on=True)
         self._determinism.__enter__()
         atexit.register(self.close)
-        seed_everything(seed)
+        seed_everything(self._settings.seed)
         _NEWEST.append(self)
 
     # What the script tells before the loop -----------------------------------------------------------
@@ -208,7 +216,7 @@ class Loop:
             exit_codes_of_errors(),
             self._call(Ending(EndReason.MAX_EPOCHS, f"epochs({count}) is done"), count) as attempt,
         ):
-            while attempt is not None and self._position.epoch < count:
+            while attempt is not None and self._position.epoch < count and not self._is_stopped:
                 attempt.begin_epoch()
                 yield self._position.epoch
                 attempt.end_epoch()
@@ -270,8 +278,16 @@ class Loop:
         if attempt.in_batch:
             attempt.context.metric_logger.log(asked, value, batch_size)
         else:
-            with attempt.log_scope():
-                attempt.context.metric_logger.log(asked, value, batch_size)
+            attempt.log_of_epoch(asked, value, batch_size)
+
+    def stop(self) -> None:
+        """End `epochs` after the epoch under way, as `break` would: the run is over."""
+        self._is_stopped = True
+
+    def end_pass(self) -> None:
+        """Count the batch under way, after which the pass is left."""
+        if self._attempt is not None:
+            self._attempt.end_pass()
 
     def save_weights(self, folder: Literal["best", "last"] = "best") -> None:
         """Write the weights of the kept modules to `folder` of the run.
@@ -298,7 +314,7 @@ class Loop:
             attempt.begin_call(number)
         position.continue_call()
         continue_wrappers(self._iterator(), position.step if epochs is None else position.epoch)
-        self._runs, self._is_over = True, False
+        self._runs, self._is_over, self._is_stopped = True, False, False
         self._progress.begin_fit()
         store = self._ranks().key_value_store()
         with self._requests.listening(store, self._world, takes_snapshots=True):
@@ -309,7 +325,7 @@ class Loop:
                 if left_by_break():
                     self._finish(attempt, LEFT_BY_BREAK)
                 raise
-            self._finish(attempt, ending)
+            self._finish(attempt, LEFT_BY_BREAK if self._is_stopped else ending)
 
     def _finish(self, attempt: Attempt, ending: Ending) -> None:
         attempt.finish(ending)
@@ -376,9 +392,14 @@ class Loop:
         objects = LoopObjects(self._kept, modules, feeds, self.state, self._script, others)
         variables = ScriptVariables(objects, speaks=self._world.is_first)
         own: dict[str, Stateful] = {"position": self._position, "variables": variables}
+        own |= {f"kept {name}": part for name, part in self._kept.parts.items()}
         state = loop_state(context, objects, own, outside_of_frames(objects))
         attempt = Attempt(context, objects, self._position, variables, state, self._run)
-        attempt.resume(self._resume, take_over=self._take_over)
+        attempt.resume(self._resume, take_over=self._given.take_over, weights=self._given.weights)
+        if self._job is not None:
+            self._job.begin()
+            if self._job.is_trial:
+                attempt.stop_after_batch()
         self._attempt = attempt
         return attempt
 
@@ -431,22 +452,6 @@ def _close_previous() -> None:
     for previous in _NEWEST:
         previous.close()
     _NEWEST.clear()
-
-
-def _settings(
-    snapshots: SnapshotOptions | Mapping[str, Any] | None,
-    seed: int,
-    accept_change: str | Collection[str],
-    loggers: Sequence[str | Mapping[str, Any] | LoggerOptions],
-) -> RunSettings:
-    """Return the settings of a loop, validated."""
-    asked, unknown = checked_loggers(loggers)
-    faults = [*unknown, *logger_errors(asked)]
-    if snapshots is None:
-        faults.append("snapshots: None takes none, and without them a Loop has nothing to do: leave the option out")
-    options, checked = checked_options({}, snapshots, seed, faults)
-    accepted = (accept_change,) if isinstance(accept_change, str) else tuple(accept_change)
-    return RunSettings(options, checked, seed, accepted, {}, asked)
 
 
 def _strategy(ranks: Collective, kept: Kept, modules: KeptModules) -> Strategy:

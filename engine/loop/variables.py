@@ -1,8 +1,10 @@
 """Names the variables of a script that change in training and that no snapshot holds."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -30,6 +32,8 @@ __all__ = ["ScriptVariables", "VariableWatch", "outside_of_frames"]
 log = logging.getLogger(__name__)
 
 _CO_GENERATOR = 0x20
+#: packages of ours that iterate over a loop for the user
+_DRIVERS = (str(Path(__file__).parents[1] / "huggingface") + os.sep,)
 #: boundaries of a pass, or ends of epochs, at which variables are compared with the first one
 _LOOKS = 3
 
@@ -95,7 +99,10 @@ class ScriptVariables:
 
     def _kept_ids(self) -> set[int]:
         modules = [*self._objects.modules.modules(), *self._objects.kept.replicated.values()]
-        return {id(one) for one in (*modules, *self._objects.kept.named.values(), self._objects.state)}
+        return {
+            id(one)
+            for one in (*modules, *self._objects.kept.named.values(), *self._objects.kept.given, self._objects.state)
+        }
 
 
 class VariableWatch:
@@ -160,6 +167,8 @@ def iterating_frames() -> Iterator[FrameType]:
             yield frame
             if not frame.f_code.co_flags & _CO_GENERATOR:
                 return
+        elif frame.f_code.co_filename.startswith(_DRIVERS):
+            return
 
 
 def _module_variables(variables: Mapping[str, Any]) -> set[str]:

@@ -44,7 +44,7 @@ __all__ = [
 DATE = r"\d{4}-\d{2}-\d{2}(T\d{2}(\d{2})?)?"
 _PLACEHOLDER = "{date}"
 _ABSENT = object()
-#: keys of a job in which it stands
+#: keys of a job in which it stands, beside the arguments of a script
 _DATED = ("module_args", "data_args")
 
 log = logging.getLogger(__name__)
@@ -130,8 +130,8 @@ class NightlyRun:
         """
         if data["folder"] is None:
             raise JobError(
-                f"{self.job.data} keeps no folder, so whether its data are new is unknown: "
-                "set self.folder in it, or leave --if-new-data out"
+                f"{self.job.script or self.job.data} keeps no folder, so whether its data are new is unknown: "
+                f"{'' if self.job.script else 'set self.folder in it, or '}leave --if-new-data out"
             )
         runs = Store.open(self.job.store_url, self.job.store_terms)
         nights = rf"{re.escape(self.job.name)}-{DATE}"
@@ -181,9 +181,11 @@ def judged_by(job: TrainingJob) -> dict[str, str]:
 def metric_of(job: TrainingJob) -> str:
     """Return the name of the value that decides: chosen, or the monitor's as the test logs it.
 
-    val/loss is test/loss, val_accuracy is test_accuracy.
+    val/loss is test/loss, val_accuracy is test_accuracy. A script logs the monitor's value itself.
     """
     assert job.monitor is not None
+    if job.script is not None:  # which logs its test by itself
+        return job.nightly.metric or job.monitor.metric
     return job.nightly.metric or re.sub(r"^val(?![a-zA-Z])", "test", job.monitor.metric)
 
 
@@ -218,7 +220,7 @@ def module_errors(run: Run) -> list[str]:
 
 def date_errors(job: TrainingJob) -> list[str]:
     """Return a message for each argument of `job` with "{date}", which only a night fills in."""
-    found = [pair for group in _DATED for pair in texts_in(getattr(job, group), group)]
+    found = [pair for group, value in _dated(job).items() for pair in texts_in(value, group)]
     return [
         f"{key}: {_PLACEHOLDER} is the date of a night: train it by midstride nightly JOB --date ..., or write it out, "
         f'by --set {key}="..."'
@@ -245,8 +247,12 @@ def with_date(job: TrainingJob, date: str) -> TrainingJob:
     def dated(text: str) -> str:
         return text.replace(_PLACEHOLDER, date)
 
-    arguments = {key: map_texts(getattr(job, key), dated) for key in _DATED}
-    return job.model_copy(update=arguments)
+    arguments = {key: map_texts(value, dated) for key, value in _dated(job).items()}
+    return job.model_copy(update={**arguments, "args": tuple(arguments["args"])})
+
+
+def _dated(job: TrainingJob) -> dict[str, Any]:
+    return {"args": [*job.args], **{key: getattr(job, key) for key in _DATED}}
 
 
 def _is_date(text: str) -> bool:

@@ -58,7 +58,7 @@ class Champion:
     Args:
         number: from 1; the champion with the highest number is in use.
         run: name of the run that trained the weights.
-        module: the module of the run, as its job names it.
+        module: the module or script of the run, as its job names it.
         module_args: the module's arguments.
         before: number of the champion to which a roll-back returns.
         decision: why it was promoted; None if a roll-back brought it back.
@@ -165,7 +165,7 @@ class ModelRegistry:
             Champion(
                 number=(decision.over or 0) + 1,
                 run=run.name,
-                module=run.job.module,
+                module=run.job.script or run.job.module,
                 module_args=run.job.module_args,
                 before=decision.over,
                 decision=decision,

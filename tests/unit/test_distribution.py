@@ -57,7 +57,8 @@ def test_a_wheel_made_of_the_sdist_has_every_file(wheel: zipfile.ZipFile) -> Non
         if path.is_file() and "__pycache__" not in path.parts
     }
     kinds = [path for path in (ROOT / "engine/cli/template").iterdir() if path.is_symlink()]
-    files = [kind / name for kind in kinds for name in ("model.py", "job.yaml")]
+    files = [path for kind in kinds for name in ("*.py", "job.yaml") for path in kind.glob(name)]
+    files = [path for path in files if path.name in ("model.py", "train.py", "job.yaml")]
     examples = {f"midstride/{path.relative_to(ROOT).as_posix()}" for path in files}
     assert len(kinds) > 3
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == sources | examples

@@ -149,8 +149,9 @@ def test_jobs_are_valid(page: Path, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     for _, block in blocks(page, "yaml"):
         document = parse_yaml(block)
-        if "module" in document or set(document) <= set(TrainingJob.model_fields):
-            path.write_text(block if "module" in document else json.dumps(PARTIAL | document))
+        is_whole = not {"module", "script"}.isdisjoint(document)
+        if is_whole or set(document) <= set(TrainingJob.model_fields):
+            path.write_text(block if is_whole else json.dumps(PARTIAL | document))
             TrainingJob.load(path)
 
 

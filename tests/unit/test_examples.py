@@ -19,6 +19,7 @@ TRAINED = {
     "tabular": ("val/loss", ["trainer.max_epochs=2"]),
     "lightning": ("val_loss", ["trainer.max_epochs=2"]),
     "sharded": ("train/loss", ["trainer.max_epochs=1"]),
+    "own_loop": ("train/loss", ["args=[--epochs, 2]"]),
 }
 #: examples that other tests train
 ELSEWHERE = {
@@ -67,10 +68,10 @@ def test_the_own_loop_learns_and_resumes(tmp_path: Path) -> None:
     script, log = EXAMPLES / "own_loop/train.py", tmp_path / "log.txt"
     plan = FaultPlan(tmp_path / "plan").add("kill", step=33, phase="after_step")
     environment = {**os.environ, VARIABLE: str(tmp_path / "plan")}
-    assert run_program(script, log, str(tmp_path / "killed"), "2", environment=environment) == -9
+    assert run_program(script, log, "--run", str(tmp_path / "killed"), "--epochs", "2", environment=environment) == -9
     plan.assert_all_fired()
     for run in ("killed", "whole"):
-        assert run_program(script, log, str(tmp_path / run), "2") == 0, log.read_text()
+        assert run_program(script, log, "--run", str(tmp_path / run), "--epochs", "2") == 0, log.read_text()
     first, last = values(tmp_path / "killed", "val/accuracy")
     assert last > first > 0.4
     assert (tmp_path / "killed/metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()

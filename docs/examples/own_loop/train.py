@@ -1,6 +1,6 @@
 """Classifies points by a training loop of its own; started again after a death, it continues exactly."""
 
-import sys
+import argparse
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ def accuracy(model: nn.Module, data: TensorDataset) -> Tensor:
     return right
 
 
-def main(run: str, epochs: int) -> None:
-    """Train to the end."""
+def main(run: str | None, epochs: int) -> None:
+    """Train to the end; without a run, as the script of a job, which brings its own."""
     loop = Loop(run, seed=7, snapshots={"every_steps": 20}, accelerator="cpu")
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -54,4 +54,8 @@ def main(run: str, epochs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "runs/own", int(sys.argv[2]) if len(sys.argv) > 2 else 10)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", help="folder or URL of the run; a job has one")
+    parser.add_argument("--epochs", type=int, default=10)
+    given = parser.parse_args()
+    main(given.run, given.epochs)
