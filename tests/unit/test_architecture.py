@@ -123,8 +123,14 @@ def test_a_package_names_its_tests(package: Path) -> None:
     assert [path for path in folders if not (path.is_file() or any(path.rglob("*.py")))] == []
 
 
-#: where privates of torch, torchmetrics, Prefect and Accelerate are named; `test_internals.py` tries them
-INTERNALS = ("torch_internals.py", "torchmetrics_internals.py", "prefect_internals.py", "accelerate_internals.py")
+#: where privates of libraries are named; `test_internals.py` tries them
+INTERNALS = (
+    "torch_internals.py",
+    "torchmetrics_internals.py",
+    "prefect_internals.py",
+    "accelerate_internals.py",
+    "transformers_internals.py",
+)
 #: names with an underscore that are documented, or of the standard library, numpy and fsspec
 NOT_TORCHS = {
     "_shutdown",

@@ -1,5 +1,7 @@
-"""The private names of torch, torchmetrics, Prefect and Accelerate that midstride uses exist and do what it assumes."""
+"""The private names of libraries that midstride uses exist and do what it assumes."""
 
+import ast
+import importlib.util
 import inspect
 import logging
 import os
@@ -25,6 +27,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from midstride.engine.data import accelerate_internals as accelerate
 from midstride.engine.data import torch_internals as data
+from midstride.engine.huggingface import transformers_internals as transformers
 from midstride.engine.launch import torch_internals as launch
 from midstride.engine.metrics import torchmetrics_internals as metrics
 from midstride.engine.modules import torch_internals as modules
@@ -35,7 +38,7 @@ from midstride.tasks import prefect_internals as prefect
 pytestmark = pytest.mark.fast
 
 
-FILES = (accelerate, data, launch, metrics, modules, state, strategies, prefect)
+FILES = (accelerate, data, launch, metrics, modules, state, strategies, prefect, transformers)
 #: `make test-xla` tries it: torch_xla is in an environment of its own
 ELSEWHERE = {"initialize_xla"}
 
@@ -497,6 +500,30 @@ def test_a_schedule_takes_fewer_micro_batches() -> None:
     two = SimpleNamespace(num_stages=2)
     assert [strategies.schedule_of(Recorded, two, count)._n_microbatches for count in (1, 2, 3)] == [1, 2, 3]
     assert "in range(self._n_microbatches)" in inspect.getsource(ScheduleGPipe._step_microbatches)
+
+
+def test_a_trainer_of_transformers_calls_what_resumable_overrides() -> None:
+    """Its source is read: to import it takes seconds."""
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).with_name("trainer.py").read_text(encoding="utf-8"))
+    [trainer] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Trainer"]
+    theirs = {node.name: node for node in trainer.body if isinstance(node, ast.FunctionDef)}
+    calls = [node for node in ast.walk(trainer) if isinstance(node, ast.Call)]
+    called = {node.func.attr: node for node in calls if isinstance(node.func, ast.Attribute)}
+    own = {name for name in vars(transformers.Resumable) if not name.startswith("__")} - {"epochs_trained"}
+    overridden = own - {"_advance", "_end_epoch", "epoch_of_step"}
+    assert overridden <= theirs.keys() & called.keys() | {"train"}
+    assert {keyword.arg for keyword in called["_run_epoch"].keywords} >= {"epoch", "steps_in_epoch", "train_dataloader"}
+    assert called["_run_epoch"].args == []
+    counts = transformers.TrainerParts(SimpleNamespace(state=None, control=None, callback_handler=None))
+    assert counts.output is None
+    text = ast.unparse(trainer)
+    for name in ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos"):
+        assert f"self.{name} = " in text, name
+    assert "self._get_num_items_in_batch(batch_samples, device)" in text
+    assert "range(epochs_trained, num_train_epochs)" in text
 
 
 def test_accelerate_sees_the_end_of_a_pass() -> None:

@@ -1,0 +1,54 @@
+"""Windows: the batches of one optimizer step, and Trainers that are refused."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from midstride.engine.errors import NotExact, UserError
+from midstride.engine.huggingface import Resumable
+from midstride.engine.huggingface.windows import window_loader
+
+
+@pytest.mark.parametrize(
+    ("samples", "drop_last", "windows"), [(12, False, 2), (11, False, 2), (11, True, 2), (5, False, 1)]
+)
+def test_a_window_has_the_batches_of_a_step(samples: int, drop_last: bool, windows: int) -> None:
+    plain = DataLoader(TensorDataset(torch.arange(samples)), 2, drop_last=drop_last)
+    found = [*window_loader(plain, 2, 3)]
+    assert len(found) == len(window_loader(plain, 2, 3)) == windows
+    batches = [batch for window in found for batch in window]
+    assert [one.tolist() for (one,) in batches] == [one.tolist() for (one,) in plain]
+    assert {len(window) for window in found[:-1]} <= {3}
+
+
+class Trainer:
+    """Stands for a Trainer of transformers."""
+
+    def __init__(self, **changed: Any) -> None:
+        args = {"world_size": 1, "n_gpu": 0, "auto_find_batch_size": False, "report_to": [], **changed}
+        self.args = SimpleNamespace(**args)
+        self.is_deepspeed_enabled = self.is_fsdp_enabled = changed.get("sharded", False)
+        self.train_dataset: list[int] = []
+
+
+class Mine(Resumable, Trainer):
+    """As a script writes it."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"sharded": True}, "DeepSpeed, and FSDP by accelerate"),
+        ({"world_size": 2}, "several processes"),
+        ({"n_gpu": 4}, "DataParallel on 4 GPUs"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+    ],
+)
+def test_trainers_that_are_not_exact_are_refused(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(NotExact, match=words):
+        Mine(**changed, run="runs/a").train()
+    with pytest.raises(UserError, match="its own snapshots"):
+        Mine(run="runs/a").train(resume_from_checkpoint="out/checkpoint-2")
