@@ -22,5 +22,17 @@ LOOPS = [
     Mutant("a variable that is read after a loop counts as carried", "_Flow.live_after",
         "live[end] - self.assigned_by(at)", "live[end]",
         "test_carried_and_read_after"),
+    Mutant("accelerate does not step on the last batch of an epoch", "Feed.batches",
+        "seen.returns(is_last=self.at_end)", "pass",
+        "test_a_prepared_loop_resumes_exactly[accelerate]"),
+    Mutant("a script that disagrees with its job is not told", "ScriptJob.arguments",
+        "self._disagreements(given, default)", "[]",
+        "test_a_disagreement_shows_both_values"),
+    Mutant("the last window of a resumed epoch takes no step", "Resumable._run_epoch",
+        "steps_in_epoch - done * self._window", "steps_in_epoch",
+        "test_a_trainer_of_transformers_resumes_exactly[a causal LM, windows of three batches]"),
+    Mutant("the sums of a Trainer begin anew in each attempt", "TrainerParts.load_again",
+        "self.load_state_dict(self._loaded)", "pass",
+        "test_a_trainer_of_transformers_resumes_exactly"),
 ]
 # fmt: on
