@@ -1,5 +1,8 @@
 """The command line `midstride`: the engine's commands, and those that need Prefect."""
 
+import logging
+import os
+import sys
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from importlib import import_module
@@ -193,8 +196,13 @@ def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any
 
                 flow = getattr(import_module(f"midstride.flows.{name}"), name)
                 from midstride.tasks.monitor import view_for
+                from midstride.tasks.server_outage import ServerLost
             with api(view.busy), heartbeats_not_awaited(), view, view_for(view):
-                return flow(*arguments)
+                try:
+                    return flow(*arguments)
+                except ServerLost as lost:
+                    view.line(str(lost))
+                    return lost.result
     except BaseException as error:
         if isinstance(error, (SystemExit, GeneratorExit)):
             raise
@@ -236,4 +244,23 @@ def _emit_rollback(registry: ModelRegistry, left: Champion, back: Champion) -> N
 def main() -> NoReturn:
     """Run the command line."""
     listeners.append(_emit_rollback)
-    run_command_line(app)
+    logging.raiseExceptions = False  # a server that is away is told of once, not with each batch of logs
+    try:
+        run_command_line(app)
+    except SystemExit as ended:
+        if "midstride.tasks.server_outage" in sys.modules and isinstance(ended.code, int):
+            _leave_without_server(ended.code)
+        raise
+
+
+def _leave_without_server(code: int) -> None:
+    """End at once with `code` if the server is gone.
+
+    Prefect would offer it logs and events for minutes.
+    """
+    from midstride.tasks.server_outage import is_without_server
+
+    if is_without_server():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -16,6 +16,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError
 from midstride.engine.runs.cause import cause_of
 from midstride.tasks.job_argument import as_job
+from midstride.tasks.server_outage import ensure_server_hears
 from midstride.tasks.stop_requests import is_paused
 
 __all__ = [
@@ -101,7 +102,12 @@ def is_automatic_retry() -> bool:
 
 
 def completed(result: Result, name: str, message: str) -> Result:
-    """Return a flow result that ends it Completed under another name. Its caller gets `result`."""
+    """Return a flow result that ends it Completed under another name. Its caller gets `result`.
+
+    Raises:
+        ServerLost: Prefect's server does not answer.
+    """
+    ensure_server_hears(result)
     return cast(Result, Completed(name=name, message=message, data=result))
 
 
@@ -128,7 +134,11 @@ def failed(error: EngineError) -> Any:
     A cancelled run ends Cancelled.
 
     A flow with retries of Prefect's own has `error` raised here: it tries again after exceptions only.
+
+    Raises:
+        ServerLost: Prefect's server does not answer.
     """
+    ensure_server_hears(error)
     if isinstance(error, RunCancelled):
         return Cancelled(message=str(error))
     context = FlowRunContext.get()

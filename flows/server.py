@@ -124,6 +124,8 @@ def _check_health(remedy: str) -> None:
 
 @contextmanager
 def _embedded(timeout_s: float, login: str) -> Iterator[str]:
+    from midstride.tasks.server_outage import server_ended_if
+
     with tempfile.TemporaryFile() as log:  # without a name: nothing to sweep up after a SIGKILL
         for _ in range(_PORTS_TRIED):
             port = free_port()
@@ -131,9 +133,11 @@ def _embedded(timeout_s: float, login: str) -> Iterator[str]:
             try:
                 if _ready(process, f"http://127.0.0.1:{port}/api", timeout_s):
                     try:
-                        yield f"http://127.0.0.1:{port}/api"
+                        with server_ended_if(partial(_has_ended, process)):
+                            yield f"http://127.0.0.1:{port}/api"
                     finally:
-                        _drain()
+                        if not _has_ended(process):
+                            _drain()
                     return
                 if process.poll() is None:
                     raise _start_error(
@@ -200,6 +204,10 @@ def _ready(process: "subprocess.Popen[bytes]", address: str, timeout_s: float) -
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     return False
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() is not None
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -26,6 +26,7 @@ events          events for automations
 credentials     from a Prefect block into the environment, while a flow needs them
 detach          a flow that another process started outlives it
 resources       names under which Prefect keeps artifacts and events of a run
+server_outage   Prefect's server while it does not answer: the end of a flow waits for it
 without_retries  Prefect's client asks once, where a world would wait for it
 prefect_internals  private names of Prefect, used here only
 

@@ -80,6 +80,7 @@ class RunMonitor:
         self._validations = Validations.of(run)
         self._page_at = time.monotonic()
         self._snapshots_at = self._waiting_at = self._silent_until = _NEVER
+        self._is_away = False
         self._taken: list[dict[str, Any]] = []
         self._recorded: list[dict[str, Any]] = []
         if self._view:
@@ -98,7 +99,7 @@ class RunMonitor:
             self._try(self._record)
         if self._recorded:
             self._try(self._show_page)
-        self._try(self._end)
+        self._try(self._progress.close)
 
     def line(self, text: str) -> None:
         """Log lines of the world; they come in batches."""
@@ -120,17 +121,9 @@ class RunMonitor:
             self._try(lambda: self._tell(event))
         self._progress.follow(event)
         if self._progress.is_due:
-            self._try(self._show)
+            self._try(self._progress.show)
         if self._taken and time.monotonic() - self._snapshots_at >= SNAPSHOTS_EVERY_S:
             self._try(self._record)
-
-    def _show(self) -> None:
-        with without_retries():
-            self._progress.show()
-
-    def _end(self) -> None:
-        with without_retries():
-            self._progress.close()
 
     def _tell(self, event: Event) -> None:
         """Emit the event for automations."""
@@ -151,7 +144,7 @@ class RunMonitor:
             emit(StoreAwaited(run=self._url, **fields))
 
     def _record(self) -> None:
-        with without_retries(), get_client(sync_client=True) as client:
+        with get_client(sync_client=True) as client:
             client.hello()  # a server that is gone for a while is no fault of the snapshots: they wait for it
         self._snapshots_at = time.monotonic()
         taken, self._taken = self._taken, []
@@ -169,16 +162,21 @@ class RunMonitor:
         self._page_at = time.monotonic()
 
     def _try(self, act: Callable[[], object]) -> None:
-        """Call `act`. If Prefect does not answer, warn once and pause calls. Training continues."""
+        """Call `act`. If Prefect does not answer, say so once and pause calls. Training continues."""
         if time.monotonic() < self._silent_until:
             return
-        with stop_delayed():
+        with stop_delayed(), without_retries():
             try:
                 act()
-                self._silent_until = _NEVER
             except Pause:  # a paused flow starts no task; `stop_if_asked` tells the launcher
                 return
             except Exception as error:
-                if self._silent_until == _NEVER:  # once for each time it goes away
-                    self._log.warning("Prefect takes no note of the run's progress for now: %s", error)
                 self._silent_until = time.monotonic() + SILENCE_S
+                if not self._is_away:
+                    self._is_away = True
+                    warn(f"Prefect's server takes no note of the run for now, and training continues: {error}")
+                return
+        self._silent_until = _NEVER
+        if self._is_away:
+            self._is_away = False
+            warn("Prefect's server takes note of the run again")

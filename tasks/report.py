@@ -21,6 +21,7 @@ from midstride.tasks.events import Event, RunFailed, RunFinished, RunStopped, em
 from midstride.tasks.job_argument import JobLike, run_of
 from midstride.tasks.resources import artifact_key
 from midstride.tasks.run_page import show_page
+from midstride.tasks.server_outage import await_server
 
 __all__ = ["publish_nightly_report", "publish_report", "stops_recorded"]
 
@@ -46,6 +47,8 @@ def publish_report(job: JobLike, run: str | None = None, test: dict[str, float] 
         run: name of the run; by default that of `launch_world` in this flow.
         test: result of `evaluate_best`.
 
+    If Prefect's server is away, the report in the run's folder is written first, and the rest waits.
+
     Raises:
         SnapshotError: the store does not answer.
     """
@@ -53,7 +56,8 @@ def publish_report(job: JobLike, run: str | None = None, test: dict[str, float] 
     report, picture = write_report(this, test)
     if this.job.loggers:
         tell_trackers(this.store, report, this.job.folder)
-    show_page(report, picture)
+    if await_server():
+        show_page(report, picture)
     if report.outcome != "running":  # else another world advances it, and tells of its end
         emit(_emit_end(report))
     return report
@@ -64,7 +68,8 @@ def publish_nightly_report(night: NightlyRun, decision: PromotionDecision | None
     """Show challenger and champion side by side, and the champion now; return the same."""
     report = nightly_report(night, decision)
     title = f"{report.job}, night of {report.date}: {report.verdict}"
-    create_markdown_artifact(nightly_markdown(report), key=artifact_key(night.url, "night"), description=title)
+    if await_server():
+        create_markdown_artifact(nightly_markdown(report), key=artifact_key(night.url, "night"), description=title)
     return report
 
 

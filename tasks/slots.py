@@ -15,6 +15,8 @@ from prefect.exceptions import ObjectNotFound
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError
+from midstride.tasks.monitor import warn
+from midstride.tasks.server_outage import await_server
 from midstride.tasks.stop_requests import stop_delayed, stop_if_asked
 
 __all__ = ["claimed", "slots_claimed"]
@@ -44,7 +46,14 @@ def slots_claimed(job: TrainingJob) -> Iterator[None]:
 
 @contextmanager
 def claimed(name: str, slots: int) -> Iterator[None]:
-    """Hold `slots` of the limit `name` in the block; wait for them first."""
+    """Hold `slots` of the limit `name` in the block; wait for them first.
+
+    If Prefect's server is away in mid-run, the block runs without them.
+    """
+    if not await_server():
+        warn(f"{slots} of {name} are not held: Prefect's server does not answer")
+        yield
+        return
     _check_limit(name, slots)
     lease = _acquire(name, slots)
     ended = threading.Event()

@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
+import httpx
 import pytest
 from prefect.events.worker import EventsWorker
 from support.flow_events import payload, told
 from support.flow_runs import STEPS, Command, results, wait_for
+from support.ports import free_ports
 from support.prefect_server import EMPTY
 
 from midstride.engine.config.job import TrainingJob
@@ -22,6 +26,7 @@ from midstride.engine.runs.summary import summary_of
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.storage.store import Store
+from midstride.flows import server as prefect_server
 from midstride.flows.train import train
 from midstride.tasks.report import stops_recorded
 
@@ -82,6 +87,73 @@ def test_a_killed_flow_resumes_without_a_server_too(
     assert "prefect" not in again.output.replace("starting Prefect", "").lower()
     assert "prefect" in again.loaded
     assert "torch" not in again.loaded, "a flow orchestrates, and trains nothing"
+
+
+def test_training_survives_the_end_of_its_own_server(
+    make_job: Make, midstride: Start, alive: Alive, tmp_path: Path, shared_folder: Path
+) -> None:
+    job, home = make_job(wait_at=8, processes=1), tmp_path / "home"
+    home.mkdir()
+    shutil.copy(shared_folder / EMPTY, home / "prefect.db")
+    command = ("train", str(tmp_path / "job.yaml"), "--run", "orphan")
+    done = midstride(*command, PREFECT_API_URL="", PREFECT_HOME=str(home))
+    wait_for((tmp_path / "mark").exists, "the step at which the model waits")
+    [own_server] = [pid for pid in alive() if b"uvicorn" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(own_server, signal.SIGKILL)
+    wait_for(lambda: own_server not in alive(), "the server to end")
+    (tmp_path / "mark-over").touch()
+    assert done.code() == 0, done.output
+    assert done.output.count("Prefect's server has ended: the flow ends without it") == 1, done.output
+    assert "the run is done, and Prefect's server was not told" in done.output
+    assert "Error logging to API" not in done.output
+    assert f"{STEPS} in 1 epoch" in done.output
+    assert "test: test/accuracy" in Path(job.run_url("orphan"), "report.md").read_text()
+    assert train(job, "orphan").outcome == "done"
+    assert _outcomes(job, "orphan") == ["done"], "with a server again, nothing is trained anew"
+
+
+def test_the_end_of_a_flow_waits_for_its_server(
+    make_job: Make,
+    midstride: Start,
+    undisturbed_alone: dict[str, bytes],
+    tmp_path: Path,
+    shared_folder: Path,
+    lasting: set[int],
+) -> None:
+    job, (port,) = make_job(wait_at=8, processes=1), free_ports(1)
+    shutil.copy(shared_folder / EMPTY, tmp_path / "prefect.db")
+    with _server(tmp_path, port, lasting) as address:
+        flow = midstride("train", str(tmp_path / "job.yaml"), "--run", "patient", PREFECT_API_URL=address)
+        wait_for((tmp_path / "mark").exists, "the step at which the model waits")
+    (tmp_path / "mark-over").touch()
+    wait_for(lambda: "the flow waits for it, up to 10 minutes" in flow.output, "the end of the training")
+    with _server(tmp_path, port, lasting):
+        assert flow.code() == 0, flow.output
+        with httpx.Client(base_url=address) as client:
+            [run] = client.post("/flow_runs/filter", json={}).json()
+            found = client.post("/artifacts/filter", json={}).json()
+    assert run["state_name"] == "Completed"
+    assert "patient-report" in {artifact["key"] for artifact in found}
+    for words in ("takes no note of the run for now", "the flow waits for it", "answers again"):
+        assert flow.output.count(words) == 1, flow.output
+    assert results(job, "patient") == undisturbed_alone
+
+
+@contextmanager
+def _server(folder: Path, port: int, lasting: set[int]) -> Iterator[str]:
+    """Have a server with the database in `folder` that is killed at the end of the block."""
+    address = f"http://127.0.0.1:{port}/api"
+    with TemporaryFile() as log:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder}/prefect.db")
+            process = prefect_server._start(port, log, "")
+        lasting.add(process.pid)
+        try:
+            assert prefect_server._ready(process, address, 300.0), prefect_server._tail(log)
+            yield address
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
