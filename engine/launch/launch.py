@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 from midstride.engine.errors import EngineError, JobError, StoreUnsafe, WorldError
+from midstride.engine.launch.beat import beating, ensure_none_elsewhere
 from midstride.engine.launch.launchers.build import build_launcher, world_command
 from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.launch.preemption import PreemptionWatch
@@ -79,7 +81,7 @@ def launch(
         of a run that was trained before leaves the run's records as they are.
 
     Raises:
-        RunHeld: another process on this machine trains the run; nothing was started.
+        RunHeld: another process on this machine, or a launcher on another one, trains the run; nothing was started.
         JobError: the run's name, its store or a launcher of the user's own cannot be used; nothing was started.
         UserCodeError: that launcher raised; nothing was started.
         StrategyUnavailable: what starts its processes is not installed; nothing was started.
@@ -88,7 +90,7 @@ def launch(
     job = run.job
     _ensure_started_once()
     launcher = build_launcher(job.world.launched_by, job.folder)
-    attempt, before = _begin_attempt(run, take_over)
+    attempt, before = _begin_attempt(run, None if take_over else partial(_ensure_free, run, on_line, stop_if_asked))
     with Session.held(run.document(attempt.number, attempt.started)) as session:
         # Nodes that hang are ended by the process that holds their rendezvous, unless that hangs as well.
         watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
@@ -104,6 +106,7 @@ def launch(
                 signal_handlers({signal.SIGUSR1: monitor.snapshot_on_signal}),
                 PreemptionWatch(job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
                 SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
+                beating(run.store),
             ):
                 monitor.until_end(group, stop_if_asked)
         finally:
@@ -129,8 +132,17 @@ def _ensure_started_once() -> None:
         )
 
 
-def _begin_attempt(run: Run, take_over: bool) -> tuple[Attempt, bytes | None]:
+def _ensure_free(run: Run, on_line: Callable[[str], object], stop_if_asked: Callable[[], object]) -> None:
+    ensure_free(run.store)
+    ensure_none_elsewhere(run.store, on_line, stop_if_asked)
+
+
+def _begin_attempt(run: Run, ensure: Callable[[], None] | None) -> tuple[Attempt, bytes | None]:
     """Record in the run's folder that another attempt begins, and the job as it is now.
+
+    Args:
+        run: to train.
+        ensure: checks that no other process trains it; None to take it over.
 
     Returns:
         The attempt, and the job's document before it, empty if there was none; None if the run was never trained.
@@ -139,8 +151,8 @@ def _begin_attempt(run: Run, take_over: bool) -> tuple[Attempt, bytes | None]:
         store = run.store
         store.ensure_writable(RUN_FOLDERS, RUN_FILES)
         with store.errors_explained("written"):
-            if not take_over:
-                ensure_free(store)
+            if ensure is not None:
+                ensure()
             recover_orphaned_attempts(run)
             before = run.saved_job() if generations(store) else None
             attempt = run.attempts.begin()

@@ -8,7 +8,7 @@ from typing import Any
 
 from midstride.engine.processes.lifetime import parent_of
 
-__all__ = ["began", "has_ended", "is_running", "local_world_id", "process_identity"]
+__all__ = ["began", "has_ended", "is_running", "is_visible", "local_world_id", "process_identity"]
 
 _PROC = Path("/proc")
 #: variables in which launchers give a process its rank
@@ -28,15 +28,15 @@ def process_identity() -> dict[str, Any]:
 
 def has_ended(identity: Mapping[str, Any]) -> bool:
     """Return True if the process of `identity` has ended; False if that is invisible from here."""
-    return _is_visible(identity) and began(identity["pid"]) != identity["began"]
+    return is_visible(identity) and began(identity["pid"]) != identity["began"]
 
 
 def is_running(identity: Mapping[str, Any]) -> bool:
     """Return True if the process of `identity` runs; False if that is invisible from here."""
-    return _is_visible(identity) and began(identity["pid"]) == identity["began"]
+    return is_visible(identity) and began(identity["pid"]) == identity["began"]
 
 
-def _is_visible(identity: Mapping[str, Any]) -> bool:
+def is_visible(identity: Mapping[str, Any]) -> bool:
     """Return True if the process is or was on this machine, among those visible from here."""
     return sys.platform == "linux" and all(identity.get(key) == value for key, value in _here().items())
 

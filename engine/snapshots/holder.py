@@ -2,7 +2,7 @@
 
 A lease names the process that took it. It holds the run while it trains: under a launcher as long as the launcher
 lives, else until the fit ends. A suspended process holds nothing, and one of another machine cannot be seen from here:
-both lose the run to the next attempt.
+both lose the run to the next attempt. Launchers on other machines give signs of life: see `launch/beat.py`.
 """
 
 import os
