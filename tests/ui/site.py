@@ -141,7 +141,7 @@ class Site:
         self.login = login(home)
         self.api = Api(self.address, self.login)
         self._environment = surroundings(home, port)
-        self._deployment = ""
+        self.deployment = ""
         self._runs: list[Run] = []
 
     @contextmanager
@@ -151,7 +151,7 @@ class Site:
             self._start_server()
             self.command("prefect", "work-pool", "create", POOL, "--type", "process")
             self.command("midstride.flows", "deploy", str(job), "--name", "tests", "--pool", POOL)
-            self._deployment = str(self.api.get("/deployments/name/train/tests")["id"])
+            self.deployment = str(self.api.get("/deployments/name/train/tests")["id"])
             self.start()
             yield self
         finally:
@@ -187,7 +187,7 @@ class Site:
     def run(self, job: TrainingJob, **environment: str) -> Run:
         """Have the worker run `job`, with this added to its environment."""
         body = {"parameters": {"job": job.model_dump(mode="json")}, "job_variables": {"env": environment}}
-        created = self.api.post(f"/deployments/{self._deployment}/create_flow_run", body)
+        created = self.api.post(f"/deployments/{self.deployment}/create_flow_run", body)
         run = Run(self.api, str(created["id"]), job)
         self._runs.append(run)
         return run
