@@ -107,7 +107,7 @@ class ChildRun:
             raise SystemExit(1) from None
 
     def _train(self, module: Factory, data: Factory, options: Mapping[str, Any], watched: bool) -> None:
-        given = options.get("callbacks", ())
+        given: Any = options.get("callbacks", ())
         callbacks = [*(given() if callable(given) else given), BatchJournal(self.journal)]
         settings: dict[str, Any] = {**options, "callbacks": callbacks}
         trainer = Trainer(**settings)
