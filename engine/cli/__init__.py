@@ -5,6 +5,7 @@ app           the command line of the engine: `python -m midstride.engine`, and 
 champions     `midstride champion list | show | rollback`: whose weights are in charge, and back to those
               before
 compare_runs  `midstride compare RUN RUN`: settings that differ and values, side by side, and a picture
+diff          `midstride diff`: the first difference of two runs, and its cause
 export        `midstride export`: a run's metric log for a tracker, or its weights in the format of another
               program
 fork          `midstride fork`: a new run from a snapshot of another run, without a copy
@@ -20,6 +21,7 @@ snapshots     `midstride snapshots list | verify | prune | repair`: look at the 
 stages        `midstride prepare | status | evaluate | test | predict | compare`: stages beside `fit`
 stop_signals  signals that ask a command to stop, as exceptions
 table         a table whose rows become blocks on a terminal that is too narrow for it
+verify        `midstride verify`: a run computed again between kept snapshots, states compared
 template/     what `midstride init` writes, beside job.yaml
 
 Tests: tests/unit/cli, tests/unit/test_commands.py

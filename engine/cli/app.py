@@ -87,6 +87,8 @@ for name, (function, summary) in STAGES.items():
     app.command(f"midstride.engine.cli.stages:{function}", name=name, help=summary)
 FORKS = {
     "fork": "Start a new run from a snapshot of another run; nothing is copied.",
+    "verify": "Compute a run again between its kept snapshots, and compare the whole state.",
+    "diff": "Name the first step at which two runs differ, and its cause.",
     "replay": "Compute a step of a run again, look into it, and compare it with the run.",
 }
 for name, summary in FORKS.items():

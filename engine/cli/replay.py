@@ -20,7 +20,7 @@ from midstride.engine.snapshots.forks import snapshot_before
 from midstride.engine.snapshots.parent import open_run
 from midstride.engine.storage.urls import absolute_url
 
-__all__ = ["launch_quietly", "replay"]
+__all__ = ["job_run", "launch_quietly", "replay"]
 
 RunUrl = Annotated[str, Parameter(help="A run of a job: a folder or an fsspec URL. It can be training.")]
 Step = Annotated[int, Parameter(help="Number of the step, from 1.")]
@@ -46,7 +46,7 @@ def replay(
     as_json: AsJson = False,
 ) -> int:
     """Compute a step of a run again and show it; end with 1 if it differs from the run."""
-    run = _job_run(url, step)
+    run = job_run(url, step)
     ensure_exists(run, step)
     snapshot = None if from_start else snapshot_before(run.store, step)
     place = f"{Path(probe.rpartition(':')[0]).absolute()}:{probe.rpartition(':')[2]}" if probe else ""
@@ -63,7 +63,7 @@ def replay(
     return 1 if found.difference or found.error else 0
 
 
-def _job_run(url: str, step: int) -> Run:
+def job_run(url: str, step: int | str = "...") -> Run:
     """Return the run at `url`; a script's run is refused, with its call."""
     store = open_run(absolute_url(url))
     with store.errors_explained("read"):

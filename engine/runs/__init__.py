@@ -6,6 +6,9 @@ curves        the curves of a run as a picture; needs matplotlib
 ending        why an attempt at a run ended
 replay        steps of a run computed again in a temporary fork, and compared with the run
 replayed_rows  the rows of a replay beside those of the run
+recomputed_states  states of a run computed again between kept snapshots, compared part by part
+run_difference  the first difference of two runs, and its cause
+first_cause   the first difference of two traces of steps, in the order of cause
 report_files  writes a run's report into its folder: report.md, report.json, curves.png, metrics-so-far.csv
 report_text   the report of a run as Markdown, for a file, an artifact and an e-mail
 run           a job under a name, and its folder

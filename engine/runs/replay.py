@@ -20,7 +20,7 @@ from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.forks import fork
 from midstride.engine.storage.store import Store
 
-__all__ = ["Replayed", "ensure_exists", "replay_folder", "replay_run"]
+__all__ = ["Replayed", "changes_between", "ensure_exists", "replay_environment", "replay_folder", "replay_run"]
 
 #: trains a run; returns how it ended, with `kind`, `error` and `code`
 Launch = Callable[[Run], Any]
@@ -107,12 +107,12 @@ def replay_run(url: str, snapshot: Snapshot | None, plan: ReplayPlan, launch: La
         launch: trains a run.
     """
     first = snapshot.position.step + 1 if snapshot else 1
-    with replay_folder(url, snapshot) as (run, folder), _environment(replace(plan, folder=folder)):
+    with replay_folder(url, snapshot) as (run, folder), replay_environment(replace(plan, folder=folder)):
         outcome = launch(run)
         path = Path(folder, RESULT)
         is_over = path.exists()
         result: dict[str, Any] = json.loads(path.read_text()) if is_over else {"rows": "", "page": {}}
-        changed = _changes(run_at(url).store, run.store)
+        changed = changes_between(run_at(url).store, run.store)
     source = run_at(url)
     rows, expected = parse_rows(result["rows"]), metric_rows(source.store)
     mine = [row for row in rows if int(row["step"]) >= first]
@@ -132,7 +132,7 @@ def replay_run(url: str, snapshot: Snapshot | None, plan: ReplayPlan, launch: La
 
 
 @contextmanager
-def _environment(plan: ReplayPlan) -> Iterator[None]:
+def replay_environment(plan: ReplayPlan) -> Iterator[None]:
     """Let processes that start in the block follow `plan`."""
     os.environ.update(plan.environment)
     try:
@@ -142,7 +142,7 @@ def _environment(plan: ReplayPlan) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _changes(before: Store, now: Store) -> tuple[str, ...]:
+def changes_between(before: Store, now: Store) -> tuple[str, ...]:
     """Return the versions, the hardware and the code that differ between two runs' records."""
     found = []
     for store in (before, now):

@@ -4,11 +4,13 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-__all__ = ["NEVER", "RESULT", "ReplayPlan"]
+__all__ = ["NEVER", "RESULT", "TRACE", "ReplayPlan"]
 
 _VARIABLE = "MIDSTRIDE_REPLAY"
 #: file of the result, in the folder of the plan
 RESULT = "replay.json"
+#: file of the trace of each rank there
+TRACE = "trace-{rank}.json"
 #: steps between snapshots of a replay: it needs none
 NEVER = 10**12
 
@@ -25,6 +27,7 @@ class ReplayPlan:
         anomaly: raise an error at the first value that is not finite.
         at_gradients: end with the gradients of that step, before its optimizers step.
         snapshots_at: steps after which to take a snapshot.
+        trace: whether to write digests of each step.
     """
 
     folder: str
@@ -34,6 +37,7 @@ class ReplayPlan:
     anomaly: bool = False
     at_gradients: bool = False
     snapshots_at: tuple[int, ...] = ()
+    trace: bool = False
 
     @property
     def environment(self) -> dict[str, str]:

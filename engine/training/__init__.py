@@ -13,6 +13,7 @@ fit_warnings    warnings on parameters, layers, validations and monitors that ta
 lane_scope      runs one lane of a batch: seeds it, collects what it logs, checks for side effects
 losses          finds the loss in the outputs of `training_step`; `on_nan: skip` leaves out one that is not finite
 optimizer_step  trains on one batch: forward and backward, then clipping and the optimizer step
+step_trace      digests of everything that decides a step, to compare runs by
 step_replay     follows the plan of a replay: stops at a step, with what happens there
 trainer         the Trainer: fit, validate, test, predict, and what modules and callbacks use of it
 validation_changes  finds hooks that change the module for a validation, in which no snapshot is taken then

@@ -21,9 +21,10 @@ from torch.optim import Optimizer
 from midstride.engine.errors import StopRequested, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.modules.module import TrainingModule
-from midstride.engine.session.replay_plan import RESULT, ReplayPlan
+from midstride.engine.session.replay_plan import RESULT, TRACE, ReplayPlan
 from midstride.engine.training.context import FitContext
 from midstride.engine.training.fit import Fit
+from midstride.engine.training.step_trace import StepTrace
 from midstride.engine.trees import named_leaves
 from midstride.engine.user_code import call_user_code
 
@@ -52,27 +53,34 @@ class StepReplay:
     batch: Any = None
     loss: Tensor | None = None
     _is_watching: bool = False
+    _trace: StepTrace = field(default_factory=StepTrace)
 
     def at(self, rank: int, step: int, phase: str, *given: Any) -> None:
         """Act at a phase of the step after `step` others; "after_step" comes after its end."""
         fit = self.fit_of()
         if fit is None:
             return
-        is_last = step == self.plan.until - 1
+        if self.plan.trace:
+            self._trace.note(phase, fit.context, step, *given)
+        if phase == "after_step":
+            self._after_step(fit, step)
+            return
         if phase == "forward" and self.plan.anomaly and not self._is_watching:
             self._is_watching = True
             _watch_values(fit.context.module)
-        if phase == "forward" and is_last:
+        if step == self.plan.until - 1:
+            self._in_last_step(fit, phase, *given)
+
+    def _in_last_step(self, fit: Fit, phase: str, *given: Any) -> None:
+        if phase == "forward":
             self._before_step(fit.context)
-        elif phase == "backward" and is_last and given and isinstance(given[0], Tensor):
+        elif phase == "backward" and given and isinstance(given[0], Tensor):
             self.loss = given[0].detach()
             self.page["losses"] = [*self.page.get("losses", ()), float(self.loss)]
-        elif phase == "optimizer_step" and is_last:
+        elif phase == "optimizer_step":
             self._note_norms(fit.context.module, "gradient", lambda parameter: parameter.grad)
             if self.plan.at_gradients:
                 self._end(fit)
-        elif phase == "after_step":
-            self._after_step(fit, step)
 
     def _before_step(self, context: FitContext) -> None:
         """Note position, samples and weights; call the probe at the first batch of the step."""
@@ -120,6 +128,9 @@ class StepReplay:
             self.rows = context.metric_logger.drain_rows()
         if context.world.is_first:
             Path(self.plan.folder, RESULT).write_text(json.dumps({"rows": self.rows, "page": self.page}))
+        if self.plan.trace:
+            place = Path(self.plan.folder, TRACE.format(rank=context.world.rank))
+            place.write_text(json.dumps(self._trace.steps))
         context.collective.gather(None)  # no rank ends while another still exchanges
         raise ReplayEnd(f"replayed up to step {self.plan.until}")
 

@@ -100,6 +100,8 @@ RUN_BY = {
     "compare": "unit/jobs/test_weights_of_runs.py",
     "fork": "unit/cli/test_forks.py",
     "replay": "unit/cli/test_forks.py",
+    "verify": "unit/cli/test_forks.py",
+    "diff": "unit/cli/test_forks.py",
     "test": "unit/jobs/test_weights_of_runs.py",
     "predict": "unit/jobs/test_weights_of_runs.py",
 }

@@ -307,7 +307,7 @@ def test_the_environment_has_these_variables() -> None:
 def test_the_command_line_has_these_commands() -> None:
     words = (
         "fit check prepare status evaluate test predict compare audit snapshots champion runs report export init "
-        "schema rank join train nightly deploy serve setup-server fork replay"
+        "schema rank join train nightly deploy serve setup-server fork replay verify diff"
     )
     inner = {"champion": "list show rollback", "snapshots": "list verify prune repair"}
     assert _commands(app) == set(words.split())

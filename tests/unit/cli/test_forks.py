@@ -1,4 +1,4 @@
-"""`midstride fork | replay`: runs that start from a snapshot of another run."""
+"""`midstride fork | replay | verify | diff`: runs that start from a snapshot of another run."""
 
 import json
 import shlex
@@ -12,8 +12,10 @@ from support.flow_runs import results, tiny_job, train_forked
 from midstride.engine.cli.app import main
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.launch import launch
+from midstride.engine.runs.recomputed_states import state_difference
 from midstride.engine.runs.run import Run, job_of
 from midstride.engine.runs.run_report import metric_rows, report_of
+from midstride.engine.testing import final_state
 
 pytestmark = pytest.mark.usefixtures("forked_worlds")
 
@@ -31,6 +33,12 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Return time and content of every file in `folder`, and the times of its folders."""
     found = sorted([folder, *folder.rglob("*")])
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in found}
+
+
+def results_at(job: TrainingJob, run: str) -> dict[str, Any]:
+    """Return the state of rank 0 at the end of a run."""
+    state: dict[str, Any] = final_state(job.run_url(run))[0]
+    return state
 
 
 @pytest.fixture
@@ -134,6 +142,43 @@ def test_an_error_in_a_step_ends_with_the_command(trained: TrainingJob, said: Ca
     assert outcome.error.splitlines()[-1] == f"look into it:  midstride replay {runs}/f --step 22"
     code, text = said("replay", f"{runs}/f", "--step", "22")
     assert (code, "the model is not in the mood" in text) == (1, True)
+
+
+# --- verify and diff ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_computed_again(trained: TrainingJob, said: Callable[..., Any]) -> None:
+    before = state_of(Path(trained.store_url, "a"))
+    code, text = said("verify", f"{trained.store_url}/a", "--from", "20", "--json")
+    found = json.loads(text)
+    assert (code, found["start"], found["equal"][-1], found["difference"]) == (0, 20, 24, None), text
+    assert state_of(Path(trained.store_url, "a")) == before
+    state = results_at(trained, "a")
+    weights = state["module"].copy()
+    weights["net.0.bias"] = weights["net.0.bias"] + 1
+    difference = state_difference(state, {**state, "module": weights}, 24, 0)
+    assert str(difference).startswith("step 24, rank 0, module/net.0.bias: ")
+
+
+def test_two_runs_that_differ(trained: TrainingJob, said: Callable[..., Any]) -> None:
+    runs = trained.store_url
+    assert said("diff", f"{runs}/a", f"{runs}/a") == (
+        0,
+        "equal: every row of the metric log and every common snapshot\n",
+    )
+    said("fork", f"{runs}/a", "--step", "20", "--run", "g", "--set", "data_args.folder=./other")
+    job = job_of(Run(trained, "g").store)
+    assert job is not None
+    changed = job.model_copy(update={"trainer": job.trainer.model_copy(update={"gradient_clip_val": 1e-3})})
+    accepting = changed.model_copy(update={"accept_change": (*job.accept_change, "gradient_clip_val")})
+    Run(accepting, "g").save_job()
+    train_forked(accepting, "g")
+    code, text = said("diff", f"{runs}/a", f"{runs}/g")
+    assert code == 1
+    assert "first difference  step 21, rank 0, optimizer state: Adam: exp_avg of net.0.weight" in text, text
+    assert "first row         step 22, train/loss: " in text
+    assert "equal snapshots   up to step 20" in text
+    assert "setting           trainer.gradient_clip_val: None, 0.001" in text
 
 
 #: arguments -> message

@@ -1,0 +1,54 @@
+"""`midstride diff`: the first difference of two runs, and its cause."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from midstride.engine.cli.output import AsJson, print_json
+from midstride.engine.cli.replay import launch_quietly
+from midstride.engine.cli.stop_signals import stoppable
+from midstride.engine.errors import UserError
+from midstride.engine.formatting import printable
+from midstride.engine.snapshots.parent import open_run
+from midstride.engine.storage.urls import absolute_url
+
+__all__ = ["diff"]
+
+RunUrl = Annotated[str, Parameter(help="A run: a folder or an fsspec URL.")]
+
+
+def diff(a: RunUrl, b: RunUrl, /, *, as_json: AsJson = False) -> int:
+    """Name the first step at which two runs differ, and its cause; end with 1 if they differ."""
+    urls = absolute_url(a), absolute_url(b)
+    for url in urls:
+        store = open_run(url)
+        with store.errors_explained("read"):
+            if not store.list("lease"):
+                raise UserError(f"{url} is no run, or was never trained")
+    from midstride.engine.runs.run_difference import run_difference  # with torch, which takes seconds
+
+    with stoppable():
+        found = run_difference(urls, lambda run: launch_quietly(run, None))
+    if as_json:
+        print_json({**asdict(found), "is_equal": found.is_equal})
+        return 0 if found.is_equal else 1
+    lines = _lines(found) if not found.is_equal else ["equal: every row of the metric log and every common snapshot"]
+    print(printable("\n".join(lines)))
+    return 0 if found.is_equal else 1
+
+
+def _lines(found: Any) -> list[str]:
+    first = f"first difference  {found.cause}" if found.cause else f"cause not found   {found.why_no_cause}"
+    lines = [first]
+    if found.row:
+        row = found.row
+        lines.append(
+            f"first row         step {row.step}, {row.name}: {row.expected or 'nothing'}, {row.found or 'nothing'}"
+        )
+    if found.equal_step is not None:
+        lines.append(f"equal snapshots   up to step {found.equal_step}")
+    if found.state:
+        lines.append(f"first snapshot    {found.state}")
+    lines += [f"setting           {key}: {ours}, {theirs}" for key, (ours, theirs) in found.settings.items()]
+    return [*lines, *(f"changed           {line}" for line in found.changed)]
