@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_internals import is_kind_of_metric, set_anew
-from midstride.engine.objects.attributes import made_by, new_locks
+from midstride.engine.objects.attributes import attributes_of, made_by, new_locks
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.state.object_nodes import kind_name
 
@@ -41,6 +41,7 @@ __all__ = [
     "is_of_attributes",
     "keeps_attributes",
     "set_class",
+    "states_attributes",
 ]
 
 #: classes of torch whose objects can be rebuilt
@@ -102,8 +103,30 @@ def keeps_attributes(kind: type) -> bool:
     return _keeps_attributes(kind)
 
 
+def states_attributes(value: object) -> bool:
+    """Return whether a library's object gives pickle its attributes, as those of scikit-learn.
+
+    It may add to them, such as its version.
+    """
+    kind: Any = type(value)
+    if not (_has_own_state(kind) and _is_made_of_attributes(kind)):
+        return False
+    try:
+        state = kind.__getstate__(value)
+    except Exception:  # of a library
+        return False
+    return isinstance(state, dict) and all(state.get(key) is one for key, one in attributes_of(value).items())
+
+
 @lru_cache(maxsize=1024)  # asked of each library's object as it is restored
 def _keeps_attributes(kind: Any) -> bool:
+    is_record = dataclasses.is_dataclass(kind) or "__attrs_attrs__" in vars(kind)
+    return _is_made_of_attributes(kind) and (is_record or not _has_own_state(kind))
+
+
+@lru_cache(maxsize=1024)
+def _is_made_of_attributes(kind: Any) -> bool:
+    """Return whether Python code of a library makes objects of `kind`, which pickle restores by a state."""
     if not is_library(kind) or issubclass(kind, (*_OF_LOADERS, *BASES, tuple, Enum)):
         return False
     if _is_of_a_process(kind.__module__) or kind in copyreg.dispatch_table:
@@ -111,9 +134,7 @@ def _keeps_attributes(kind: Any) -> bool:
     base = made_by(kind)
     if base not in CONTAINERS or kind is base or hasattr(kind, "close") or not has_attributes(kind):
         return False
-    return all(getattr(kind, name) is getattr(base, name) for name in ("__reduce__", "__reduce_ex__")) and (
-        not _has_own_state(kind) or dataclasses.is_dataclass(kind) or "__attrs_attrs__" in vars(kind)
-    )
+    return all(getattr(kind, name) is getattr(base, name) for name in ("__reduce__", "__reduce_ex__"))
 
 
 def _is_of_a_process(module: str) -> bool:

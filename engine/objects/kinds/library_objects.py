@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import attributes_of, made_by
-from midstride.engine.objects.classes import has_attributes, is_made_anew, keeps_attributes
+from midstride.engine.objects.classes import has_attributes, is_made_anew, keeps_attributes, states_attributes
 from midstride.engine.objects.kinds.generators import Generator
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.objects.kinds.opaque import OPAQUE, Opaque, compared_node
@@ -123,7 +123,9 @@ class LibraryObjects(Opaque):
         return True
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
-        """Return the class."""
+        """Return the class, or the nodes of the attributes if these are all that pickle would keep."""
+        if states_attributes(value):
+            return _ATTRIBUTES.describe(walk, value, path)
         is_compared = is_comparable(value, walk.anchors)
         return compared_node(walk, value, path) if is_compared else super().describe(walk, value, path)
 

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from midstride.engine.code_origin import is_user_module
 from midstride.engine.objects.attributes import made_by
 from midstride.engine.objects.classes import BASES, CONTAINERS, is_library, keeps_attributes
-from midstride.engine.objects.kinds.kind import Kind
+from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.state.object_nodes import Instance, kind_name, kind_text
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _OF_A_PROCESS = (
     *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.local),
     *(weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, io.IOBase),
 )
+_MADE_IN_EACH_PROCESS = frozenset(map(kind_name, _OF_A_PROCESS))
 #: class of the trainer that a previously trained module, such as a teacher, may hold
 _TRAINER = "midstride.engine:Trainer"
 #: package whose objects each attempt makes anew as it compiles
@@ -72,8 +73,10 @@ class Opaque(Kind):
             walk.constants[path] = kind
             if isinstance(value, type) and is_remade(kind):
                 return Instance(CLASS, kind)
-        elif kind == _TRAINER or (walk.is_in_library and issubclass(type(value), _OF_A_PROCESS)):
+        elif kind == _TRAINER:
             walk.constants[path] = kind
+        elif walk.is_in_library and issubclass(type(value), _OF_A_PROCESS):
+            return Instance(self.form, kind)  # the library makes it in each process, maybe on first use
         elif walk.is_quiet:
             walk.constants[path] = kind
             walk.held[path] = value
@@ -86,6 +89,9 @@ class Opaque(Kind):
 
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Keep the live object if it has the same class."""
+        if live is MISSING and node.kind in _MADE_IN_EACH_PROCESS:
+            restore.read_back()
+            return live
         found = restore.describe(live)
         is_one = isinstance(found, Instance) and (found.form, found.kind) == (node.form, node.kind)
         if not is_one or restore.is_anchor(live):

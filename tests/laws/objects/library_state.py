@@ -94,7 +94,7 @@ class Gathers(Small):
     """Metrics and settings of a library, one of which training makes."""
 
     def build(self) -> None:
-        self.metric, self.config = augment.Metric(), augment.Config(scale=0.5)
+        self.metric, self.config, self.scaler = augment.Metric(), augment.Config(scale=0.5), augment.Scaler()
         self.late: Any = None
         self.modes = {augment.Mode.ZERO: 0}
 
@@ -103,8 +103,10 @@ class Gathers(Small):
         for metric in (self.metric, self.late):
             metric(batch.detach().mean())
         self.config["scale"] += 0.1
+        self.scaler.fit(batch.detach().sum())
         self.modes[augment.Mode.EDGE] = self.modes.get(augment.Mode.EDGE, 0) + 1
         seen = self.metric.aggregate() + self.late.aggregate()
+        seen = seen + self.scaler.mean_
         return seen.abs() + self.config.scale + self.config.none + self.modes[augment.Mode.EDGE]
 
 
