@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 __all__ = [
+    "ARGUMENTS_AFTER",
     "ARGUMENT_NAMES",
     "LIGHTNING_ARGUMENTS",
     "LIGHTNING_HOOKS",
@@ -98,6 +99,14 @@ ARGUMENT_NAMES: dict[str, str] = {
     "train_dataloader": "data",
     "train_dataloaders": "data",
     "val_dataloader": "val_dataloaders",
+}
+
+#: a method of the Trainer -> Lightning's arguments after those that both have in the same place
+ARGUMENTS_AFTER: dict[str, tuple[str, ...]] = {
+    "fit": ("datamodule", "ckpt_path", "weights_only"),
+    "predict": ("datamodule", "return_predictions", "ckpt_path", "weights_only"),
+    "test": ("ckpt_path", "verbose", "datamodule", "weights_only"),
+    "validate": ("ckpt_path", "verbose", "datamodule", "weights_only"),
 }
 
 #: an argument of theirs without a counterpart -> values that ask for nothing

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from midstride.engine.config.lightning_names import (
     ARGUMENT_NAMES,
+    ARGUMENTS_AFTER,
     LIGHTNING_ARGUMENTS,
     NEUTRAL_ARGUMENTS,
     without_neutral,
@@ -101,8 +102,9 @@ def _bound(verb: str, signature: inspect.Signature, given: Sequence[Any], named:
         TypeError: they do not fit; the message has the way out.
     """
     takes = [name for name in signature.parameters if name != "self"]
-    unknown = {name: value for name, value in named.items() if name not in takes}
-    ours = {name: value for name, value in named.items() if name in takes}
+    named = {**_in_their_places(verb, signature, given, named), **named}
+    unknown = {name: value for name, value in named.items() if name not in signature.parameters}
+    ours = {name: value for name, value in named.items() if name in signature.parameters}
     for name, value in without_neutral(unknown, NEUTRAL_ARGUMENTS).items():
         alias = ARGUMENT_NAMES.get(name, name)
         if alias not in takes:
@@ -112,10 +114,25 @@ def _bound(verb: str, signature: inspect.Signature, given: Sequence[Any], named:
         if value is not None or alias not in takes:
             ours[alias] = value
     try:
-        return signature.bind(*given, **ours).arguments
+        return signature.bind(**ours).arguments
     except TypeError as error:
         ways = [f"; {name}: {LIGHTNING_ARGUMENTS[name]}" for name in ours if name in LIGHTNING_ARGUMENTS]
         raise TypeError(f"Trainer.{verb}({', '.join(takes)}) {error}{''.join(ways)}") from None
+
+
+def _in_their_places(
+    verb: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return positional arguments by name: ours, then Lightning's; None is left out where it is the default."""
+    own = [one for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = [*(one.name for one in own), *ARGUMENTS_AFTER[verb]]
+    if len(given) > len(names):
+        raise TypeError(f"Trainer.{verb}() takes {len(names)} positional arguments, not {len(given)}: name them")
+    by_name = dict(zip(names, given, strict=False))
+    if twice := by_name.keys() & named.keys():
+        raise TypeError(f"Trainer.{verb}() got multiple values for argument {min(twice)!r}: give it once")
+    optional = {one.name for one in own if one.default is None}
+    return {name: value for name, value in by_name.items() if value is not None or name not in optional}
 
 
 def _in_subprocesses(verb: Any, trainer: StartsRanks, module: Any, data: Any, arguments: dict[str, Any]) -> Any:

@@ -278,6 +278,7 @@ class Trainer(TrainerInterface):
         run: str | os.PathLike[str] | None = None,
         resume: Resume = "auto",
         take_over: bool = False,
+        ckpt_path: str | os.PathLike[str] | None = None,
     ) -> None:
         """Train `module` on `data`; resume from the newest good snapshot of `run`, if any.
 
@@ -288,13 +289,25 @@ class Trainer(TrainerInterface):
             run: folder or fsspec URL of the run; the same `run` again resumes it. None writes nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
             take_over: take the run from another process on this machine that trains it now; else that is an error.
+            ckpt_path: weights that a new run starts from, as for `test`; a file can also be Lightning's. "last" is
+                the newest snapshot of `run`, as by default.
         """
+        if ckpt_path == "last" and run is None:
+            raise TypeError("Trainer.fit(ckpt_path='last'): ckpt_path: the same run again resumes: say run")
+        start = None if ckpt_path == "last" else ckpt_path
         if resume not in ("auto", "never") and type(resume) is not int:
             raise UserError(f'resume={resume!r}: "auto", "never" or the step of a snapshot, a number, is needed')
         run = None if run is None else run_url_of(run)
         is_recorded = run is not None and self.settings.snapshots is not None
         self.reset_callbacks()
-        with self._prepare(module, data, "fit") as ready, Determinism(self.options.deterministic, on=is_recorded):
+        if start is not None:
+            self.reporter.announce(
+                f"a new run starts from the weights in {start}; all else of its training begins anew"
+            )
+        with (
+            self._prepare(module, data, "fit", start) as ready,
+            Determinism(self.options.deterministic, on=is_recorded),
+        ):
             self.last_fit = None
             try:
                 self.is_fitting = True
@@ -359,7 +372,7 @@ class Trainer(TrainerInterface):
 
     @on_all_ranks
     def validate(
-        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | None = None
+        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | os.PathLike[str] | None = None
     ) -> dict[str, float]:
         """Validate `module`; return its logged values, reduced over batches and ranks.
 
@@ -370,7 +383,7 @@ class Trainer(TrainerInterface):
 
     @on_all_ranks
     def test(
-        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | None = None
+        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | os.PathLike[str] | None = None
     ) -> dict[str, float]:
         """Test `module`; return its logged values by name, reduced over batches and ranks.
 
@@ -389,7 +402,7 @@ class Trainer(TrainerInterface):
 
     @on_all_ranks
     def predict(
-        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | None = None
+        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | os.PathLike[str] | None = None
     ) -> list[Any]:
         """Return outputs of `predict_step` for this rank's batches; one list per loader of several.
 
@@ -633,7 +646,7 @@ class Trainer(TrainerInterface):
 
     @contextmanager
     def _prepare(
-        self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | None = None
+        self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | os.PathLike[str] | None = None
     ) -> Iterator[EvaluationContext]:
         """Start the process group, set up module and data for `stage`, load `ckpt_path`."""
         ensure_module(module, stage)
@@ -667,7 +680,7 @@ class Trainer(TrainerInterface):
 
     @contextmanager
     def _evaluation(
-        self, module: TrainingModule, data: Any, stage: EvaluationStage, ckpt_path: str | None
+        self, module: TrainingModule, data: Any, stage: EvaluationStage, ckpt_path: str | os.PathLike[str] | None
     ) -> Iterator[list[ResumableLoader]]:
         """Prepare an evaluation, with a copy of the counts of the last fit; yield its loaders."""
         preparing = self._prepare(module, data, stage, ckpt_path)
@@ -746,13 +759,13 @@ class Trainer(TrainerInterface):
         self.callback_pairs = [*(pair for pair in self._given if type(pair[1]) not in kinds), *configured]
         self.callbacks = FixedCallbacks(_counterparts(self.callback_pairs))
 
-    def weights_url(self, ckpt_path: str) -> str:
+    def weights_url(self, ckpt_path: str | os.PathLike[str]) -> str:
         """Return path or URL of weights.
 
         "best" and "last" are of the run fitted last (UserError without one).
         """
         if ckpt_path not in ("best", "last"):
-            return ckpt_path
+            return os.fspath(ckpt_path)
         if self.run_url is None:
             raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
         return f"{self.run_url.rstrip('/')}/{ckpt_path}"
@@ -784,9 +797,9 @@ class Trainer(TrainerInterface):
         attach(module, None)
         if verb == "fit":
             self.reset_callbacks()
-            return dict(arguments)
         folder = arguments.get("ckpt_path")
-        return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
+        is_given = folder is not None and (verb, folder) != ("fit", "last")
+        return {**arguments, **({"ckpt_path": self.weights_url(cast("str", folder))} if is_given else {})}
 
     def export_result(self, built: ModuleStructure) -> dict[str, Any]:
         """Return the changes of a call, with tensors on the CPU, and weights on rank 0 only.

@@ -27,6 +27,9 @@ CALLS: dict[str, Call] = {
     "fit with loaders": lambda t, m, d: t.fit(model=m, train_dataloaders=d, val_dataloaders=d, ckpt_path=None),  # type: ignore[call-arg]
     "fit with old names": lambda t, m, d: t.fit(m, train_dataloader=d, val_dataloader=d),  # type: ignore[call-arg]
     "fit with nothing else": lambda t, m, d: t.fit(m, d, datamodule=None, weights_only=None),  # type: ignore[call-arg]
+    "fit in their places": lambda t, m, d: t.fit(m, None, None, BoringDataModule(), None),  # type: ignore[call-arg]
+    "test in their places": lambda t, m, d: t.test(m, d, None, False),  # type: ignore[call-arg]
+    "predict after fit, in their places": lambda t, m, d: (t.fit(m, d), t.predict(m, d, None, True)),  # type: ignore[call-arg]
     "test with loaders": lambda t, m, d: t.test(m, dataloaders=d, verbose=False),  # type: ignore[call-arg]
     "test with a data module": lambda t, m, d: t.test(model=m, datamodule=BoringDataModule()),  # type: ignore[call-arg]
     "validate after fit": lambda t, m, d: (t.fit(m, d), t.validate(dataloaders=d)),  # type: ignore[call-arg]
@@ -107,6 +110,27 @@ def test_the_path_of_the_best_weights_is_a_checkpoint(tmp_path: Path) -> None:
         assert torch.equal(value, loaded.state_dict()[name])
         assert torch.equal(value, saved["state_dict"][name])
         assert not torch.equal(value, last[name])
+
+
+class Still(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_a_new_run_starts_from_a_checkpoint_of_lightning(tmp_path: Path) -> None:
+    """A run that has snapshots goes on with its own weights."""
+    trained, loader = Net(3), DataLoader(DATA, 8)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    theirs = L.Trainer(max_epochs=1, accelerator="cpu", **quiet)
+    theirs.fit(trained, loader)
+    theirs.save_checkpoint(tmp_path / "trained.ckpt")
+    expected = trained.net.weight.detach().clone()
+    theirs.fit(trained, loader)
+    theirs.save_checkpoint(tmp_path / "other.ckpt")
+    for ckpt_path in (tmp_path / "trained.ckpt", tmp_path / "other.ckpt", "last"):
+        module = Still(3)
+        Trainer(max_epochs=1, enable_progress_bar=False).fit(module, loader, run=tmp_path / "run", ckpt_path=ckpt_path)
+        assert torch.equal(module.net.weight, expected)
 
 
 def test_a_trained_module_can_be_given_to_lightnings_trainer() -> None:
