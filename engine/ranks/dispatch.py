@@ -1,6 +1,7 @@
 """Runs a call of a Trainer in every rank; starts the ranks if no launcher has started them."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
@@ -49,6 +50,10 @@ class StartsRanks(Protocol):
         """Return the module and the arguments of a call of the method `verb` without a module."""
         ...
 
+    def start_from(self, module: Any, ckpt_path: Any) -> None:
+        """Load the weights that a new run starts from."""
+        ...
+
     def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Detach `module` from this Trainer; return the arguments of `verb` for a rank's Trainer."""
         ...
@@ -79,6 +84,8 @@ def on_all_ranks(verb: Verb) -> Verb:
         module = compile_in_place(module)
         adapt(module)
         adapt(data)
+        if verb.__name__ == "fit" and (start_path := arguments.pop("ckpt_path", None)) is not None:
+            trainer.start_from(module, start_path)
         start = trainer.placement.start
         try:
             with exit_codes_of_errors():
@@ -114,10 +121,23 @@ def _bound(verb: str, signature: inspect.Signature, given: Sequence[Any], named:
         if value is not None or alias not in takes:
             ours[alias] = value
     try:
-        return signature.bind(**ours).arguments
+        start = _start_of(ours) if verb == "fit" else {}
+        return {**signature.bind(**ours).arguments, **start}
     except TypeError as error:
         ways = [f"; {name}: {LIGHTNING_ARGUMENTS[name]}" for name in ours if name in LIGHTNING_ARGUMENTS]
         raise TypeError(f"Trainer.{verb}({', '.join(takes)}) {error}{''.join(ways)}") from None
+
+
+def _start_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Remove `ckpt_path` from the arguments of a fit; return it if a new run starts from it.
+
+    "last" says what a fit with a run does anyway; without one it stays, and is refused.
+    """
+    if (path := arguments.get("ckpt_path")) == "last":
+        if arguments.get("run") is not None:
+            del arguments["ckpt_path"]
+        return {}
+    return {} if path is None else {"ckpt_path": arguments.pop("ckpt_path")}
 
 
 def _in_their_places(
@@ -129,6 +149,8 @@ def _in_their_places(
     if len(given) > len(names):
         raise TypeError(f"Trainer.{verb}() takes {len(names)} positional arguments, not {len(given)}: name them")
     by_name = dict(zip(names, given, strict=False))
+    if isinstance(by_name.get("datamodule"), (str, os.PathLike)):
+        raise TypeError(f"Trainer.{verb}: too many positional arguments: name the run: run={by_name['datamodule']!r}")
     if twice := by_name.keys() & named.keys():
         raise TypeError(f"Trainer.{verb}() got multiple values for argument {min(twice)!r}: give it once")
     optional = {one.name for one in own if one.default is None}

@@ -278,7 +278,6 @@ class Trainer(TrainerInterface):
         run: str | os.PathLike[str] | None = None,
         resume: Resume = "auto",
         take_over: bool = False,
-        ckpt_path: str | os.PathLike[str] | None = None,
     ) -> None:
         """Train `module` on `data`; resume from the newest good snapshot of `run`, if any.
 
@@ -289,25 +288,13 @@ class Trainer(TrainerInterface):
             run: folder or fsspec URL of the run; the same `run` again resumes it. None writes nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
             take_over: take the run from another process on this machine that trains it now; else that is an error.
-            ckpt_path: weights that a new run starts from, as for `test`; a file can also be Lightning's. "last" is
-                the newest snapshot of `run`, as by default.
         """
-        if ckpt_path == "last" and run is None:
-            raise TypeError("Trainer.fit(ckpt_path='last'): ckpt_path: the same run again resumes: say run")
-        start = None if ckpt_path == "last" else ckpt_path
         if resume not in ("auto", "never") and type(resume) is not int:
             raise UserError(f'resume={resume!r}: "auto", "never" or the step of a snapshot, a number, is needed')
         run = None if run is None else run_url_of(run)
         is_recorded = run is not None and self.settings.snapshots is not None
         self.reset_callbacks()
-        if start is not None:
-            self.reporter.announce(
-                f"a new run starts from the weights in {start}; all else of its training begins anew"
-            )
-        with (
-            self._prepare(module, data, "fit", start) as ready,
-            Determinism(self.options.deterministic, on=is_recorded),
-        ):
+        with self._prepare(module, data, "fit") as ready, Determinism(self.options.deterministic, on=is_recorded):
             self.last_fit = None
             try:
                 self.is_fitting = True
@@ -792,14 +779,19 @@ class Trainer(TrainerInterface):
             return self.module, {**arguments, "ckpt_path": "best"}
         return self.module, arguments
 
+    def start_from(self, module: TrainingModule, ckpt_path: str | os.PathLike[str]) -> None:
+        """Load the weights that a new run starts from; a run that resumes has its own."""
+        self._load_weights(module, self.weights_url(ckpt_path))
+        self.reporter.announce(f"a new run starts from the weights in {ckpt_path}; all else begins anew")
+
     def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Detach `module` to send it to ranks; return the arguments of `verb` for them."""
         attach(module, None)
         if verb == "fit":
             self.reset_callbacks()
+            return dict(arguments)
         folder = arguments.get("ckpt_path")
-        is_given = folder is not None and (verb, folder) != ("fit", "last")
-        return {**arguments, **({"ckpt_path": self.weights_url(cast("str", folder))} if is_given else {})}
+        return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
 
     def export_result(self, built: ModuleStructure) -> dict[str, Any]:
         """Return the changes of a call, with tensors on the CPU, and weights on rank 0 only.
