@@ -126,7 +126,7 @@ def _keeps_attributes(kind: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_made_of_attributes(kind: Any) -> bool:
-    """Return whether Python code of a library makes objects of `kind`, which pickle restores by a state."""
+    """Return whether `kind` is a library's, in Python, and pickled by a state."""
     if not is_library(kind) or issubclass(kind, (*_OF_LOADERS, *BASES, tuple, Enum)):
         return False
     if _is_of_a_process(kind.__module__) or kind in copyreg.dispatch_table:

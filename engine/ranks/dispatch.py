@@ -143,7 +143,10 @@ def _start_of(arguments: dict[str, Any]) -> dict[str, Any]:
 def _in_their_places(
     verb: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return positional arguments by name: ours, then Lightning's; None is left out where it is the default."""
+    """Return positional arguments by name, without None where it is the default.
+
+    Those that only Lightning has follow ours.
+    """
     own = [one for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
     names = [*(one.name for one in own), *ARGUMENTS_AFTER[verb]]
     if len(given) > len(names):
