@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.state.module_index import ModuleIndex
+
 __all__ = ["Gradients"]
 
 
@@ -13,11 +15,11 @@ class Gradients:
     """The gradients of this rank within an accumulation window; empty between steps."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self._module, self._index = module, ModuleIndex(module)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the gradients by the names of their parameters, without those that are None."""
-        return {name: p.grad for name, p in self._module.named_parameters() if p.grad is not None}
+        return {name: p.grad for name, p in self._index.now().parameters.items() if p.grad is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore the gradients; parameters that have none in `state_dict` get None."""

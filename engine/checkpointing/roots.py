@@ -48,8 +48,9 @@ def unsaved_values(
         loaders: loaders of the training, by name.
         objects: the part of the state that holds attributes.
     """
+    held = {*map(id, holders)}
     for name, value in class_and_global_state(holders, objects.kinds):
-        if _is_plain(value) and all(value is not one for one in holders):
+        if _is_plain(value) and id(value) not in held:
             yield name, value
     yield from process_state({*map(type, holders), *objects.kinds})
     for path, value in objects.watched.items():
@@ -187,7 +188,8 @@ def _scheduler_roots(scheduler: Any, name: str) -> Iterator[Root]:
 
 def global_generators(owners: Iterable[Any]) -> Iterator[Root]:
     """Yield generators in attributes of the owners' classes and in globals of their modules."""
-    kinds = dict.fromkeys(kind for owner in owners for kind in type(owner).__mro__ if is_user_class(kind))
+    owned = dict.fromkeys(map(type, owners))
+    kinds = dict.fromkeys(kind for owner in owned for kind in owner.__mro__ if is_user_class(kind))
     modules = user_modules(kinds)
     named = (value for module in modules for value in vars(module).values())
     kinds |= dict.fromkeys(value for value in named if isinstance(value, type) and is_user_class(value))

@@ -29,6 +29,7 @@ from midstride.engine.objects.roots import module_roots
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.state.differences import differences, same_key_order
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import Instance, kind_name, kind_text
 
 __all__ = ["WorkerData", "loader_attributes"]
@@ -173,7 +174,7 @@ class WorkerData(DataOwners):
     def _collate_walk(self) -> GraphWalk:
         """Return a walk over objects that collate_fn may share: module, loader, data."""
         walk = self._walk()
-        for root in () if self._module is None else module_roots(self._module):
+        for root in () if self._module is None else module_roots(ModuleIndex(self._module).now()):
             walk.root_attributes(root.values, root.path, is_small=False)
         loader = {name: value for name, value in loader_attributes(self._loader).items() if name != "collate_fn"}
         for path, own in {

@@ -25,10 +25,11 @@ from midstride.engine.loop.kept import Kept, KeptModules
 from midstride.engine.modules.module_state import NonPersistentBuffers, TrainingModes
 from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.objects.object_state import Objects
-from midstride.engine.objects.roots import Root, module_anchors, module_roots
+from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_roots
 from midstride.engine.optim.optimizers import OptimizerList
 from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import kind_name
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.mixins import ModelParallel, full_state_dict
@@ -209,10 +210,10 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
     """Return the objects of a loop as one part of its state."""
     kept, others = objects.kept, objects.others
     samplers = SamplerValues(objects.sources)
-    schedulers = list(kept.schedulers.values())
+    schedulers, index = list(kept.schedulers.values()), ModuleIndex(objects.modules)
 
-    def roots() -> Iterator[Root]:
-        yield from module_roots(objects.modules)
+    def roots(quiet: QuietOwners | None) -> Iterator[Root]:
+        yield from module_roots(index.now(), quiet)
         yield Root("state", "", vars(objects.state), objects.state)
         yield Root("kept", "", vars(others), others)
         yield from data_roots(data_in(objects.sources()))
@@ -222,7 +223,7 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
         yield from global_generators(objects.holders)
 
     def anchors() -> dict[str, object]:
-        named = module_anchors(objects.modules) | {"state": objects.state}
+        named = module_anchors(index.now()) | {"state": objects.state}
         named |= {f"optimizer {name}": optimizer for name, optimizer in kept.optimizers.items()}
         named |= {f"scheduler {name}": config.scheduler for name, config in kept.schedulers.items()}
         named |= {f"data {name}": owner for name, owner in data_in(objects.sources()).items()} | samplers.anchors()

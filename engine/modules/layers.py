@@ -18,6 +18,7 @@ from midstride.engine.objects.roots import module_anchors
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.objects.watch import shown
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import Instance
 
 __all__ = ["Layers", "NewLayers", "change_layers", "layer_changes", "layers_of", "own_layers", "owner_of", "set_layer"]
@@ -183,7 +184,11 @@ class NewLayers:
 
     def _walk(self) -> GraphWalk:
         """Return a walk whose anchors are the modules and tensors that were built."""
-        anchors = {name: value for name, value in module_anchors(self._module).items() if self._is_built(name, value)}
+        anchors = {
+            name: value
+            for name, value in module_anchors(ModuleIndex(self._module).now()).items()
+            if self._is_built(name, value)
+        }
         tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
         return GraphWalk({id(value): name for name, value in anchors.items()}, tensors)
 
@@ -198,7 +203,7 @@ class NewLayers:
             UserError: a layer cannot be built as it was.
         """
         # one for all nodes: shared parts of new modules are built once
-        restore = GraphRestore(GraphWalk({}, {}), module_anchors(self._module), self._device)
+        restore = GraphRestore(GraphWalk({}, {}), module_anchors(ModuleIndex(self._module).now()), self._device)
         for path, node in nodes.items():
             _drop_separate_state(node)
             owner, name = self._module.get_submodule(owner_of(path)), path.rpartition(".")[2]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.layers import owner_of
 from midstride.engine.modules.torch_internals import buffers_of, transient_buffers
+from midstride.engine.state.module_index import Members, ModuleIndex
 from midstride.engine.state.stateful import AlikeOnRanks
 from midstride.engine.state.tensors import is_expanded
 
@@ -25,21 +26,23 @@ class NonPersistentBuffers(AlikeOnRanks):
     description = "a buffer that is not persistent"
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module, self._device = module, device
-        self._built = frozenset(self._filled())
+        self._module, self._device, self._index = module, device, ModuleIndex(module)
+        self._built = frozenset(self._filled(self._index.now()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the buffers by name; None for one set to None or deleted in an existing layer."""
-        filled, modules = self._filled(), dict(self._module.named_modules())
-        other = {where for where in self._built if owner_of(where) not in modules}  # their layers were removed
-        other.update(name for name, _ in self._module.named_buffers())  # or they are persistent now
-        return {**filled, **dict.fromkeys(sorted(self._built - filled.keys() - other))}
+        members = self._index.now()
+        filled = self._filled(members)
+        lost = self._built - filled.keys()
+        # Some of them are persistent now, or their layers were removed.
+        gone = [where for where in sorted(lost) if where not in members.buffers and owner_of(where) in members.modules]
+        return {**filled, **dict.fromkeys(gone)}
 
-    def _filled(self) -> dict[str, Any]:
+    def _filled(self, members: Members) -> dict[str, Any]:
         return {
             f"{path}.{name}" if path else name: buffers_of(module)[name]
-            for path, module in self._module.named_modules()
-            if not is_metric(module)  # TorchmetricsState has those
+            for path, module in members.modules.items()
+            if transient_buffers(module) and not is_metric(module)  # TorchmetricsState has those
             for name in sorted(transient_buffers(module))
             if buffers_of(module).get(name) is not None
         }
@@ -49,7 +52,8 @@ class NonPersistentBuffers(AlikeOnRanks):
 
         Others are registered anew, such as caches that training registers or fills late.
         """
-        filled, modules = self._filled(), dict(self._module.named_modules())
+        members = self._index.now()
+        filled, modules = self._filled(members), members.modules
         new = [where for where in filled if where in self._built and where not in state_dict]
         gone = [where for where in state_dict if owner_of(where) not in modules]
         _warn_of_code_changes("buffers", new, gone)
@@ -72,7 +76,7 @@ class TrainingModes(AlikeOnRanks):
     description = "what is in training"
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self._module, self._index = module, ModuleIndex(module)
         #: the modes before the evaluation that is under way, which it ends with; None outside an evaluation
         self._before_evaluation: dict[str, bool] | None = None
         #: submodules that were in training mode within the evaluation of the loaded snapshot, until it is continued
@@ -102,7 +106,7 @@ class TrainingModes(AlikeOnRanks):
             self._before_evaluation = None
 
     def _training(self) -> dict[str, bool]:
-        return {name: module.training for name, module in self._module.named_modules()}
+        return {name: module.training for name, module in self._index.now().modules.items()}
 
     def _set(self, training: dict[str, bool]) -> None:
         for name, module in self._module.named_modules():
@@ -110,11 +114,12 @@ class TrainingModes(AlikeOnRanks):
 
     def state_dict(self) -> dict[str, Any]:
         """Return both by name; within an evaluation also submodules that are in training mode there."""
-        now, before = self._training(), self._before_evaluation
+        members, before = self._index.now(), self._before_evaluation
+        now = {name: module.training for name, module in members.modules.items()}
         within = self._within if before is None else [name for name, is_training in now.items() if is_training]
         return {
             "training": now if before is None else before,
-            "requires_grad": {name: parameter.requires_grad for name, parameter in self._module.named_parameters()},
+            "requires_grad": {name: parameter.requires_grad for name, parameter in members.parameters.items()},
             **({"training within evaluation": within} if within else {}),
         }
 

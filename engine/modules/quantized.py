@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import NotExact
-from midstride.engine.modules.torch_internals import load_state_dict
+from midstride.engine.modules.torch_internals import buffers_of, load_state_dict, parameters_of
 from midstride.engine.state.row_shards import is_distributed
 
 __all__ = ["ModuleWeights", "is_quantized", "load_weights", "weights_of"]
@@ -61,8 +61,11 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
 
 def is_quantized(module: nn.Module) -> bool:
     """Return whether parameters or buffers of `module` are of classes of their own."""
-    tensors = (*module.parameters(), *module.buffers())
-    return any(type(one) not in _PLAIN and not is_lazy(one) and not is_distributed(one) for one in tensors)
+    tensors = (
+        one for part in module.modules() for own in (parameters_of(part), buffers_of(part)) for one in own.values()
+    )
+    others = (one for one in tensors if one is not None and type(one) not in _PLAIN)
+    return any(not is_lazy(one) and not is_distributed(one) for one in others)
 
 
 def _plain_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

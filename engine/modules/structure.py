@@ -19,12 +19,14 @@ from midstride.engine.modules.layers import NewLayers, change_layers, layer_chan
 from midstride.engine.modules.quantized import is_quantized, load_weights, weights_of
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
 from midstride.engine.objects.kinds.tensors import has_memory, reshard_nodes
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import View, instances_in
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
-from midstride.engine.state.tensors import is_expanded
+from midstride.engine.state.tensors import form_of, is_expanded
 
 __all__ = ["ModuleStructure", "structure_of", "take_weights"]
 
+_PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer})
 _BUFFERS, _PARAMETERS, _MEMORY = "shared buffers", "shared parameters", "shared memory"
 
 
@@ -39,7 +41,8 @@ class ModuleStructure:
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module = module
+        self._module, self._index = module, ModuleIndex(module)
+        self._as_built: Any = None  # version and forms of the members that were last found to be as built
         self._layers = layers_of(module)
         self._built = own_layers(self._layers)
         self._new_layers = NewLayers(module, self._built, device)
@@ -52,7 +55,11 @@ class ModuleStructure:
         Raises:
             UserError: a parameter was removed or tied: the next attempt could not match it to its optimizer state.
         """
-        layers, tensors = dict(self._module.named_modules()), named_tensors(self._module)
+        members = self._index.now()
+        forms = _forms_of(members.tensors)
+        if forms is not None and self._as_built == (members.version, forms):
+            return {}
+        layers, tensors = members.modules, named_tensors(self._module)
         of_built = {name: tensor for name, tensor in tensors.items() if owner_of(name) in self._built}
         parts = {
             "modules": self._new_layers.describe(layers),
@@ -60,10 +67,15 @@ class ModuleStructure:
             "gone buffers": self._forms.removed(of_built, layers),
         }
         found = {name: part for name, part in parts.items() if part}
-        return layer_changes(self._layers, layers_of(self._module)) | found | self._shared.changes(tensors)
+        state = layer_changes(self._layers, layers_of(self._module)) | found | self._shared.changes(tensors)
+        self._as_built = None if state or forms is None else (members.version, forms)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Change the module to the structure in `state_dict`. Values of tensors are loaded later."""
+        if not (state_dict or self.state_dict()):
+            self._shared.apply(state_dict)
+            return
         rebuild = partial(self._new_layers.rebuild, state_dict.get("modules", {}))
         change_layers(self._module, self._layers, state_dict, rebuild)
         for name, removed_as in state_dict.get("gone buffers", {}).items():
@@ -76,6 +88,16 @@ class ModuleStructure:
         """Return the state of rank 0, with this rank's rows of distributed tensors."""
         reshard_nodes(states, self._module.parameters())
         return states[0]
+
+
+def _forms_of(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]] | None:
+    """Return the addresses and forms of tensors; None if some have none."""
+    if not _PLAIN.issuperset(map(type, tensors)):
+        return None
+    try:
+        return [(tensor.data_ptr(), *form_of(tensor)) for tensor in tensors]
+    except RuntimeError:  # sparse ones have no strides, and some devices no addresses
+        return None
 
 
 def structure_of(built: ModuleStructure) -> dict[str, Any] | UserError:
@@ -306,7 +328,7 @@ class SharedTensors:
         """Replace expanded buffers (strides of 0) by contiguous copies, which torch can write to."""
         copies: dict[int, Tensor] = {}
         for name, tensor in named_tensors(self._module).items():
-            if self._is_buffer(name) and is_expanded(tensor):
+            if is_expanded(tensor) and self._is_buffer(name):
                 if id(tensor) not in copies:
                     copies[id(tensor)] = tensor.contiguous()
                 set_tensor(self._module, name, copies[id(tensor)])

@@ -16,6 +16,7 @@ __all__ = [
     "INTERNAL",
     "attributes_of",
     "delete_attribute",
+    "has_slots",
     "items_of",
     "keep_order",
     "made_by",
@@ -144,6 +145,11 @@ def members_of(value: object) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", item) for key, item in items)
     else:
         yield from ((f".{name}", item) for name, item in attributes_of(value).items())
+
+
+def has_slots(value: object) -> bool:
+    """Return whether the class of `value` has room for attributes outside of `__dict__`."""
+    return bool(_slots_of(value))
 
 
 def _slots_of(value: object) -> tuple[str, ...]:

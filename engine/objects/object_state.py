@@ -22,11 +22,12 @@ from midstride.engine.objects.kinds.opaque import WATCHED
 from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.kinds.tensors import reshard_nodes
 from midstride.engine.objects.restore import GraphRestore
-from midstride.engine.objects.roots import Root, module_anchors, module_roots
+from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_roots
 from midstride.engine.objects.walk import GraphWalk, LargeBuilt
 from midstride.engine.objects.watch import NoUnwritableWarnings, RegisteredHooks, UnwritableWarnings, shown
 from midstride.engine.seeds import Generators
 from midstride.engine.state.differences import differences, same_key_order
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import Instance, Same, kind_name, step
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful, state_of
 
@@ -45,7 +46,7 @@ class Objects(AlikeOnRanks):
     """The attributes of a run's objects, as one part of its state.
 
     Args:
-        roots: yields the current attributes.
+        roots: yields the current attributes, without those of the given owners.
         anchors: returns the objects in other parts of the state, by name.
         device: where tensors are put that training has added.
         is_kept: whether snapshots hold this state; then it warns of values that snapshots cannot hold.
@@ -56,7 +57,7 @@ class Objects(AlikeOnRanks):
 
     def __init__(
         self,
-        roots: Callable[[], Iterator[Root]],
+        roots: Callable[[QuietOwners | None], Iterator[Root]],
         anchors: Callable[[], dict[str, object]],
         device: torch.device,
         *,
@@ -65,6 +66,7 @@ class Objects(AlikeOnRanks):
     ) -> None:
         self._roots, self._anchors, self._device = roots, anchors, device
         self._takes_settings, self._is_kept = takes_settings, is_kept
+        self._quiet = QuietOwners()
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}
         #: what no file can hold and reading data has made, by path
@@ -87,8 +89,10 @@ class Objects(AlikeOnRanks):
     @classmethod
     def of_module(cls, module: nn.Module) -> "Objects":
         """Return the state of one module's objects, without warnings, outside of snapshots."""
-        device = torch.device("cpu")
-        return cls(lambda: module_roots(module), lambda: module_anchors(module), device, is_kept=False)
+        index, device = ModuleIndex(module), torch.device("cpu")
+        return cls(
+            lambda quiet: module_roots(index.now(), quiet), lambda: module_anchors(index.now()), device, is_kept=False
+        )
 
     def _begin(self) -> None:
         """Record the state when a fit begins, which every attempt sets up in the same way."""
@@ -101,26 +105,28 @@ class Objects(AlikeOnRanks):
                 self._code.add(nodes, root.path, is_setup=root.is_setup or not self._is_kept)
             if root.is_setup or root.is_data:
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
+            if root.is_setup and all(self._as_set_up(f"{root.path}/{name}", node) for name, node in nodes.items()):
+                self._quiet.add(root)
         self._large.begin()
         self._unwritable.begin(walk)
         self._note(walk)
         self._hooks = RegisteredHooks(_hooks_of(roots))
 
-    def _walk(self) -> tuple[GraphWalk, list[Root]]:
+    def _walk(self, quiet: QuietOwners | None = None) -> tuple[GraphWalk, list[Root]]:
         anchors = self._anchors()
         tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
         names = {id(value): name for name, value in anchors.items()}
         walk = GraphWalk(names, tensors, large_built=self._large)
-        return walk, list(self._roots())
+        return walk, list(self._roots(quiet))
 
     def state_dict(self) -> dict[str, Any]:
         """Return every attribute that decides the rest of the run, by group, owner and name."""
-        walk, roots = self._walk()
+        walk, roots = self._walk(self._quiet)
         state: Nodes = {}
         deleted: list[list[str]] = []
         classes = {}
         for root in roots:
-            if (kind := kind_name(type(root.owner))) != self._classes.get(root.path, kind):
+            if is_other := (kind := kind_name(type(root.owner))) != self._classes.get(root.path, kind):
                 classes[root.path] = kind
             nodes = root.nodes(walk)
             if root.is_data and self._read:
@@ -129,7 +135,10 @@ class Objects(AlikeOnRanks):
                 nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
             if nodes:
                 state.setdefault(root.group, {})[root.name] = nodes
-            deleted += [[root.path, name] for name in sorted(self._built.get(root.path, set()) - set(root.values))]
+            gone = self._built.get(root.path, set()) - set(root.values)
+            deleted += [[root.path, name] for name in sorted(gone)]
+            if not (is_other or nodes or gone):
+                self._quiet.add(root)
         self._unwritable.warn(walk)
         self._unwritable.warn_of_replaced(walk, [root.path for root in roots])
         self._hooks.compare(_hooks_of(roots))
@@ -149,8 +158,8 @@ class Objects(AlikeOnRanks):
         self._unwritable.ignore(self._read)
 
     def _unwritable_in_data(self) -> dict[str, object]:
-        walk, _ = self._walk()
-        for root in [root for root in self._roots() if root.is_data]:
+        walk, roots = self._walk(self._quiet)
+        for root in [root for root in roots if root.is_data]:
             root.nodes(walk)
         return {**walk.opaque, **walk.held, **walk.large}
 
@@ -184,8 +193,11 @@ class Objects(AlikeOnRanks):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore every attribute, in place wherever a live object can take the values."""
         change = CodeChange(self._code, Built.read(state_dict.pop("built", {})), self._takes_settings)
-        lost = self._set_classes(state_dict.get("classes", {}))
-        walk, roots = self._walk()
+        others = {f"{group}/{name}".rstrip("/") for group, owners in state_dict.items() for name in owners}
+        others |= {path for path, _ in state_dict.get("deleted", ())} | {*state_dict.get("classes", ())}
+        quiet = self._quiet.without(others)
+        lost = self._set_classes(state_dict.get("classes", {}), quiet)
+        walk, roots = self._walk(quiet)
         for root in roots:
             self._leave_setup_out(root, state_dict)
         saved = [self._saved(root, state_dict, walk) for root in roots]
@@ -210,10 +222,15 @@ class Objects(AlikeOnRanks):
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
 
-    def _set_classes(self, classes: Mapping[str, str]) -> dict[str, str]:
-        """Set owners' classes as in the snapshot, or as built; return those that could not be set."""
+    def _set_classes(self, classes: Mapping[str, str], quiet: QuietOwners) -> dict[str, str]:
+        """Set owners' classes as in the snapshot, or as built; return those that could not be set.
+
+        Args:
+            classes: those that the snapshot names, by path.
+            quiet: owners that have the classes that they were built with.
+        """
         lost = {}
-        for root in [*self._roots()]:
+        for root in [*self._roots(quiet)]:
             now = kind_name(type(root.owner))
             wanted = classes.get(root.path, self._classes.get(root.path, now))
             if now == wanted:

@@ -5,10 +5,11 @@ import linecache
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,13 +18,16 @@ from torch import Tensor, nn
 
 from midstride.engine.code_origin import is_user_class, is_user_file, is_user_module
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
-from midstride.engine.objects.attributes import INTERNAL, attributes_of, set_attribute
+from midstride.engine.objects.attributes import INTERNAL, attributes_of, has_slots, set_attribute
 from midstride.engine.objects.kinds.functions import Cached, is_users_cache
 from midstride.engine.objects.kinds.generators import Generator
+from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.user_modules import user_modules
-from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.objects.walk import LOWEST_ADDRESS, GraphWalk
+from midstride.engine.state.module_index import Members
 
 __all__ = [
+    "QuietOwners",
     "Root",
     "class_and_global_state",
     "is_code",
@@ -43,6 +47,10 @@ _COMPOSABLE = "__composable_api_state_key"
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _path(group: str, name: str) -> str:
+    return f"{group}/{name}" if name else group
 
 
 @dataclass
@@ -68,7 +76,7 @@ class Root:
     @property
     def path(self) -> str:
         """Path of the owner, a prefix of the paths of its attributes."""
-        return f"{self.group}/{self.name}" if self.name else self.group
+        return _path(self.group, self.name)
 
     @property
     def is_ordered(self) -> bool:
@@ -85,31 +93,98 @@ class Root:
             set_attribute(self.owner, name, value)
 
 
-def module_roots(module: nn.Module) -> Iterator[Root]:
-    """Yield the attributes of `module` and its submodules, and hooks of user code on them."""
-    for path, submodule in module.named_modules():
+def module_roots(members: Members, quiet: "QuietOwners | None" = None) -> Iterator[Root]:
+    """Yield the attributes of a module and its submodules, and the user's hooks on them.
+
+    Args:
+        members: members of the module.
+        quiet: owners that are left out while their attributes are as they were.
+    """
+    quiet = QuietOwners() if quiet is None else quiet
+    for path, submodule in members.modules.items():
+        if quiet.is_quiet_module(path, submodule):
+            continue
         if is_metric(submodule):  # what else it holds is in a part of its own
             yield Root("metrics", path, objects_in(submodule), submodule, is_setup=True)
             continue
-        ours = _OURS | getattr(type(submodule), "not_state", frozenset())
-        found = attributes_of(submodule).items()
+        kind: type = type(submodule)
+        ours, found = _ours(kind), attributes_of(submodule).items()
         own = {name: value for name, value in found if name not in ours and not name.startswith(_COMPOSABLE)}
         yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
         if hooks := user_hooks(submodule, _HOOKS):
             yield Root("hooks", path, hooks)
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if hooks := user_hooks(tensor, _TENSOR_HOOKS):
-            yield Root("hooks", f"tensor {name}", hooks)
-        if type(tensor) in _TENSORS:
-            set_on = {key: value for key, value in vars(tensor).items() if not key.startswith("_")}
-            yield Root("tensors", name, set_on, tensor, is_setup=True)
+    for name, tensor in (*members.parameters.items(), *members.buffers.items()):
+        if not quiet.is_quiet_tensor(name, tensor):
+            yield from _tensor_roots(name, tensor)
 
 
-def module_anchors(module: nn.Module) -> dict[str, object]:
-    """Return submodules and tensors of `module` in other parts of the state, by name."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    modules = {f"module {path}": submodule for path, submodule in module.named_modules()}
-    return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **modules}
+def _tensor_roots(name: str, tensor: Tensor) -> Iterator[Root]:
+    """Yield the hooks of a parameter or buffer, and the attributes that user code has set on it."""
+    if hooks := user_hooks(tensor, _TENSOR_HOOKS):
+        yield Root("hooks", f"tensor {name}", hooks)
+    if type(tensor) in _TENSORS:
+        set_on = {key: value for key, value in vars(tensor).items() if not key.startswith("_")}
+        yield Root("tensors", name, set_on, tensor, is_setup=True)
+
+
+@lru_cache(maxsize=1024)  # asked for each layer at every snapshot
+def _ours(kind: type) -> frozenset[str]:
+    """Return the names of attributes that are no state in modules of the class `kind`."""
+    return _OURS | getattr(kind, "not_state", frozenset())
+
+
+#: class of a layer, names of all of its attributes, names and values of those that are state
+_Layer = tuple[type, list[str], list[str], list[Any]]
+
+
+class QuietOwners:
+    """Layers and tensors that walks can leave out, since their attributes are as they were built.
+
+    These are layers of libraries with plain values only, and tensors without attributes: most of a large module.
+    """
+
+    def __init__(self, layers: dict[str, _Layer] | None = None, tensors: dict[str, type] | None = None) -> None:
+        self._layers: dict[str, _Layer] = {} if layers is None else layers
+        self._tensors: dict[str, type] = {} if tensors is None else tensors
+
+    def add(self, root: Root) -> None:
+        """Record the owner of `root`, whose attributes are as they were built."""
+        owner, values = root.owner, [*root.values.values()]
+        if root.group == "tensors" and not vars(owner):
+            self._tensors[root.name] = type(owner)
+        if root.group == "module" and root.is_setup and not has_slots(owner) and all(map(_is_small_and_plain, values)):
+            self._layers[root.name] = type(owner), [*vars(owner)], [*root.values], values
+
+    def without(self, paths: Container[str]) -> "QuietOwners":
+        """Return these owners without those at the `paths` of roots."""
+        layers = {name: one for name, one in self._layers.items() if _path("module", name) not in paths}
+        return QuietOwners(
+            layers, {name: kind for name, kind in self._tensors.items() if f"tensors/{name}" not in paths}
+        )
+
+    def is_quiet_module(self, path: str, module: nn.Module) -> bool:
+        """Return whether the layer at `path` has no hooks, and the same attributes as before."""
+        known, own = self._layers.get(path), vars(module)
+        if known is None or type(module) is not known[0] or [*own] != known[1]:
+            return False
+        return all(map(is_, map(own.get, known[2]), known[3])) and not any(map(own.get, _HOOKS))
+
+    def is_quiet_tensor(self, name: str, tensor: Tensor) -> bool:
+        """Return whether the tensor has no attributes and no hooks, as before."""
+        if self._tensors.get(name) is not type(tensor) or vars(tensor):
+            return False
+        return not any(getattr(tensor, hooks, None) for hooks in _TENSOR_HOOKS)
+
+
+def _is_small_and_plain(value: object) -> bool:
+    """Return whether `value` is immutable, and no number that could be the address of an object."""
+    return type(value) in PLAIN and not (type(value) is int and value > LOWEST_ADDRESS)
+
+
+def module_anchors(members: Members) -> dict[str, object]:
+    """Return submodules and tensors of a module in other parts of the state, by name."""
+    tensors = {f"tensor {name}": tensor for name, tensor in (members.parameters | members.buffers).items()}
+    return tensors | {f"module {path}": submodule for path, submodule in members.modules.items()}
 
 
 def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
@@ -117,6 +192,8 @@ def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
 
     They are numbered without torch's own hooks, whose number differs between attempts.
     """
+    if not any(getattr(owner, name, None) for name in names):
+        return {}
     registered = [(name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values()]
     theirs = [(name, hook) for name, hook in registered if _is_user_hook(hook)]
     return {f"{name}_{number}": hook for number, (name, hook) in enumerate(theirs)}
@@ -150,7 +227,7 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
     These are attributes of their classes; and in the user's modules that these classes and their code name: globals
     (functions included), attributes of classes, and defaults, attributes, closures and caches of functions.
     """
-    kinds = {kind for one in (*map(type, objects), *classes) for kind in one.__mro__ if is_user_class(kind)}
+    kinds = {kind for one in {*map(type, objects), *classes} for kind in one.__mro__ if is_user_class(kind)}
     modules = user_modules(kinds)
     named = [value for module in modules for value in vars(module).values()]
     kinds.update(value for value in named if isinstance(value, type) and is_user_class(value))

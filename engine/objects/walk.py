@@ -27,13 +27,13 @@ from midstride.engine.state.torch_internals import is_view_of_one
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["DEEPEST", "GraphWalk", "LargeBuilt"]
+__all__ = ["DEEPEST", "LOWEST_ADDRESS", "GraphWalk", "LargeBuilt"]
 
 #: largest nesting depth that is described: each level takes several Python frames to write and to read
 DEEPEST = 64
 
 #: lowest possible address of an object
-_LOW = 1 << 16
+LOWEST_ADDRESS = 1 << 16
 
 
 class LargeBuilt:
@@ -179,11 +179,8 @@ class GraphWalk:
         return kind_of(kind).is_described
 
     def is_address(self, value: Any) -> bool:
-        """Return whether `value` is the `id` of an object in another part of the state.
-
-        Ids differ between attempts.
-        """
-        return type(value) is int and value > _LOW and value in self.anchors
+        """Return whether `value` is the `id` of an object in another part of the state; ids differ between attempts."""
+        return type(value) is int and value > LOWEST_ADDRESS and value in self.anchors
 
     def base_of(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter or buffer in whose memory `tensor` lies."""

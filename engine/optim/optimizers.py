@@ -17,6 +17,7 @@ from midstride.engine.code_origin import is_written_by_user
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.optim.schedulers import SchedulerConfig
+from midstride.engine.state.module_index import ModuleIndex
 
 __all__ = [
     "OptimizerList",
@@ -259,7 +260,7 @@ class TrainedParameters:
     """
 
     def __init__(self, optimizer: Optimizer, module: nn.Module, title: str) -> None:
-        self._module, self._title = module, title
+        self._module, self._index, self._title = module, ModuleIndex(module), title
         self._known = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.groups = len(optimizer.param_groups)  #: number of first groups
         self._built = self._names(optimizer)
@@ -311,5 +312,5 @@ class TrainedParameters:
         return copy
 
     def _names(self, optimizer: Optimizer) -> Names:
-        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        names = {id(parameter): name for name, parameter in self._index.now().parameters.items()}
         return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups[: self.groups]]

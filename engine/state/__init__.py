@@ -7,6 +7,7 @@ codec            a tree of state as plain JSON beside named tensors
 differences      where two trees of state differ, bit for bit
 dtypes           the dtypes that a file may name, from fixed lists
 hash_table       the hash table of a set: the slots of its items, and those of removed items
+module_index     the members of a module by name, looked up anew only where they have changed
 object_nodes     nodes of a tree of state that describe objects: references, views and instances
 row_shards       the rows of a tensor that one rank has, joined and sharded again for another number of ranks
 shared_containers  references between the places of a tree that hold the same container

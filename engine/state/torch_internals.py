@@ -1,14 +1,25 @@
-"""Private names of torch's tensors, used here only.
+"""Private names of torch's tensors and modules, used here only.
 
 `tests/unit/test_internals.py` tests each of them.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["foreach_copy", "indices_and_values", "is_view_of_one"]
+__all__ = [
+    "foreach_copy",
+    "has_plain_names",
+    "indices_and_values",
+    "is_view_of_one",
+    "members_of",
+    "transient_buffers_of",
+]
+
+#: methods of modules that name their members
+_NAMING = ("named_parameters", "named_buffers", "_named_members")
 
 
 def foreach_copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -27,3 +38,20 @@ def is_view_of_one(tensor: Tensor, others: Iterable[Tensor]) -> bool:
         return False
     memory = tensor.untyped_storage()._cdata
     return any(other.untyped_storage()._cdata == memory for other in others)
+
+
+def members_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the module's own children, parameters and buffers by name."""
+    return module._modules, module._parameters, module._buffers
+
+
+def transient_buffers_of(module: nn.Module) -> set[str]:
+    """Return the names of the module's own buffers that its state_dict leaves out."""
+    return module._non_persistent_buffers_set
+
+
+def has_plain_names(module: nn.Module, submodules: Iterable[nn.Module]) -> bool:
+    """Return whether `module` and its submodules name their members as torch does."""
+    kinds: set[type[nn.Module]] = {type(submodule) for submodule in submodules}
+    is_walked = all(kind.named_modules is nn.Module.named_modules for kind in kinds)
+    return is_walked and all(getattr(type(module), name) is getattr(nn.Module, name) for name in _NAMING)

@@ -21,7 +21,8 @@ from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.object_state import Objects
-from midstride.engine.objects.roots import Root, module_anchors, module_roots
+from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_roots
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.training.context import EvaluationContext, FitContext
 
 __all__ = ["classes_of", "evaluated_objects", "objects_of", "watched_values"]
@@ -35,10 +36,10 @@ def objects_of(context: FitContext) -> Objects:
     """
     data = _data_of(context.loaders, context.source)
     samplers = SamplerValues(lambda: _loaders(context.loaders))
-    callbacks = by_class_name(context.callbacks)
+    callbacks, index = by_class_name(context.callbacks), ModuleIndex(context.module)
 
-    def roots() -> Iterator[Root]:
-        yield from module_roots(context.module)
+    def roots(quiet: QuietOwners | None) -> Iterator[Root]:
+        yield from module_roots(index.now(), quiet)
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         yield from _callback_roots(callbacks)
         yield from data_roots(data)
@@ -48,7 +49,7 @@ def objects_of(context: FitContext) -> Objects:
         yield from global_generators([context.module, *context.module.modules(), *context.callbacks, *data.values()])
 
     def anchors() -> dict[str, object]:
-        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(context.module)}
+        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(index.now())}
         named |= {f"callback {number}": callback for number, callback in enumerate(context.callbacks)}
         named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(context.optimizers)}
         named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(context.schedulers)}
@@ -70,9 +71,10 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
     data |= {"module": source} if isinstance(source := context.trainer.datamodule, DataModule) else {}
     callbacks = {str(n): callback for n, callback in enumerate(context.callbacks) if is_user_class(type(callback))}
     holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
+    index = ModuleIndex(context.module)
 
-    def roots() -> Iterator[Root]:
-        yield from module_roots(context.module)
+    def roots(quiet: QuietOwners | None) -> Iterator[Root]:
+        yield from module_roots(index.now(), quiet)
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         for number, callback in callbacks.items():
             yield Root("callbacks", number, attributes_of(callback), callback, is_setup=True)
@@ -81,7 +83,7 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
         yield from global_generators(holders)
 
     def anchors() -> dict[str, object]:
-        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(context.module)}
+        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(index.now())}
         named |= {f"callback {number}": callback for number, callback in callbacks.items()}
         return named | {f"data {name}": owner for name, owner in data.items()} | loaders
 

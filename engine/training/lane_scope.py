@@ -19,6 +19,7 @@ from midstride.engine.objects.roots import module_anchors, module_roots
 from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.seeds import Generators, mix
 from midstride.engine.state.differences import differences
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.strategies.step import STEPS
 from midstride.engine.strategies.torch_internals import version_of
 from midstride.engine.training.context import EvaluationContext
@@ -148,9 +149,10 @@ def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _attributes(module: Any) -> dict[str, Any]:
-    """Return copies of the attributes of `module` and submodules, without weights and metrics."""
-    anchors = module_anchors(module)
+    """Return copies of the attributes of `module` and its submodules, without weights and metrics."""
+    members = ModuleIndex(module).now()
+    anchors = module_anchors(members)
     tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
     walk = GraphWalk({id(value): name for name, value in anchors.items()}, tensors)
-    roots = [root for root in module_roots(module) if root.group == "module"]
+    roots = [root for root in module_roots(members) if root.group == "module"]
     return {root.path: copy.deepcopy(walk.root_attributes(root.values, root.path, is_small=False)) for root in roots}

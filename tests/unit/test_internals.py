@@ -66,6 +66,20 @@ def test_parts_of_a_module_are_changed_in_place() -> None:
     assert module.child is child
 
 
+def test_members_of_a_module_are_found_where_torch_keeps_them() -> None:
+    module = nn.BatchNorm1d(2)
+    module.register_buffer("cache", torch.zeros(1), persistent=False)
+    module.child = nn.Linear(1, 1)
+    children, parameters, buffers = state.members_of(module)
+    assert [*children] == ["child"]
+    assert [*parameters] == ["weight", "bias"]
+    assert [*buffers] == ["running_mean", "running_var", "num_batches_tracked", "cache"]
+    assert state.transient_buffers_of(module) == {"cache"}
+    assert state.has_plain_names(module, module.modules())
+    named = type("Named", (nn.Linear,), {"named_parameters": lambda self, *_, **__: iter([])})(1, 1)
+    assert not state.has_plain_names(named, named.modules())
+
+
 class Renamed(nn.Module):
     """Saves its weight under another name, and keeps extra state."""
 
@@ -119,14 +133,14 @@ CHANGES: dict[str, Any] = {
 @pytest.mark.parametrize("name", _modules())
 def test_weights_are_loaded_as_torch_loads_them(name: str, change: str) -> None:
     expected, found = _modules()[name], _modules()[name]
-    state = expected.state_dict()
-    state.update({key: value + 3 if isinstance(value, Tensor) else 3 for key, value in state.items()})
-    state = CHANGES[change](state)
+    weights = expected.state_dict()
+    weights.update({key: value + 3 if isinstance(value, Tensor) else 3 for key, value in weights.items()})
+    weights = CHANGES[change](weights)
     memory = {key: tensor.data_ptr() for key, tensor in found.named_parameters()}
 
     def error(load: Any, *of: Any) -> str:
         try:
-            load(*of, state)
+            load(*of, weights)
         except RuntimeError as error:
             return str(error)
         return ""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 
 
 def objects_of(held: list[Any]) -> Objects:
-    return Objects(lambda: iter([Root("module", "", {"held": held})]), dict, torch.device("cpu"))
+    return Objects(lambda quiet: iter([Root("module", "", {"held": held})]), dict, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

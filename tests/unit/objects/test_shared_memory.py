@@ -53,4 +53,4 @@ def test_a_large_file_in_memory_is_watched_if_it_can_be_written(mode: Any, watch
     (tmp_path / "file").write_bytes(bytes(2 << 20))
     held = {"rows": np.memmap(tmp_path / "file", mode=mode)}
     root = Root("data", "training", held, is_setup=True, is_data=True)
-    assert Objects(lambda: iter([root]), dict, torch.device("cpu")).watched.keys() == watched
+    assert Objects(lambda quiet: iter([root]), dict, torch.device("cpu")).watched.keys() == watched

@@ -1,0 +1,119 @@
+"""Finds the modules, parameters and buffers of a module by name, again and again.
+
+Models with thousands of layers take a while for that, and every part of a state asks at every snapshot. So names are
+kept, and looked up anew only where a module, a parameter or a buffer was added, removed, replaced or renamed.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+from torch import Tensor, nn
+
+from midstride.engine.state.torch_internals import has_plain_names, members_of, transient_buffers_of
+
+__all__ = ["Members", "ModuleIndex"]
+
+
+@dataclass(slots=True)
+class Members:
+    """The members of a module at one moment.
+
+    Args:
+        modules: as `named_modules` yields them.
+        parameters: as `named_parameters` yields them.
+        buffers: as `named_buffers` yields them.
+        tensors: parameters and buffers, module by module; a tensor with several names is here several times.
+        version: number that stays the same while all of these are the same objects under the same names.
+    """
+
+    modules: dict[str, nn.Module]
+    parameters: dict[str, Any]
+    buffers: dict[str, Any]
+    tensors: list[Tensor]
+    version: int
+
+
+class ModuleIndex:
+    """The members of a module. It keeps none of them alive.
+
+    Args:
+        module: the module, whose members can change at any time.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._version = 0
+        self._names: _Names | None = None
+
+    def now(self) -> Members:
+        """Return the members of the module as they are now."""
+        found = None if self._names is None else self._names.members(self._version)
+        if found is None:
+            self._version += 1
+            modules = dict(self._module.named_modules())
+            parameters, buffers = dict(self._module.named_parameters()), dict(self._module.named_buffers())
+            contents = _Contents([*modules.values()])
+            tensors = [value for value in contents.values if isinstance(value, Tensor)]
+            found = Members(modules, parameters, buffers, tensors, self._version)
+            self._names = _Names.of(found, contents) if has_plain_names(self._module, modules.values()) else None
+        return found
+
+
+class _Contents:
+    """The children, parameters and buffers of each of `owners`, in one list."""
+
+    def __init__(self, owners: Sequence[nn.Module]) -> None:
+        containers = [container for owner in owners for container in members_of(owner)]
+        self.values = [value for container in containers for value in container.values()]
+        transient = [(number, {*own}) for number, one in enumerate(owners) if (own := transient_buffers_of(one))]
+        names = [name for container in containers for name in container]
+        empty = [number for number, value in enumerate(self.values) if value is None]
+        #: what all names depend on besides the identities of the values
+        self.names = [*map(len, containers)], names, empty, transient
+
+
+class _Names:
+    """The names of members, and weak references to these."""
+
+    def __init__(self, members: Members, contents: _Contents, places: dict[int, int]) -> None:
+        self._paths, self._owners = [*members.modules], [weakref.ref(owner) for owner in members.modules.values()]
+        self._contents = contents.names
+        self._values: list[Callable[[], Any]] = [
+            _none if value is None else weakref.ref(value) for value in contents.values
+        ]
+        self._tensors = [number for number, value in enumerate(contents.values) if isinstance(value, Tensor)]
+        self._parameters = {name: places[id(tensor)] for name, tensor in members.parameters.items()}
+        self._buffers = {name: places[id(tensor)] for name, tensor in members.buffers.items()}
+
+    @classmethod
+    def of(cls, members: Members, contents: _Contents) -> "_Names | None":
+        """Return the names of `members`; None if the module is not as torch builds modules."""
+        places = {id(value): number for number, value in enumerate(contents.values)}
+        try:
+            return cls(members, contents, places)
+        except (KeyError, TypeError):  # a name for something elsewhere, or a member without weak references
+            return None
+
+    def members(self, version: int) -> Members | None:
+        """Return the members; None if they are not those that the names are of."""
+        owners: list[Any] = [reference() for reference in self._owners]
+        if any(owner is None for owner in owners):
+            return None
+        contents = _Contents(owners)
+        values = contents.values
+        if contents.names != self._contents or not all(map(is_, values, [value() for value in self._values])):
+            return None
+        return Members(
+            dict(zip(self._paths, owners, strict=True)),
+            {name: values[place] for name, place in self._parameters.items()},
+            {name: values[place] for name, place in self._buffers.items()},
+            [values[place] for place in self._tensors],
+            version,
+        )
+
+
+def _none() -> None:
+    """Stand for a weak reference to None."""
