@@ -112,6 +112,7 @@ bench-gpu:  ## what the engine costs on a GPU: steps, snapshots, memory; needs w
 
 bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch.distributed.checkpoint
 	$(BIN)/python tests/bench/snapshots.py $(ARGS)
+	$(BIN)/python tests/bench/many_tensors.py
 
 bench-steps: $(STAMP)  ## what the engine adds to a training step, beside a bare loop
 	PYTHONPATH=tests $(BIN)/python -m bench.steps $(ARGS)
