@@ -42,6 +42,7 @@ from midstride.engine.snapshots.row_times import RowTimes
 from midstride.engine.snapshots.schedule import SnapshotSchedule
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import encode_lazily
+from midstride.engine.state.collector import collector_paused
 from midstride.engine.state.stateful import Reshardable, Stateful, restore_parts, state_of
 from midstride.engine.strategies.mixins import Measures
 
@@ -92,7 +93,8 @@ class Checkpointer:
     @staticmethod
     def try_encoding(parts: Mapping[str, Stateful]) -> None:
         """Raise the errors of a snapshot of `parts`: state that cannot be written or restored."""
-        encode_lazily(state_of(parts))
+        with collector_paused():
+            encode_lazily(state_of(parts))
         check_restores(parts, "before the first step")
 
     def resume(self, resume: Resume, *, take_over: bool = True) -> bool:
@@ -263,7 +265,7 @@ class Checkpointer:
         with self._warnings.merge_ranks():
             if self._unsaved_state is not None:
                 self._unsaved_state.check(epoch)
-            with self._watching_hooks():
+            with self._watching_hooks(), collector_paused():
                 state = state_of(self.parts)
         self._replica_check.check(state)
         self.run.snapshot(position, state, written, facts, probe, committed)

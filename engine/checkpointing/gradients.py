@@ -15,7 +15,7 @@ class Gradients:
     """The gradients of this rank within an accumulation window; empty between steps."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._index = module, ModuleIndex(module)
+        self._module, self._index = module, ModuleIndex.of(module)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the gradients by the names of their parameters, without those that are None."""

@@ -174,7 +174,7 @@ class WorkerData(DataOwners):
     def _collate_walk(self) -> GraphWalk:
         """Return a walk over objects that collate_fn may share: module, loader, data."""
         walk = self._walk()
-        for root in () if self._module is None else module_roots(ModuleIndex(self._module).now()):
+        for root in () if self._module is None else module_roots(ModuleIndex.of(self._module).now()):
             walk.root_attributes(root.values, root.path, is_small=False)
         loader = {name: value for name, value in loader_attributes(self._loader).items() if name != "collate_fn"}
         for path, own in {

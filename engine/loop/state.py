@@ -210,7 +210,7 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
     """Return the objects of a loop as one part of its state."""
     kept, others = objects.kept, objects.others
     samplers = SamplerValues(objects.sources)
-    schedulers, index = list(kept.schedulers.values()), ModuleIndex(objects.modules)
+    schedulers, index = list(kept.schedulers.values()), ModuleIndex.of(objects.modules)
 
     def roots(quiet: QuietOwners | None) -> Iterator[Root]:
         yield from module_roots(index.now(), quiet)

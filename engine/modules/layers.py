@@ -186,7 +186,7 @@ class NewLayers:
         """Return a walk whose anchors are the modules and tensors that were built."""
         anchors = {
             name: value
-            for name, value in module_anchors(ModuleIndex(self._module).now()).items()
+            for name, value in module_anchors(ModuleIndex.of(self._module).now()).items()
             if self._is_built(name, value)
         }
         tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
@@ -203,7 +203,7 @@ class NewLayers:
             UserError: a layer cannot be built as it was.
         """
         # one for all nodes: shared parts of new modules are built once
-        restore = GraphRestore(GraphWalk({}, {}), module_anchors(ModuleIndex(self._module).now()), self._device)
+        restore = GraphRestore(GraphWalk({}, {}), module_anchors(ModuleIndex.of(self._module).now()), self._device)
         for path, node in nodes.items():
             _drop_separate_state(node)
             owner, name = self._module.get_submodule(owner_of(path)), path.rpartition(".")[2]

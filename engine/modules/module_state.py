@@ -26,7 +26,7 @@ class NonPersistentBuffers(AlikeOnRanks):
     description = "a buffer that is not persistent"
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module, self._device, self._index = module, device, ModuleIndex(module)
+        self._module, self._device, self._index = module, device, ModuleIndex.of(module)
         self._built = frozenset(self._filled(self._index.now()))
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class TrainingModes(AlikeOnRanks):
     description = "what is in training"
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._index = module, ModuleIndex(module)
+        self._module, self._index = module, ModuleIndex.of(module)
         #: the modes before the evaluation that is under way, which it ends with; None outside an evaluation
         self._before_evaluation: dict[str, bool] | None = None
         #: submodules that were in training mode within the evaluation of the loaded snapshot, until it is continued

@@ -22,7 +22,7 @@ from midstride.engine.objects.kinds.tensors import has_memory, reshard_nodes
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import View, instances_in
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
-from midstride.engine.state.tensors import form_of, is_expanded
+from midstride.engine.state.tensors import columns_of, is_expanded
 
 __all__ = ["ModuleStructure", "structure_of", "take_weights"]
 
@@ -41,7 +41,7 @@ class ModuleStructure:
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module, self._index = module, ModuleIndex(module)
+        self._module, self._index = module, ModuleIndex.of(module)
         self._as_built: Any = None  # version and forms of the members that were last found to be as built
         self._layers = layers_of(module)
         self._built = own_layers(self._layers)
@@ -90,12 +90,12 @@ class ModuleStructure:
         return states[0]
 
 
-def _forms_of(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]] | None:
+def _forms_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...] | None:
     """Return the addresses and forms of tensors; None if some have none."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return None
     try:
-        return [(tensor.data_ptr(), *form_of(tensor)) for tensor in tensors]
+        return columns_of(tensors)
     except RuntimeError:  # sparse ones have no strides, and some devices no addresses
         return None
 

@@ -89,7 +89,7 @@ class Objects(AlikeOnRanks):
     @classmethod
     def of_module(cls, module: nn.Module) -> "Objects":
         """Return the state of one module's objects, without warnings, outside of snapshots."""
-        index, device = ModuleIndex(module), torch.device("cpu")
+        index, device = ModuleIndex.of(module), torch.device("cpu")
         return cls(
             lambda quiet: module_roots(index.now(), quiet), lambda: module_anchors(index.now()), device, is_kept=False
         )

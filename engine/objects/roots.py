@@ -138,7 +138,7 @@ _Layer = tuple[type, list[str], list[str], list[Any]]
 
 
 class QuietOwners:
-    """Layers and tensors that walks can leave out, since their attributes are as they were built.
+    """Layers and tensors that walks leave out while their attributes are as built.
 
     These are layers of libraries with plain values only, and tensors without attributes: most of a large module.
     """
@@ -173,7 +173,7 @@ class QuietOwners:
         """Return whether the tensor has no attributes and no hooks, as before."""
         if self._tensors.get(name) is not type(tensor) or vars(tensor):
             return False
-        return not any(getattr(tensor, hooks, None) for hooks in _TENSOR_HOOKS)
+        return not (getattr(tensor, _TENSOR_HOOKS[0]) or getattr(tensor, _TENSOR_HOOKS[1], None))
 
 
 def _is_small_and_plain(value: object) -> bool:

@@ -179,7 +179,10 @@ class GraphWalk:
         return kind_of(kind).is_described
 
     def is_address(self, value: Any) -> bool:
-        """Return whether `value` is the `id` of an object in another part of the state; ids differ between attempts."""
+        """Return whether `value` is the `id` of an object in another part of the state.
+
+        Ids differ between attempts.
+        """
         return type(value) is int and value > LOWEST_ADDRESS and value in self.anchors
 
     def base_of(self, tensor: Tensor) -> str | None:

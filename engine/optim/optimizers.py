@@ -260,7 +260,7 @@ class TrainedParameters:
     """
 
     def __init__(self, optimizer: Optimizer, module: nn.Module, title: str) -> None:
-        self._module, self._index, self._title = module, ModuleIndex(module), title
+        self._module, self._index, self._title = module, ModuleIndex.of(module), title
         self._known = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.groups = len(optimizer.param_groups)  #: number of first groups
         self._built = self._names(optimizer)

@@ -15,6 +15,7 @@ from torch import Tensor
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.position import rank_stem
 from midstride.engine.state.codec import encode_lazily
+from midstride.engine.state.collector import collector_paused
 from midstride.engine.state.tensor_blocks import TensorBlocks
 from midstride.engine.state.tensors import Layout, TensorRegion, copy_tensors, once
 from midstride.engine.storage.checksums import FileDigest, digest_of
@@ -62,6 +63,10 @@ class StateCopier:
         Raises:
             UnsupportedState: it holds values that cannot be written.
         """
+        with collector_paused():
+            return self._copy(tree, buffer)
+
+    def _copy(self, tree: object, buffer: Buffer) -> StateCopy:
         document, leaves = encode_lazily(tree, self._blocks)
         if self._plan is None or not self._plan.layout.fits(leaves):
             if self._plan is not None:  # entries of the last snapshot tell where its tensors are

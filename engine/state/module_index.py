@@ -37,16 +37,29 @@ class Members:
 
 
 class ModuleIndex:
-    """The members of a module. It keeps none of them alive.
+    """The members of a module. It keeps neither them nor the module alive.
 
     Args:
         module: the module, whose members can change at any time.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self._reference = weakref.ref(module)
         self._version = 0
         self._names: _Names | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "ModuleIndex":
+        """Return the index of `module`, which all parts of a state share."""
+        if module not in _INDICES:
+            _INDICES[module] = cls(module)
+        return _INDICES[module]
+
+    @property
+    def _module(self) -> nn.Module:
+        module = self._reference()
+        assert module is not None, "the owner of the index holds the module"
+        return module
 
     def now(self) -> Members:
         """Return the members of the module as they are now."""
@@ -60,6 +73,9 @@ class ModuleIndex:
             found = Members(modules, parameters, buffers, tensors, self._version)
             self._names = _Names.of(found, contents) if has_plain_names(self._module, modules.values()) else None
         return found
+
+
+_INDICES: "weakref.WeakKeyDictionary[nn.Module, ModuleIndex]" = weakref.WeakKeyDictionary()
 
 
 class _Contents:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from midstride.engine.state.shared_containers import SharedContainers
-from midstride.engine.state.tensors import Leaves, TensorEntry, form_of
+from midstride.engine.state.tensors import Leaves, TensorEntry, columns_of
 
 __all__ = ["TensorBlocks"]
 
@@ -28,8 +28,7 @@ class _Block:
         kind: its class.
         names: its keys, then those of each dict in it.
         entries: entries of the tensors.
-        forms: their forms.
-        starts: their addresses.
+        columns: their addresses and forms.
         document: the document of the dict. It is not changed any more: a thread may still be writing it.
         inner: the documents of the dicts in it.
     """
@@ -37,8 +36,7 @@ class _Block:
     kind: type
     names: list[list[Any]]
     entries: list[TensorEntry]
-    forms: list[tuple[Any, ...]]
-    starts: list[int]
+    columns: tuple[list[Any], ...]
     document: Any
     inner: list[Any]
 
@@ -71,8 +69,9 @@ class TensorBlocks:
         tensors = _tensors(value, inner)
         if [*map(id, tensors)] != [*map(id, own.tensors)]:  # some are sparse, on other devices, or were met before
             return
-        forms, starts = [entry.form for entry in own.entries], [entry.start for entry in own.entries]
-        self._blocks[path] = _Block(type(value), names, own.entries, forms, starts, document, shared.documents(inner))
+        self._blocks[path] = _Block(
+            type(value), names, own.entries, columns_of(tensors), document, shared.documents(inner)
+        )
 
     def again(self, path: str, value: dict[Any, Any], leaves: Leaves, shared: SharedContainers) -> Any:
         """Return the document of `value` if all is as it was; else None.
@@ -90,7 +89,7 @@ class TensorBlocks:
             return None
         tensors = _tensors(value, inner)
         try:
-            if [tensor.data_ptr() for tensor in tensors] != block.starts or [*map(form_of, tensors)] != block.forms:
+            if columns_of(tensors) != block.columns:
                 return None
         except RuntimeError:  # one has no strides or no address now
             return None

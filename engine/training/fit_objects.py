@@ -36,7 +36,7 @@ def objects_of(context: FitContext) -> Objects:
     """
     data = _data_of(context.loaders, context.source)
     samplers = SamplerValues(lambda: _loaders(context.loaders))
-    callbacks, index = by_class_name(context.callbacks), ModuleIndex(context.module)
+    callbacks, index = by_class_name(context.callbacks), ModuleIndex.of(context.module)
 
     def roots(quiet: QuietOwners | None) -> Iterator[Root]:
         yield from module_roots(index.now(), quiet)
@@ -71,7 +71,7 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
     data |= {"module": source} if isinstance(source := context.trainer.datamodule, DataModule) else {}
     callbacks = {str(n): callback for n, callback in enumerate(context.callbacks) if is_user_class(type(callback))}
     holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
-    index = ModuleIndex(context.module)
+    index = ModuleIndex.of(context.module)
 
     def roots(quiet: QuietOwners | None) -> Iterator[Root]:
         yield from module_roots(index.now(), quiet)

@@ -149,8 +149,8 @@ def _versions(module: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _attributes(module: Any) -> dict[str, Any]:
-    """Return copies of the attributes of `module` and its submodules, without weights and metrics."""
-    members = ModuleIndex(module).now()
+    """Return copies of the attributes of `module` and submodules, without weights and metrics."""
+    members = ModuleIndex.of(module).now()
     anchors = module_anchors(members)
     tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
     walk = GraphWalk({id(value): name for name, value in anchors.items()}, tensors)

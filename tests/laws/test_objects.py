@@ -190,6 +190,7 @@ def test_ranks_that_are_killed_repeatedly_keep_their_objects(name: str, tmp_path
 def test_state_that_cannot_be_restored_is_named_before_a_resume(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gc.collect()  # modules of other tests, of which a weak dictionary of a class may know
     made, is_refused, words = NAMED[name]
     if is_refused:
         with pytest.raises(UserError, match=words):

@@ -46,9 +46,9 @@ __all__ = [
 
 def has_memory(tensor: Tensor) -> bool:
     """Return whether `tensor` is strided and has an address, unlike XLA tensors."""
-    if tensor.layout != torch.strided or tensor.device.type == "xla":
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout != torch.strided:
         return False
-    return type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and bool(tensor.numel())
+    return bool(tensor.numel()) and (tensor.is_cpu or tensor.device.type != "xla")
 
 
 class Tensors(Kind):

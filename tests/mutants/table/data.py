@@ -282,7 +282,7 @@ DATA = [
         "made is not MISSING", "False",
         "test_a_resumed_run_has_the_objects_of_the_run_before[Recollated]"),
     Mutant("the collate_fn of a pass does not share its list with the module", "WorkerData._collate_walk",
-        "for root in () if self._module is None else module_roots(ModuleIndex(self._module).now()): ...",
+        "for root in () if self._module is None else module_roots(ModuleIndex.of(self._module).now()): ...",
         "for root in (): ...",
         "test_a_resumed_run_has_the_objects_of_the_run_before[HandsOn]"),
     Mutant("shared memory that changes between epochs is named", "WorkerData.end_pass",

@@ -300,7 +300,7 @@ TRAINING = [
         "test_a_resumed_run_has_the_objects_of_the_run_before[MeasuresMidway]"),
     Mutant("layers that training made share nothing", "NewLayers.rebuild",
         'made = restore.put(node, MISSING, f"structure/{path}")',
-        "restore = GraphRestore(GraphWalk({}, {}), module_anchors(ModuleIndex(self._module).now()), self._device)\n"
+        "restore = GraphRestore(GraphWalk({}, {}), module_anchors(ModuleIndex.of(self._module).now()), self._device)\n"
         'made = restore.put(node, MISSING, f"structure/{path}")',
         "test_a_resumed_run_has_the_objects_of_the_run_before[MeasuresMidway]"),
     Mutant("a late layer's host tensors are restored on the device", "NewLayers.rebuild",

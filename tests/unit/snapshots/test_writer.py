@@ -1,8 +1,10 @@
 """The writer: behind training, in order, and with its errors told."""
 
 import errno
+import gc
 import re
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.slow_stores import Gated
 
-from midstride.engine.errors import SnapshotError, StoreSilent
+from midstride.engine.errors import SnapshotError, StoreSilent, UnsupportedState
 from midstride.engine.snapshots.buffer_pool import LONG_WAIT_S, Buffer, BufferPool
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
 from midstride.engine.snapshots.lease import acquire
@@ -281,3 +283,16 @@ def test_a_closed_writer_leaves_no_thread(store: Store) -> None:
     assert threading.active_count() == before + 1
     assert writer.close(100)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_collector_is_as_it_was_after_a_copy(is_on: bool) -> None:
+    copier = StateCopier(World(), lambda name: False)
+    try:
+        (gc.enable if is_on else gc.disable)()
+        for tree in ({"w": torch.ones(2)}, {"w": object()}):
+            with suppress(UnsupportedState):
+                copier.copy(tree, Buffer())
+            assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
