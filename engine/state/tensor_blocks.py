@@ -26,7 +26,7 @@ class _Block:
 
     Args:
         kind: its class.
-        names: its keys, then those of each dict in it.
+        names: its keys, those of the dicts in it, and the numbers of these.
         entries: entries of the tensors.
         columns: their addresses and forms.
         document: the document of the dict. It is not changed any more: a thread may still be writing it.
@@ -62,11 +62,11 @@ class TensorBlocks:
             shared: the dicts that the encoder has met, those in `value` included.
         """
         self._blocks.pop(path, None)
-        inner = _inner(value)
-        names = None if inner is None else _names(value, inner)
-        if inner is None or names is None:
+        found = _tensors_in(value)
+        names = None if found is None else _names(value, found[0])
+        if found is None or names is None:
             return
-        tensors = _tensors(value, inner)
+        inner, tensors = found
         if [*map(id, tensors)] != [*map(id, own.tensors)]:  # some are sparse, on other devices, or were met before
             return
         self._blocks[path] = _Block(
@@ -83,11 +83,11 @@ class TensorBlocks:
             shared: where the dicts in it are noted.
         """
         block = self._blocks.get(path)
-        if block is None or type(value) is not block.kind or (inner := _inner(value)) is None:
+        if block is None or type(value) is not block.kind or (found := _tensors_in(value)) is None:
             return None
+        inner, tensors = found
         if _names(value, inner) != block.names or not shared.are_new(inner):
             return None
-        tensors = _tensors(value, inner)
         try:
             if columns_of(tensors) != block.columns:
                 return None
@@ -98,23 +98,19 @@ class TensorBlocks:
         return block.document
 
 
-def _inner(value: dict[Any, Any]) -> list[dict[Any, Any]] | None:
-    """Return the dicts of tensors in `value`; [] if it is one itself, None if it is neither."""
-    kinds = {*map(type, value.values())}
-    if kinds and _TENSORS.issuperset(kinds):
-        return []
-    inner = [*value.values()] if kinds == _DICT else []
-    return inner if inner and _TENSORS.issuperset(map(type, _tensors(value, inner))) else None
-
-
-def _tensors(value: dict[Any, Any], inner: list[dict[Any, Any]]) -> list[Tensor]:
-    return [*chain.from_iterable(map(dict.values, inner))] if inner else [*value.values()]
+def _tensors_in(value: dict[Any, Any]) -> tuple[list[dict[Any, Any]], list[Tensor]] | None:
+    """Return the dicts in `value` and their tensors; no dicts if `value` itself holds tensors."""
+    items = [*value.values()]
+    inner = items if _kinds(items) == _DICT else []
+    tensors = [*chain.from_iterable(map(dict.values, inner))] if inner else items
+    return (inner, tensors) if tensors and _TENSORS.issuperset(map(type, tensors)) else None
 
 
 def _names(value: dict[Any, Any], inner: list[dict[Any, Any]]) -> list[list[Any]] | None:
-    """Return the keys of `value` and of the dicts in it; None unless they are text or numbers."""
-    is_plain = _kinds(value) in (_TEXT, _NUMBERS) and _kinds(chain.from_iterable(inner)) <= _TEXT
-    return [[*value], *map(list, inner)] if is_plain else None
+    """Return the keys of `value`, and of the dicts in it; None unless they are text or numbers."""
+    names = [*chain.from_iterable(inner)]
+    is_plain = _kinds(value) in (_TEXT, _NUMBERS) and _kinds(names) <= _TEXT
+    return [[*value], names, [*map(len, inner)]] if is_plain else None
 
 
 def _kinds(values: Iterable[Any]) -> set[type]:

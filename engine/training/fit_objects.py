@@ -39,14 +39,15 @@ def objects_of(context: FitContext) -> Objects:
     callbacks, index = by_class_name(context.callbacks), ModuleIndex.of(context.module)
 
     def roots(quiet: QuietOwners | None) -> Iterator[Root]:
-        yield from module_roots(index.now(), quiet)
+        members = index.now()
+        yield from module_roots(members, quiet)
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         yield from _callback_roots(callbacks)
         yield from data_roots(data)
         yield from loader_roots(_loaders(context.loaders))
         yield from samplers.roots()
         yield from optimizer_roots(context.optimizers, context.schedulers)
-        yield from global_generators([context.module, *context.module.modules(), *context.callbacks, *data.values()])
+        yield from global_generators([*members.modules.values(), *context.callbacks, *data.values()])
 
     def anchors() -> dict[str, object]:
         named: dict[str, object] = {"trainer": context.trainer, **module_anchors(index.now())}
@@ -74,7 +75,8 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
     index = ModuleIndex.of(context.module)
 
     def roots(quiet: QuietOwners | None) -> Iterator[Root]:
-        yield from module_roots(index.now(), quiet)
+        members = index.now()
+        yield from module_roots(members, quiet)
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         for number, callback in callbacks.items():
             yield Root("callbacks", number, attributes_of(callback), callback, is_setup=True)
