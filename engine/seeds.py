@@ -102,9 +102,9 @@ class Generators:
         if (was := "device" in state_dict) != (self._device is not None):
             states, trains = ("the random numbers", "no such device") if was else ("no random numbers", "one")
             raise NotExact(
-                f"the snapshot has {states} of an XLA device, and this rank trains on {trains}: what is drawn there, "
-                "such as dropout, could not go on. Resume with the strategy of the snapshot, or begin another run with "
-                "the weights of this one."
+                f"the snapshot has {states} of an XLA device, and this rank trains on {trains}: its draws, such as "
+                "dropout, could not continue. Resume with the strategy of the snapshot, or start another run with the "
+                "weights of this one."
             )
         gpu_states = state_dict["cuda"]
         if len(gpu_states) != len(self._gpus):

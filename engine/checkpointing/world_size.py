@@ -82,7 +82,7 @@ def check_fixed_world(strategy: Strategy, was: int, size: int, where: str) -> No
     """
     if isinstance(strategy, FixedWorld) and (why := strategy.fixed_world) is not None:
         raise NotExact(
-            f"{where} was taken by {was} processes, this world has {size}, and strategy {strategy.name} goes on with "
+            f"{where} was taken by {was} processes, now there are {size}, and strategy {strategy.name} continues with "
             f"{was} only: {why}. Start it with {was}, or start over under another run name."
         )
 
@@ -124,8 +124,8 @@ def _resize(
 ) -> None:
     if was != size and loader.fixed_world is not None:
         raise NotExact(
-            f"{where} was taken by {was} processes, this world has {size}, and the {name} loader can go on with {was} "
-            f"only: {loader.fixed_world}. Start it with {was}, or start over under another run name."
+            f"{where} was taken by {was} processes, now there are {size}, and the {name} loader can continue with "
+            f"{was} only: {loader.fixed_world}. Start it with {was}, or start over under another run name."
         )
     if size == began or batch_size is None or loader.batch_size is None:
         return

@@ -92,7 +92,7 @@ def check_loader(loader: object, what: str) -> None:
         if getattr(type(loader), name) is not getattr(DataLoader, name):
             raise NotExact(
                 f"the {what} loader is a {type(loader).__name__} with {'an' if name == '__iter__' else 'a'} {name} of "
-                "its own, which would be left out. Do in the data set or in collate_fn what it does."
+                "its own, which would not be called. Move its work to the data set or to collate_fn."
             )
 
 

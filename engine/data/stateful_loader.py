@@ -171,7 +171,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             if then.get(name) != now.get(name):
                 raise NotExact(
                     f"the state was taken with {name}={then.get(name)!r}, this loader has {now.get(name)!r}: it would "
-                    "read other samples. Build the loader as it was, or begin without the state."
+                    "read other samples. Build the loader as it was, or start without the state."
                 )
         if state["world_size"] != ranks and reader.fixed_world is not None:
             raise NotExact(f"{state['world_size']} ranks took the state, this is one of {ranks}: {reader.fixed_world}.")

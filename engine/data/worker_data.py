@@ -144,7 +144,7 @@ class WorkerData(DataOwners):
                 lost = self.restore(wanted)
             except Exception as error:
                 raise NotExact(
-                    "the snapshot says what the workers of a loader began with, and the data cannot take it: "
+                    "the data with which the workers of a loader started cannot be restored from the snapshot: "
                     f"{type(error).__name__}: {error}"
                 ) from error
             if lost:

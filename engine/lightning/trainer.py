@@ -70,7 +70,7 @@ class LightningTrainer:
             name in TrainerOptions.model_fields or name in _CONSTANTS or _is_ours(name) or hasattr(type(self), name)
         ):
             way = _WINDOWS if name == "accumulate_grad_batches" else "give it to Trainer(...)"
-            raise AttributeError(f"trainer.{name} cannot be set here, as every attempt has to find it alike: {way}")
+            raise AttributeError(f"trainer.{name} cannot be set here, as all attempts need the same value: {way}")
         else:
             setattr(self._trainer, name, value)
 

@@ -109,8 +109,8 @@ class Attempt:
         for name, value in self._objects.kept.others.items():
             if vars(self._objects.others).get(name) is not value:
                 raise NotExact(
-                    f"keep({name}=...): a {type(value).__name__} cannot be restored in place, and the script would go "
-                    f"on with the one that it has built. Write loop.state.{name} = ..., and use it as loop.state.{name}"
+                    f"keep({name}=...): a {type(value).__name__} cannot be restored in place, and the script would use "
+                    f"its new one. Write loop.state.{name} = ..., and use it as loop.state.{name}"
                 )
 
     def _seed_apart(self) -> None:

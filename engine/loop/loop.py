@@ -336,13 +336,13 @@ class Loop:
             raise UserError(f"this Loop over {self._run} is closed, since another one was built. Use the newer one")
         if self._runs:
             raise UserError(
-                f"the loop over {self._run} was left by an exception in the middle of a step, and what is in memory is "
-                "no state of it. Build everything again, the Loop first: it resumes from the last snapshot"
+                f"the loop over {self._run} was left by an exception in the middle of a step, so its state in memory "
+                "is incomplete. Build everything again, the Loop first: it resumes from the last snapshot"
             )
 
     def _ensure_not_begun(self, what: str) -> None:
         if self._attempt is not None:
-            raise UserError(f"{what} comes after the loop began, which has restored its state. Call it before")
+            raise UserError(f"{what} comes after the loop has started and restored its state. Call it before")
 
     def _steps_asked(self, loader: LoopLoader | int, count: int | None) -> tuple[Feed, int]:
         if isinstance(loader, LoopLoader) and count is not None:

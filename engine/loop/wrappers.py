@@ -94,6 +94,6 @@ def _advance(wrapper: Any, done: int) -> None:
     ctypes.c_ssize_t.from_address(id(wrapper) + object.__basicsize__).value += done
     if (now := wrapper.__reduce__()[1][1]) != begins + done:
         raise NotExact(
-            f"enumerate around a loader of the loop counts from {now} where it should go on from {begins + done}: this "
-            "Python keeps its count elsewhere. Count in loop.state instead"
+            f"enumerate around a loader of the loop counts from {now} instead of {begins + done}: this Python keeps "
+            "its count elsewhere. Count in loop.state instead"
         )

@@ -170,7 +170,7 @@ class TensorForms:
         if gone := [name for name in parameters if not isinstance(tensors.get(name), nn.Parameter)]:
             now = "a buffer now" if gone[0] in tensors else "gone"
             raise UserError(
-                f"the parameter {gone[0]} was there when training began and is {now}: no other attempt could match its "
+                f"the parameter {gone[0]} existed when training started and is {now}: no other attempt could match its "
                 "optimizer state to a parameter. Change the module's parameters (pruning, parametrizations, replaced "
                 "layers) in __init__, setup or on_fit_start, which every attempt calls."
             )
@@ -288,8 +288,8 @@ class SharedTensors:
         for first, *others in shared:
             if tied := [name for name in others if name not in were and not self._is_buffer(name)]:
                 raise UserError(
-                    f"the parameter {tied[0]} came to be {first} in training: tie weights in __init__, setup or "
-                    "on_fit_start, which every attempt calls. No other attempt could tell them apart."
+                    f"training has tied the parameter {tied[0]} to {first}, which no other attempt could tell apart. "
+                    "Tie weights in __init__, setup or on_fit_start, which every attempt calls."
                 )
 
     def apply(self, state: dict[str, Any]) -> None:

@@ -222,9 +222,9 @@ def champion_weights_explained(url: str) -> Iterator[None]:
         if not below:
             raise
         raise type(error)(
-            f"{str(error).partition('. `midstride')[0]}. They are a champion's: put them back from a copy, or have the "
-            f"champion before in charge again: `midstride champion rollback {store}`. A night with warm_start that was "
-            "begun with them goes on once its night.json is removed"
+            f"{str(error).partition('. `midstride')[0]}. They are a champion's: restore them from a copy, or restore "
+            f"the previous champion: `midstride champion rollback {store}`. A night that started from them by "
+            "warm_start continues once its night.json is removed"
         ) from error
 
 

@@ -111,8 +111,8 @@ def _compare(name: str, saved: Mapping[str, Any], parts: Mapping[str, Stateful])
         now = parts[name].state_dict()
     except (AttributeError, TypeError) as error:  # an object could not be restored and is None; a warning named it
         raise ReadBackDiffers(
-            f"{name} cannot give a state any more, now that the snapshot's is back: {type(error).__name__}: {error}. "
-            "The warning before names what did not come back: build it in __init__ or setup, or in on_load_checkpoint."
+            f"{name} has no state after the snapshot was restored: {type(error).__name__}: {error}. "
+            "The earlier warning names the lost part: build it in __init__, setup or on_load_checkpoint."
         ) from error
     if paths := differences(saved[name], now):
         raise ReadBackDiffers(

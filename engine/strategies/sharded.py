@@ -182,7 +182,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
             if not all(isinstance(parameter, DTensor) for parameter in group["params"]):
                 raise UserError(
                     f"the {type(optimizers[0]).__name__} holds weights as they were before strategy {self.name} cut "
-                    "them: create it in configure_optimizers, with self.parameters(). It would train nothing."
+                    "them, and would train nothing. Create it in configure_optimizers, with self.parameters()."
                 )
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:

@@ -195,7 +195,7 @@ def test_a_cut_by_time_stays_and_other_stages_are_refused(tmp_path: Path) -> Non
     assert all(cut == first for cut in others)
     assert run_ranks(fit, str(run), {}, 3, {"balance": [2, 2, 2]}, processes=3) == [2, 2, 2]
     said = (tmp_path / "2.txt").read_text()
-    assert "was taken by 2 processes, this world has 3, and strategy pipeline goes on with 2 only" in said
+    assert "was taken by 2 processes, now there are 3, and strategy pipeline continues with 2 only" in said
     assert run_ranks(fit, str(run), {}, 3, {"balance": [3, 3]}, processes=2) == [2, 2]
     said = (tmp_path / "1.txt").read_text()
     assert f"strategy: the snapshot has 'pipeline(stages=2, balance={first}, micro_batches=2)'" in said

@@ -153,7 +153,7 @@ ROWS = [
         "It stops before a commit. Nothing reads its writes.",
         STOPPED,
         [Cell("before the commit", overtaken), Cell("before the commit", overtaken, "s3")],
-        says="generation 2 advances {url} now, this world is generation 1: it stops",
+        says="stopped: another attempt (generation 2) has taken over {url}, this one is generation 1",
     ),
     Row(
         "A file of the newest snapshot is torn",

@@ -124,7 +124,7 @@ class LateUnderValidation(Small):
 class Tied(Small):
     """A weight that comes to be another one in training."""
 
-    refused = "the parameter two.weight came to be one.weight in"
+    refused = "training has tied the parameter two.weight to one.weight"
 
     def build(self) -> None:
         self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -137,7 +137,7 @@ class Tied(Small):
 class Frozen(Tied):
     """A parameter that becomes a buffer."""
 
-    refused = "the parameter one.weight was there when training"
+    refused = "the parameter one.weight existed when training"
 
     def factor(self, batch: Tensor) -> Any:
         weight = self.one.weight.detach()

@@ -176,7 +176,7 @@ class Reordered(Small):
 
 
 class Pruned(Small):
-    refused = "the parameter layer.weight was there when training began"
+    refused = "the parameter layer.weight existed when training started"
 
     def factor(self, batch: Tensor) -> Any:
         if not hasattr(self.layer, "weight_mask"):

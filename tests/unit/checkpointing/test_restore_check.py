@@ -111,5 +111,5 @@ def test_a_part_that_gives_no_state_without_what_did_not_come_back_is_named(tmp_
         trainer.fit(Appends(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]
 
     fit(2)
-    with pytest.raises(ReadBackDiffers, match=r"schedulers cannot give a state any more, .* in on_load_checkpoint"):
+    with pytest.raises(ReadBackDiffers, match=r"schedulers has no state after the snapshot .* or on_load_checkpoint"):
         fit(3)

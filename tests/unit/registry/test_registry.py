@@ -260,7 +260,7 @@ def test_a_champion_whose_weights_are_lost_is_told_of_with_a_way_out(
     damage(Path(str(planned.weights), "model.safetensors"))
     with pytest.raises(JobError) as caught:
         build_module(planned)
-    assert "They are a champion's: put them back from a copy" in str(caught.value)
+    assert "They are a champion's: restore them from a copy" in str(caught.value)
     assert f"`midstride champion rollback {tmp_path}`" in str(caught.value)
     assert "snapshots repair" not in str(caught.value), "which knows nothing of champions"
 

@@ -201,7 +201,7 @@ def test_a_world_whose_run_was_begun_anew_removes_nothing_of_the_other(store: St
     acquire(store, None, {})
     errors = take_with(store, lease)
     assert [type(error) for error in errors] == [Superseded] * 3
-    assert "another run begun there" in str(errors[0])
+    assert "another run has started there" in str(errors[0])
     assert store.find("snapshots")
 
 

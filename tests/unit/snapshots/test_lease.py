@@ -47,7 +47,9 @@ def test_a_superseded_writer_finds_out_and_commits_nothing(store: Store):
     stale = alone(store)
     (first,) = take(stale, 1)
     current = alone(store, resumed_from=first.name)
-    with pytest.raises(Superseded, match=r"generation 2 advances .* now, this world is generation 1"):
+    with pytest.raises(
+        Superseded, match=r"another attempt \(generation 2\) has taken over .*, this one is generation 1"
+    ):
         take(stale, 2)
     assert SnapshotCatalog(store).snapshots() == [first]
     (mine,) = take(current, 2)
@@ -84,7 +86,9 @@ def test_a_world_whose_folder_another_run_has_taken_stops(store: Store, generati
         before = alone(store, resumed_from=begun.name)
     store.remove("")
     other = alone(store)
-    said = rf"was emptied and another run begun there, this world is generation {generation} of the one before"
+    said = (
+        rf"was emptied and another run has started there \(this attempt is generation {generation} of the earlier one"
+    )
     with pytest.raises(Superseded, match=said):
         take(before, 2)
     (mine,) = take(other, 1)
