@@ -88,7 +88,7 @@ class Row:
         return re.fullmatch(pattern, line) is not None
 
 
-_DAMAGED = "It is set aside before use. The previous snapshot is loaded."
+_DAMAGED = "The previous snapshot is loaded."
 
 ROWS = [
     Row(
