@@ -87,7 +87,7 @@ def test_what_does_not_count_is_shown_and_is_no_fault(folder: Path) -> None:
     store = Store.open(folder)
     stale = alone(store, NAMES[0])
     acquire(store, NAMES[0], {})
-    with pytest.raises(Exception, match="advances"):
+    with pytest.raises(Exception, match="has taken over"):
         take(stale, 4)
     store.write("snapshots/000000000004-g000002/metrics.csv", b"")  # as a world leaves it that is killed there
     newer = alone(store, NAMES[0])
