@@ -195,13 +195,13 @@ def ensure_newest(store: Store, lease: Lease, *, is_read: bool = False) -> None:
         raise
     if last is not None and last.run_id != lease.run_id:
         raise Superseded(
-            f"stopped: {store.url} was emptied and another run has started there (this attempt is generation "
-            f"{lease.generation} of the earlier one)"
+            f"{store.url} was emptied and another run has started there: this attempt (generation "
+            f"{lease.generation} of the earlier run) has stopped"
         )
     if last is not None and last.generation > lease.generation:
         raise Superseded(
-            f"stopped: another attempt (generation {last.generation}) has taken over {store.url}, this one is "
-            f"generation {lease.generation}"
+            f"another attempt (generation {last.generation}) has taken over {store.url}: this one (generation "
+            f"{lease.generation}) has stopped"
         )
     if last is None or last.generation < lease.generation:
         _write_again(store, lease)

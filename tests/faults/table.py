@@ -153,7 +153,7 @@ ROWS = [
         "It stops before a commit. Nothing reads its writes.",
         STOPPED,
         [Cell("before the commit", overtaken), Cell("before the commit", overtaken, "s3")],
-        says="stopped: another attempt (generation 2) has taken over {url}, this one is generation 1",
+        says="another attempt (generation 2) has taken over {url}: this one (generation 1) has stopped",
     ),
     Row(
         "A file of the newest snapshot is torn",

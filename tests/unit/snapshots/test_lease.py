@@ -47,9 +47,7 @@ def test_a_superseded_writer_finds_out_and_commits_nothing(store: Store):
     stale = alone(store)
     (first,) = take(stale, 1)
     current = alone(store, resumed_from=first.name)
-    with pytest.raises(
-        Superseded, match=r"another attempt \(generation 2\) has taken over .*, this one is generation 1"
-    ):
+    with pytest.raises(Superseded, match=r"\(generation 2\) has taken over .*: this one \(generation 1\) has stopped"):
         take(stale, 2)
     assert SnapshotCatalog(store).snapshots() == [first]
     (mine,) = take(current, 2)
@@ -87,7 +85,7 @@ def test_a_world_whose_folder_another_run_has_taken_stops(store: Store, generati
     store.remove("")
     other = alone(store)
     said = (
-        rf"was emptied and another run has started there \(this attempt is generation {generation} of the earlier one"
+        rf"was emptied and another run has started there: this attempt \(generation {generation} of the earlier run\)"
     )
     with pytest.raises(Superseded, match=said):
         take(before, 2)
