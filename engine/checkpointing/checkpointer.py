@@ -68,7 +68,8 @@ class Checkpointer:
     def __init__(self, context: RunContext, state: RunState, url: str, options: SnapshotOptions) -> None:
         self._context, self._state = context, state
         store_options = replace(options.store_options, on_wait=context.reporter.store_waits)
-        self.run = RunStore(url, context.strategy, options.keep, context.heartbeat, store_options)
+        archive = options.archive_every_steps
+        self.run = RunStore(url, context.strategy, options.keep, context.heartbeat, store_options, archive)
         self._schedule = SnapshotSchedule(options, context.collective.gather, lambda: self.run.is_writing)
         self._warnings = RankWarnings(context.world, context.collective.gather)
         #: name -> part of the state: everything that decides how the run continues

@@ -59,14 +59,22 @@ class RunStore:
         keep: number of snapshots to keep.
         heartbeat: reports that this rank waits for the store.
         options: how the store is used.
+        archive_every_steps: keep one snapshot for good in each so many steps; None keeps none.
     """
 
     def __init__(
-        self, url: str, strategy: Strategy, keep: int, heartbeat: Heartbeat, options: StoreOptions | None = None
+        self,
+        url: str,
+        strategy: Strategy,
+        keep: int,
+        heartbeat: Heartbeat,
+        options: StoreOptions | None = None,
+        archive_every_steps: int | None = None,
     ) -> None:
         self.name = url_name(url)
         self.store = Store.open(url, options)
         self._strategy, self._keep, self._heartbeat = strategy, keep, heartbeat
+        self._archive_every_steps = archive_every_steps
         self._writer: Writer | None = None
         self._channel: SideChannel | None = None
         self.lease: Lease | None = None
@@ -204,6 +212,7 @@ class RunStore:
             run=self.name,
             keep=self._keep,
             replicated=self._strategy.is_replicated,
+            archive_every_steps=self._archive_every_steps,
         )
         return lease
 

@@ -168,6 +168,11 @@ class SnapshotOptions(Options):
     keep: Count = Field(
         3, title="Keep", description="How many of the newest snapshots are kept; older ones are removed."
     )
+    archive_every_steps: Count | None = Field(
+        None,
+        title="Archive every n steps",
+        description="Keep the first snapshot in each so many steps for good, to replay and fork from the past.",
+    )
 
     @property
     def store_options(self) -> StoreOptions:

@@ -13,7 +13,7 @@ from midstride.engine.snapshots.parent import inherits
 from midstride.engine.snapshots.position import Position
 from midstride.engine.storage.store import Store
 
-__all__ = ["Retention", "needed_weights"]
+__all__ = ["Retention", "archived", "needed_weights"]
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,11 @@ class Retention:
         store: of the run.
         lease: of the generation that advances the run.
         keep: number of snapshots to keep.
+        archive_every_steps: keep one snapshot for good in each so many steps; None keeps none.
     """
 
-    def __init__(self, store: Store, lease: Lease, keep: int) -> None:
-        self._store, self._lease, self._keep = store, lease, keep
+    def __init__(self, store: Store, lease: Lease, keep: int, archive_every_steps: int | None = None) -> None:
+        self._store, self._lease, self._keep, self._archive_every_steps = store, lease, keep, archive_every_steps
         self._catalog = SnapshotCatalog(store)
         self._weights = {folder: Catalog(store, folder) for folder in WEIGHTS}
         self._known: dict[str, list[Snapshot]] = {}  # by folder, oldest first; not there: the store must be asked
@@ -79,7 +80,9 @@ class Retention:
 
     def _prune_snapshots(self) -> None:
         known = self._known_in(SNAPSHOTS)
-        old = [snapshot for snapshot in known[: -self._keep] if not inherits(self._store, snapshot.path)]
+        own = [snapshot for snapshot in known if not inherits(self._store, snapshot.path)]
+        may_go = {snapshot.name for snapshot in own} - archived(own, self._archive_every_steps)
+        old = [snapshot for snapshot in known[: -self._keep] if snapshot.name in may_go]
         if not old:
             return
         ensure_newest(self._store, self._lease)  # a newer world may have resumed from one of them
@@ -101,6 +104,14 @@ class Retention:
             for number in sorted({*range(len(known))} - needed, reverse=True):
                 self._weights[folder].discard(known[number])
                 del known[number]
+
+
+def archived(snapshots: Iterable[Snapshot], every_steps: int | None) -> set[str]:
+    """Return the names of the first snapshot in each `every_steps` steps."""
+    first: dict[int, str] = {}
+    for snapshot in snapshots if every_steps is not None else ():
+        first.setdefault(snapshot.position.step // (every_steps or 1), snapshot.name)
+    return {*first.values()}
 
 
 def needed_weights(weights: Sequence[Position], snapshots: Iterable[Position]) -> set[int]:

@@ -77,6 +77,7 @@ class Writer:
         run: name of the run, for the manifest.
         keep: how many snapshots stay.
         replicated: whether the tensor of a name is the same on every rank, and so is written once.
+        archive_every_steps: keep one snapshot for good in each so many steps; None keeps none.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class Writer:
         run: str,
         keep: int,
         replicated: Callable[[str], bool] = lambda path: False,
+        archive_every_steps: int | None = None,
     ) -> None:
         self._committer = Committer(store, lease, world, gather, run)
-        self._retention = Retention(store, lease, keep) if world.is_first else None
+        self._retention = Retention(store, lease, keep, archive_every_steps) if world.is_first else None
         self._weights = _WeightsQueue(Committer(store, lease, World(), lambda value: [value], run), self._retention)
         self._copier = StateCopier(world, replicated)
         self._buffers = BufferPool(store.options.on_wait)

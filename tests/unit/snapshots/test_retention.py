@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 from support.snapshot_files import Killed, flip
-from support.snapshot_writers import alone, take
+from support.snapshot_writers import OPEN, alone, take
 
 from midstride.engine.errors import (
     SnapshotDamaged,
 )
 from midstride.engine.snapshots import metric_rows as segments
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog, snapshot_name
+from midstride.engine.snapshots.lease import acquire
+from midstride.engine.snapshots.writer import Writer
 from midstride.engine.storage.store import Store
+from midstride.engine.world import World
 
 
 def test_pruning_keeps_the_newest_and_every_row(store: Store):
@@ -26,6 +29,28 @@ def test_pruning_keeps_the_newest_and_every_row(store: Store):
     assert SnapshotCatalog(store).snapshots() == [taken[4], more]
     assert SnapshotCatalog(store).rows() == [f"{step},row\n" for step in range(1, 7)]
     assert SnapshotCatalog(store).prune(1) == [taken[4].name]
+
+
+def test_the_first_in_so_many_steps_stays_for_good(store: Store):
+    lease = acquire(store, None, {})
+    archive = {"archive_every_steps": 4}
+    writer = Writer(store, lease, World(), lambda value: [value], "digits", 2, **archive)
+    OPEN.append(writer)
+    take(writer, *range(1, 12))
+    assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [1, 4, 8, 10, 11]
+    later = Writer(
+        store,
+        acquire(store, SnapshotCatalog(store).newest_name(), {}),
+        World(),
+        lambda value: [value],
+        "digits",
+        2,
+        **archive,
+    )
+    OPEN.append(later)
+    take(later, 12, 13, 14)
+    assert [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()] == [1, 4, 8, 12, 13, 14]
+    assert len(SnapshotCatalog(store).rows()) == 14
 
 
 def test_those_named_beside_stay(store: Store):
