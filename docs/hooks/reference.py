@@ -1,19 +1,23 @@
-"""References written from the code: keys of a job, commands, and events."""
+"""References written from the code: keys of a job, commands, events, and arguments of Lightning's Trainer."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+from midstride.engine import Trainer
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.lightning_names import LIGHTNING_OPTIONS, NEUTRAL_OPTIONS
 from midstride.flows.cli import app
 from midstride.tasks.events import EVENTS
 
-__all__ = ["commands", "events", "job", "on_page_markdown"]
+__all__ = ["commands", "events", "job", "lightning", "on_page_markdown"]
 
 #: what the schema needs of a deployed job, and a file has anyhow
 _IN_A_FILE = {"folder": "the file's own", "snapshots": "its defaults", "snapshots.url": "`runs`, beside the file"}
@@ -21,7 +25,7 @@ _IN_A_FILE = {"folder": "the file's own", "snapshots": "its defaults", "snapshot
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put each reference where its name stands as a comment."""
-    for name, text in (("job", job), ("commands", commands), ("events", events)):
+    for name, text in (("job", job), ("commands", commands), ("events", events), ("lightning", lightning)):
         if (mark := f"<!-- reference: {name} -->") in markdown:
             markdown = markdown.replace(mark, text())
     return markdown
@@ -44,6 +48,25 @@ def events() -> str:
         fields = [f"| `{name}` | {field.description} |" for name, field in kind.model_fields.items()]
         parts.append("\n".join((f"## `{kind.event}`\n\n{kind.__doc__}\n\n| payload | |\n|---|---|", *fields)))
     return "\n\n".join(parts)
+
+
+def lightning() -> str:
+    """Return the arguments of Lightning's Trainer: those taken, those without effect, and what replaces the others."""
+    theirs = [*signature(import_module("lightning").Trainer).parameters]
+    others = [name for name in theirs if name not in signature(Trainer).parameters]
+    answered = {name: values for name in others if (values := NEUTRAL_OPTIONS[name]) is not None}
+    return "\n".join(
+        (
+            f"- taken: {_quoted(name for name in theirs if name not in others)}",
+            f"- taken, and without effect: {_quoted(name for name in others if name not in answered)}",
+            "\n| others | taken if | else |\n|---|---|---|",
+            *(f"| `{name}` | {_quoted(values)} | {LIGHTNING_OPTIONS[name]} |" for name, values in answered.items()),
+        )
+    )
+
+
+def _quoted(values: Iterable[object]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
 
 
 def job() -> str:

@@ -12,9 +12,9 @@ HEAD = """# Faults
 midstride fit job.yaml --run first
 ```
 
-This command resumes a run after each fault below. Tests strike a run of two processes with each, in a folder or on S3,
-at the moments of `tests/faults/table.py`, which generates this page. Weights, optimizer, metric log and order of
-samples must equal those of the undisturbed run, bit for bit. [Exit codes](exact-resume.md#how-a-run-ends) have a table.
+This command resumes a run after each fault below. Tests strike a run of two processes, in a folder or on S3, and compare
+all bits with the undisturbed run's. `tests/faults/table.py` generates this page. [Exit
+codes](exact-resume.md#how-a-run-ends) have a table.
 
 """
 
