@@ -75,6 +75,8 @@ _COUNTS = (
     "_initial_num_input_tokens_seen",
     "current_flos",
 )
+#: the same of TRL's Trainers, in addition to the values in `_metrics` that they log next
+_COUNTS_OF_TRL = ("_total_train_tokens",)
 #: logged values that tell of time, and so differ between two runs
 _OF_TIME = ("_runtime", "_per_second")
 
@@ -99,6 +101,8 @@ class TrainerParts:
             "control": (trainer.control, _CONTROL),
             "sums": (trainer, _COUNTS),
         }
+        if counts := [name for name in _COUNTS_OF_TRL if hasattr(trainer, name)]:
+            found["sums of TRL"] = trainer, counts
         for number, callback in enumerate(trainer.callback_handler.callbacks):
             if callable(state := getattr(callback, "state", None)) and not is_user_class(type(callback)):
                 found[f"callback {number} {type(callback).__name__}"] = callback, [*state()["attributes"]]
@@ -110,11 +114,20 @@ class TrainerParts:
             name: {key: copy.deepcopy(getattr(one, key, None)) for key in keys}
             for name, (one, keys) in self._objects().items()
         }
-        return {**values, "output": self.output}
+        logged = {mode: dict(found) for mode, found in self._logged().items()}
+        return {**values, "logged": copy.deepcopy(logged), "output": self.output}
+
+    def _logged(self) -> dict[str, Any]:
+        """Return the values that a Trainer of TRL logs next, by mode and name."""
+        found: dict[str, Any] = getattr(self._trainer, "_metrics", {})
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore all values."""
         self.output, self._loaded = state_dict["output"], state_dict
+        for mode, found in self._logged().items():
+            found.clear()
+            found.update(copy.deepcopy(state_dict["logged"].get(mode, {})))
         for name, (one, _) in self._objects().items():
             for key, value in state_dict.get(name, {}).items():
                 setattr(one, key, copy.deepcopy(value))
@@ -376,6 +389,7 @@ def _unsupported(trainer: Any, trial: Any) -> Iterator[str]:
         "auto_find_batch_size": args.auto_find_batch_size,
         "a search of hyperparameters": trial is not None,
         "an IterableDataset": isinstance(trainer.train_dataset, IterableDataset),
+        "a Trainer that generates its samples": hasattr(trainer, "_buffered_inputs"),
         "batches that the sampler balances": getattr(args, "train_sampling_strategy", "") == "balanced",
     }
     yield from (name for name, is_used in named.items() if is_used)

@@ -1,5 +1,6 @@
 """Windows: the batches of one optimizer step, and Trainers that are refused."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.huggingface import Resumable
+from midstride.engine.huggingface.transformers_internals import TrainerParts
 from midstride.engine.huggingface.windows import window_loader
 
 
@@ -52,3 +54,23 @@ def test_trainers_that_are_not_exact_are_refused(changed: dict[str, Any], words:
         Mine(**changed, run="runs/a").train()
     with pytest.raises(UserError, match="its own snapshots"):
         Mine(run="runs/a").train(resume_from_checkpoint="out/checkpoint-2")
+
+
+def test_the_sums_of_a_trainer_of_trl_are_kept() -> None:
+    def made() -> SimpleNamespace:
+        state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_log=False)
+        handler = SimpleNamespace(callbacks=[])
+        logged = {"train": defaultdict[str, list[float]](list), "eval": defaultdict[str, list[float]](list)}
+        return SimpleNamespace(
+            state=state, control=control, callback_handler=handler, _metrics=logged, _total_train_tokens=0
+        )
+
+    first, other = made(), made()
+    first._metrics["train"]["entropy"] += [0.5, 0.25]
+    first._total_train_tokens, first.state.global_step = 28, 2
+    other._metrics["eval"]["entropy"] += [1.0]
+    parts = TrainerParts(other)
+    parts.load_state_dict(TrainerParts(first).state_dict())
+    assert (other._total_train_tokens, other.state.global_step) == (28, 2)
+    assert other._metrics == {"train": {"entropy": [0.5, 0.25]}, "eval": {}}
+    assert other._metrics["train"]["new"] == []
