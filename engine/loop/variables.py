@@ -49,7 +49,7 @@ class ScriptVariables:
     """
 
     def __init__(self, objects: LoopObjects, *, speaks: bool) -> None:
-        self._objects, self._speaks = objects, speaks
+        self._objects, self.speaks = objects, speaks
         self._saved: dict[str, str] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class ScriptVariables:
         if not saved:
             return
         now = self.now()
-        if self._speaks and (other := [name for name in saved if name in now and now[name] != saved[name]]):
+        if self.speaks and (other := [name for name in saved if name in now and now[name] != saved[name]]):
             log.warning(
                 "resumed with other values than at the snapshot: %s. What decides what is trained or logged belongs to "
                 "it: write loop.state.%s in its place",
@@ -130,7 +130,7 @@ class VariableWatch:
         now = self._variables.now()
         first = self._first.setdefault(what, now)
         changed = [name for name, digest in now.items() if first.get(name, digest) != digest]
-        if new := [name for name in changed if name not in self._named]:
+        if self._variables.speaks and (new := [name for name in changed if name not in self._named]):
             self._named.update(new)
             log.warning(
                 "changes from one iteration to the next, and is part of no snapshot: %s. If it decides what is trained "

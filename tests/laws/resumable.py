@@ -1,5 +1,6 @@
 """Lives of `Resumable` Trainers of transformers: plain, undisturbed and killed, in forks of one that imported it."""
 
+import importlib
 import json
 import os
 import traceback
@@ -40,6 +41,7 @@ class Words(Dataset[Any]):
 def live_all(folder: Path) -> None:
     """Give every row its lives; how they ended goes to a file of its name."""
     warnings.simplefilter("ignore")
+    importlib.import_module("transformers.trainer")  # here, and not in each life
     for name in World().environment:
         os.environ.pop(name, None)
     for name, deaths in ROWS.items():
