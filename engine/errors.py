@@ -30,6 +30,7 @@ Exception for a failure of what it tried.
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partialmethod
 from pathlib import Path
 from traceback import StackSummary, TracebackException
 from typing import ClassVar
@@ -74,6 +75,30 @@ class EngineError(Exception):
         """Add a line to the end of the message."""
         self.args = (f"{self}\n{line}",)
 
+    def as_instance_of_cause(self) -> "EngineError":
+        """Return this error as an instance of its cause's class too; itself without a cause.
+
+        So an exception that ends a trial of a search goes through a fit. After Ray's
+        `RayTaskError.as_instanceof_cause`: `exit_code`, the message and where it came from stay.
+
+        >>> error = UserCodeError("raised in Module.training_step")
+        >>> error.__cause__ = KeyError("colour")
+        >>> isinstance(error.as_instance_of_cause(), KeyError)
+        True
+        """
+        cause, kind = self.__cause__, type(self)
+        if not isinstance(cause, Exception) or isinstance(cause, StopIteration):  # which would end a generator
+            return self
+        plain = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__init__", "__str__")}
+        reduced = partialmethod(_reduced, kind)
+        try:
+            both = type(kind.__name__, (kind, type(cause)), {**plain, "__reduce__": reduced})
+            error: EngineError = both(str(self))
+        except Exception:  # a class that cannot be derived from, or made with a message alone
+            return self
+        vars(error).update({**vars(cause), "__notes__": []} | vars(self))
+        return error
+
 
 class UserError(EngineError):
     """The job or the user's code is wrong; a retry cannot help."""
@@ -108,29 +133,6 @@ class UserCodeError(UserError):
             others = [] if isinstance(error, SyntaxError) else list(link.stack)  # its message says where
             link.stack = StackSummary.from_list(theirs or others)
         return cls(f"{format_message(''.join(shown.format()))}raised in {where}")
-
-    def as_instance_of_cause(self) -> "UserCodeError":
-        """Return this error as an instance of its cause's class too; itself without a cause.
-
-        So an exception that ends a trial of a search goes through a fit. After Ray's
-        `RayTaskError.as_instanceof_cause`: `exit_code`, the message and where it came from stay.
-
-        >>> error = UserCodeError("raised in Module.training_step")
-        >>> error.__cause__ = KeyError("colour")
-        >>> isinstance(error.as_instance_of_cause(), KeyError)
-        True
-        """
-        cause = self.__cause__
-        if not isinstance(cause, Exception):
-            return self
-        plain = {name: getattr(UserCodeError, name) for name in ("__module__", "__qualname__", "__init__", "__str__")}
-        try:
-            both = type("UserCodeError", (UserCodeError, type(cause)), {**plain, "__reduce__": _reduced})
-            error: UserCodeError = both(str(self))
-        except Exception:  # a class that cannot be derived from, or made with a message alone
-            return self
-        vars(error).update({**vars(cause), "__notes__": []} | vars(self))
-        return error
 
 
 class NotExact(UserError):
@@ -237,9 +239,9 @@ class StoreUnsafe(SnapshotError):
     exit_code = 2
 
 
-def _reduced(error: UserCodeError) -> tuple[type[UserCodeError], tuple[str]]:
+def _reduced(error: EngineError, kind: type[EngineError]) -> tuple[type[EngineError], tuple[str]]:
     """Pickles an error whose class may not exist in the receiving process."""
-    return UserCodeError, (str(error),)
+    return kind, (str(error),)
 
 
 _HERE = f"{Path(__file__).parent}{os.sep}"

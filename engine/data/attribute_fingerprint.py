@@ -94,7 +94,7 @@ def _content(value: Any) -> tuple[Any, ...] | None:
         if value.dtype.hasobject or not value.flags.c_contiguous:
             return None
         return value.dtype, value.shape, xxhash.xxh3_128_digest(value.tobytes())
-    is_plain = value.is_cpu and value.layout == torch.strided and value.is_contiguous()
+    is_plain = value.is_cpu and not value.is_nested and value.layout == torch.strided and value.is_contiguous()
     if not is_plain or value.is_conj() or value.is_neg() or value.grad is not None or value.__dict__:
         return None
     return value.dtype, value.shape, xxhash.xxh3_128_digest(ctypes.string_at(value.data_ptr(), value.nbytes))

@@ -71,6 +71,9 @@ class SamplerOrder(SampleOrder):
         UserError: it gives no items.
     """
 
+    #: whether the sampler says the end of an epoch as it is given, since it was run before
+    _is_given_at_end: bool = False
+
     def __init__(
         self,
         sampler: Any,
@@ -129,7 +132,9 @@ class SamplerOrder(SampleOrder):
         # Copies may share generators, and objects that cannot be copied.
         SamplerState(other, self._dataset).restore_full(built)
         if not self._are_equal(epochs[0], self._trial_run(other, 0)):
-            raise NotExact(_OTHER_ORDER.format(what=self._what))
+            self._is_given_at_end = self._ends_before(built, epochs[0])
+            if not self._is_given_at_end:
+                raise NotExact(_OTHER_ORDER.format(what=self._what))
         self._resume_copy(resumed, between, graph)
         if not self._are_equal(epochs[1], self._trial_run(resumed, 1)):
             self._is_position = any(path.endswith("/") for path in between)
@@ -137,8 +142,16 @@ class SamplerOrder(SampleOrder):
             if not self._is_position or not self._resumes_position(resumed, between, graph, *epochs):
                 raise NotExact(_OTHER_ORDER.format(what=self._what))
         self._state.restore_full(built)
+        if self._is_given_at_end:
+            self._read_rest(self._sampler)
         self._items.begin(epochs[0] if self.is_sized else None)
         return digest_of_items(epochs[0])
+
+    def _ends_before(self, built: Any, first: Items) -> bool:
+        """Return whether the sampler, given its state again, gives nothing and then `first`."""
+        sampler = _copy_of(self._sampler, self._dataset)
+        SamplerState(sampler, self._dataset).restore_full(built)
+        return not len(self._read_rest(sampler)) and self._are_equal(first, self._trial_run(sampler, 0))
 
     def _resume_copy(self, sampler: Any, state: Any, graph: Any) -> None:
         """Give a copy of the sampler the state at the end of an epoch."""
@@ -265,7 +278,7 @@ class SamplerOrder(SampleOrder):
     def _restore_start(self) -> None:
         """Restore the sampler as it was before the epoch."""
         self._restore(self._state.restore, self._state_at_start, self._sampler)
-        if self._is_position and self._state_at_start:
+        if self._is_position and (self._state_at_start or self._is_given_at_end):
             self._read_rest(self._sampler)
 
     def close(self) -> None:
@@ -325,7 +338,8 @@ class SamplerOrder(SampleOrder):
             self._state_at_start = state_dict["begin"]
         state = state_dict["begin" if self._is_under_way else "now"]
         self._restore(self._state.restore, state, self._sampler)
-        self._has_position = any(path.endswith("/") for path in state)  # none before the first epoch
+        # A sampler that was not run before has none before the first epoch.
+        self._has_position = self._is_given_at_end or any(path.endswith("/") for path in state)
         self._given = (state, self._state.changes()) if self._is_position else None
         self._base_seed.load_state_dict(state_dict["base_seed"])
 

@@ -138,7 +138,8 @@ class SamplerState:
         generators = find_generators(self._sampler, beside=self._dataset)
         for path in now.keys() - wanted.keys():
             owner, _, name = path.rpartition("/")
-            if owner in owners and name:
+            # None stays: it may have become an object, which is not part of this state.
+            if owner in owners and name and now[path] is not None:
                 delattr(owners[owner], name)
         for path, value in wanted.items():
             owner, _, name = path.rpartition("/")

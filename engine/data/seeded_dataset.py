@@ -1,5 +1,6 @@
 """Wraps the user's data set and collate_fn, with random numbers by position in the epoch."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,13 +25,27 @@ class WorkerFailure(NamedTuple):
 
     kind: type[EngineError]
     text: str
+    #: the exception of the user's code, pickled; None if it cannot be pickled
+    cause: bytes | None = None
 
     @classmethod
     def of(cls, where: str, error: Exception) -> "WorkerFailure":
         """Return that of `error`, raised in `where` by the user's code, or as it is given memory."""
         if message := full_message(error):
             return cls(WorldError, f"{message}\nraised in {where}")
-        return cls(UserCodeError, str(UserCodeError.of(where, error)))
+        return cls(UserCodeError, str(UserCodeError.of(where, error)), _pickled(error))
+
+    @classmethod
+    def caught(cls, error: EngineError) -> "WorkerFailure":
+        """Return that of an error of the engine, with the exception that caused it."""
+        return cls(type(error), str(error), _pickled(error.__cause__))
+
+    def error(self, where: str) -> EngineError:
+        """Return the error to raise, whose message ends with `where`."""
+        error = self.kind(f"{self.text}{where}")
+        if self.cause is not None:
+            error.__cause__ = pickle.loads(self.cause)
+        return error
 
 
 class Idle(NamedTuple):
@@ -184,6 +199,15 @@ class SeededCollate:
             where = f"{collate_name(self.collate)}, collating samples {format_indices(fetch.indices)} without "
             return WorkerFailure.of(where + f"{len(bad)} that cannot be read{_worker_text()}", error)
         return PartialBatch(batch, bad)
+
+
+def _pickled(cause: BaseException | None) -> bytes | None:
+    """Return `cause` pickled, without its traceback; None if it cannot be loaded again."""
+    try:
+        data = pickle.dumps(cause)
+        return data if isinstance(pickle.loads(data), Exception) else None
+    except Exception:
+        return None
 
 
 def format_indices(indices: list[Any]) -> str:

@@ -1,10 +1,12 @@
 """DataLoader with `state_dict` and `load_state_dict`, for loops other than the Trainer's."""
 
+import base64
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine.data.accelerate_internals import accelerate_pass
@@ -13,8 +15,9 @@ from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.order import StridedOrder
 from midstride.engine.data.rng.per_sample import Rng
-from midstride.engine.errors import NotExact, UserError
+from midstride.engine.errors import EngineError, NotExact, UserError
 from midstride.engine.seeds import mix
+from midstride.engine.state.codec import decode, encode
 from midstride.engine.world import World
 
 __all__ = ["StatefulDataLoader"]
@@ -83,22 +86,30 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._epoch, self._batch, self._has_begun, self._is_loaded = epoch, 0, False, False
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch on this rank."""
-        return len(self._reader)
+        """Return the batches in an epoch on this rank; those that an iterable data set claims."""
+        return len(self._reader) if self._reader.is_sized else super().__len__()
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]  # torch names a private class
-        """Iterate over the rest of the epoch whose state was loaded, or else over the next epoch."""
+        """Iterate over the rest of the epoch whose state was loaded, or else over the next epoch.
+
+        Raises:
+            UserCodeError: the data raised; `except` finds it by the class of that exception, too.
+            WorldError: a worker was lost or too slow; a RuntimeError, as torch raises.
+        """
         if self._has_begun:
             self._epoch += 1
         if not self._is_loaded:
             self._batch = 0
         reader, epoch = self._reader, self._epoch
         self._has_begun, self._is_loaded = True, False
-        with accelerate_pass(self._remainder) as current:
-            for batch in reader.batches(epoch, self._batch):
-                self._batch += 1
-                current.returns(is_last=reader.at_end)
-                yield batch
+        try:
+            with accelerate_pass(self._remainder) as current:
+                for batch in reader.batches(epoch, self._batch):
+                    self._batch += 1
+                    current.returns(is_last=reader.at_end)
+                    yield batch
+        except EngineError as error:
+            raise error.as_instance_of_cause() from error.__cause__
         if reader is self._resumable and epoch == self._epoch:
             self._epoch, self._batch, self._has_begun = epoch + 1, 0, False
 
@@ -123,7 +134,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         return 0 if order.drop_last else samples % order.global_batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last read batch, in types of `torch.save` and pickle.
+        """Return the state after the last read batch, as plain values for `torch.save` or JSON.
 
         With a map-style data set, it is the same on every rank, can be loaded with another number of ranks, and is
         below 1 KB unless a user's sampler gives the order. With an iterable one, each rank has a state of its own.
@@ -135,7 +146,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             "batch": self._batch,
             "world_size": self._world.size,
             "order": {"seed": self._seed, "rng": self._rng, **reader.order_identity()},
-            "loader": reader.state_dict(),
+            "loader": _with_sampler(reader.state_dict(), _as_plain),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -152,7 +163,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             )
         self._resumable = None  # a new reader, since this one may have begun a pass
         batch = self._resume_batch(state_dict)
-        self._reader.load_state_dict(state_dict["loader"])
+        self._reader.load_state_dict(_with_sampler(state_dict["loader"], _from_plain))
         self._reader.restored()
         self._epoch, self._batch = state_dict["epoch"], batch
         self._has_begun, self._is_loaded = False, True
@@ -210,3 +221,31 @@ class StatefulDataLoader(DataLoader[T_co]):
             return IterableLoader(self._plain, name="the loader", key=key, limit=1.0, check_repeatability=checked)
         shard = world.size > 1
         return training_loader(self._plain, world, seed=self._seed, shard=shard, limit=1.0, rng=self._rng)
+
+
+def _with_sampler(state: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a reader's state with that of its sampler changed, if it has one."""
+    return {**state, "sampler": change(state["sampler"])} if "sampler" in state else state
+
+
+def _as_plain(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as JSON values, since `torch.load` refuses arrays of numpy."""
+    encoded = encode(state)
+    return {"document": encoded.document, "tensors": {name: _as_text(one) for name, one in encoded.tensors.items()}}
+
+
+def _as_text(tensor: Tensor) -> dict[str, Any]:
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": [*tensor.shape], "base64": base64.b64encode(data).decode()}
+
+
+def _from_plain(plain: dict[str, Any]) -> Any:
+    """Return the state that `_as_plain` was given."""
+    return decode(plain["document"], {name: _from_text(text) for name, text in plain["tensors"].items()})
+
+
+def _from_text(text: dict[str, Any]) -> Tensor:
+    data, dtype = bytearray(base64.b64decode(text["base64"])), getattr(torch, text["dtype"])
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(text["shape"])

@@ -11,8 +11,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from midstride.engine.data.seeded_dataset import WorkerFailure
-from midstride.engine.data.torch_internals import end_workers, forget_workers, replace_unsent, worker_info, workers_of
-from midstride.engine.errors import EngineError, UserCodeError, UserError, WorldError
+from midstride.engine.data.torch_internals import (
+    end_workers,
+    forget_workers,
+    make_worker_info,
+    replace_unsent,
+    set_worker_info,
+    worker_info,
+    workers_of,
+)
+from midstride.engine.errors import EngineError, UserError, WorldError
 from midstride.engine.processes.lifetime import die_with_parent, exit_with
 
 __all__ = [
@@ -52,12 +60,13 @@ class RankBoundWorker:
         replace_unsent(lambda error: WorkerFailure.of(f"worker {worker}, sending a batch", error))
         if self.init is None:
             return
+        info = worker_info()
+        fields = {"id": info.id, "num_workers": info.num_workers, "seed": info.seed}
+        set_worker_info(make_worker_info(**fields, dataset=getattr(info.dataset, "dataset", info.dataset)))
         try:
             self.init(worker)
         except Exception as error:
-            text = str(UserCodeError.of(f"worker_init_fn of worker {worker}", error))
-            dataset: Any = worker_info().dataset
-            dataset.set_failure(WorkerFailure(UserCodeError, text))
+            info.dataset.set_failure(WorkerFailure.of(f"worker_init_fn of worker {worker}", error))
 
 
 def rebuild_loader(
@@ -142,7 +151,7 @@ def next_batch(iterator: Iterator[Any], where: Callable[..., str], *position: An
         raise WorldError(f"{lost}{where(*position)}. No sample is lost: a retry reads them again.") from error
     if isinstance(batch, WorkerFailure):
         end_workers(iterator)
-        raise batch.kind(f"{batch.text}{where(*position)}")
+        raise batch.error(where(*position))
     return batch
 
 

@@ -100,7 +100,7 @@ class ShardReader(Dataset[Any]):
             for request in requests:
                 self._open[request.shard] = self._open_shard(request)
         except EngineError as error:
-            return WorkerFailure(type(error), str(error))
+            return WorkerFailure.caught(error)
         finally:
             set_worker_info(outer)
         return None
@@ -118,7 +118,7 @@ class ShardReader(Dataset[Any]):
             return shard.read(in_worker=outer is not None)
         except EngineError as error:
             # torch would change the message of an exception.
-            return WorkerFailure(type(error), str(error))
+            return WorkerFailure.caught(error)
         finally:
             set_worker_info(outer)
 

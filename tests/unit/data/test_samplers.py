@@ -402,3 +402,19 @@ def test_a_sampler_that_plain_pytorch_would_ask_item_by_item_is_named_once(
             sampler.score.reverse()
         sequence.close()
     assert sum("takes effect with the next one" in record.getMessage() for record in caplog.records) == told
+
+
+class OnOneIterator(Sampler[int]):
+    """Makes an iterator when it is first run, and continues it in each epoch; nothing restores a large one."""
+
+    def __init__(self) -> None:
+        self.iterator: Iterator[int] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.iterator = iter([*range(5)] * 10_000) if self.iterator is None else self.iterator
+        return islice(self.iterator, 7)
+
+
+def test_a_sampler_on_an_iterator_that_nothing_restores_is_refused() -> None:
+    with pytest.raises(NotExact, match="gives another order when it is run again"):
+        StatefulDataLoader(range(5), 2, sampler=OnOneIterator()).state_dict()

@@ -1,8 +1,10 @@
 """`StatefulDataLoader`: a new loader, given a state, reads what the old one would have read next."""
 
+import io
 import json
 import math
 import pickle
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -11,10 +13,18 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from midstride.engine.data import StatefulDataLoader
-from midstride.engine.errors import NotExact, UserError
+from midstride.engine.errors import NotExact, UserCodeError, UserError, WorldError
 
 SAMPLES, BATCH = 22, 4
 BATCHES = math.ceil(SAMPLES / BATCH)
@@ -47,6 +57,29 @@ class Counting(Sampler[int]):
         return iter([(index + self.epochs) % SAMPLES for index in range(SAMPLES)])
 
 
+class Placed(Sampler[int]):
+    """Says its place in an epoch; it was run once before a loader gets it."""
+
+    def __init__(self) -> None:
+        self.given, self.skip = 0, 0
+        assert len([*self]) == SAMPLES
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        self.given, self.skip = self.skip, 0
+        for index in range(self.given, SAMPLES):
+            self.given += 1
+            yield index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.skip = state_dict["given"]
+
+
 class Stream(IterableDataset[Tensor]):
     """Samples without a state."""
 
@@ -77,6 +110,10 @@ class Cursor(IterableDataset[Tensor]):
         self.at = state_dict["at"]
 
 
+def seeded_with(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 #: what is read -> how to make a loader of it, whose number of workers is given
 LOADERS: dict[str, Any] = {
     "in order": lambda **given: StatefulDataLoader(Noisy(), BATCH, **given),
@@ -86,6 +123,10 @@ LOADERS: dict[str, Any] = {
         Noisy(), BATCH, sampler=WeightedRandomSampler(torch.arange(1.0, SAMPLES + 1).tolist(), SAMPLES), **given
     ),
     "a sampler that counts": lambda **given: StatefulDataLoader(Noisy(), BATCH, sampler=Counting(), **given),
+    "weighted by a generator": lambda **given: StatefulDataLoader(
+        Noisy(), BATCH, sampler=WeightedRandomSampler([1.0, 2.0] * 11, 20, generator=seeded_with(3)), **given
+    ),
+    "a sampler that was run": lambda **given: StatefulDataLoader(Noisy(), BATCH, sampler=Placed(), **given),
     "one by one": lambda **given: StatefulDataLoader(Noisy(), batch_size=None, shuffle=True, **given),
     "rng of batches": lambda **given: StatefulDataLoader(Noisy(), BATCH, True, rng="batch", **given),
     "a stream": lambda **given: StatefulDataLoader(Stream(), BATCH, **given),
@@ -125,15 +166,93 @@ def test_three_epochs_read_in_many_lives_are_those_of_one(name: str):
     assert found == expected
 
 
-@pytest.mark.parametrize("name", ["shuffled", "a stream", "a stream with a state"])
-def test_a_state_may_be_kept_as_json(name: str):
+def as_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+def as_weights(state: Any) -> Any:
+    torch.save(state, file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("kept", [as_json, as_weights])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_state_may_be_kept_as_json_or_with_weights(name: str, kept: Any):
     loader = LOADERS[name]()
     batches = iter(loader)
     next(batches), next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
     again = LOADERS[name]()
-    again.load_state_dict(state)
-    assert shown(again) == shown(batches)
+    again.load_state_dict(kept(loader.state_dict()))
+    assert [*map(shown, (again, again))] == [shown(batches), shown(loader)]
+
+
+def test_a_distributed_sampler_gives_its_own_share():
+    read = []
+    for kind in (DataLoader, StatefulDataLoader):
+        sampler = DistributedSampler(range(SAMPLES), 4, 1, drop_last=True)
+        loader = kind(range(SAMPLES), 2, sampler=sampler)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            read.append(shown(loader))
+    assert len(read[0]) == 3
+    assert read[:2] == read[2:]
+
+
+class Sized(Stream):
+    """Says its length."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+def test_a_stream_that_says_its_length_gives_one_to_its_loader():
+    assert len(StatefulDataLoader(Sized(), BATCH)) == BATCHES
+    with pytest.raises(TypeError):
+        len(StatefulDataLoader(Stream(), BATCH))
+
+
+class Nested(Noisy):
+    """Holds a nested tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def expect_nested(_: int) -> None:
+    info: Any = get_worker_info()
+    assert type(info.dataset) is Nested
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_workers_get_the_data_set_itself():
+    loader = StatefulDataLoader(Nested(), BATCH, num_workers=1, worker_init_fn=expect_nested)
+    assert len(shown(loader)) == BATCHES
+
+
+def test_an_error_of_torch_keeps_its_class():
+    error = WorldError("DataLoader timed out after 1 seconds")
+    error.__cause__ = RuntimeError("timed out")
+    found = error.as_instance_of_cause()
+    assert isinstance(found, RuntimeError)
+    assert isinstance(found, WorldError)
+    assert type(pickle.loads(pickle.dumps(found))) is WorldError
+
+
+class Unreadable(Noisy):
+    """Its third sample raises an error."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return super().__getitem__({0: 0, 1: 1}[index])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_is_found_by_the_class_of_its_cause(workers: int):
+    loader = StatefulDataLoader(Unreadable(), 1, num_workers=workers)
+    with pytest.raises(KeyError, match="reading samples") as found:
+        deque(loader, maxlen=0)
+    assert isinstance(found.value, UserCodeError)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
