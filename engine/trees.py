@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 __all__ = [
     "convert",
@@ -139,11 +140,16 @@ def convert(
 
 
 def samples_in(batch: Any) -> int:
-    """Return the samples in `batch`: the length of its first tensor, 1 without one."""
+    """Return the samples in `batch`: the length of its first tensor, 1 without one.
+
+    In a packed sequence it is the number of sequences.
+    """
     return _samples_in(batch) or 1
 
 
 def _samples_in(batch: Any) -> int | None:
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else 1
     items = list(batch) if isinstance(batch, tuple) else items_of(batch) or []

@@ -1,13 +1,16 @@
 """Finds map-style data that differ between ranks or attempts, by a few samples.
 
 At the start of an attempt the first samples of the epoch are read, beside the batches, and ranks compare their digests.
-Snapshots hold the digest of the samples that the first attempt read there, until training changes the data; a resumed
-attempt reads the same samples again.
+Ranks of loaders that divide the samples themselves compare their first batches, which should differ. Snapshots hold the
+digest of the samples that the first attempt read there, until training changes the data; a resumed attempt reads the
+same samples again.
 """
 
 import copy
+import logging
 import platform
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -18,13 +21,26 @@ from midstride.engine.data.attribute_fingerprint import AttributeFingerprint
 from midstride.engine.data.data_owners import DataOwners, Nodes, data_owners
 from midstride.engine.data.iterable.content_digest import content_digest
 from midstride.engine.data.order import BatchRequest
+from midstride.engine.errors import NotExact
+from midstride.engine.formatting import format_names
 from midstride.engine.state.differences import differences
 from midstride.engine.trees import named_leaves
 
-__all__ = ["CheckedSamples", "DataCheck", "DataDigests", "SampleCheck", "samples_digest"]
+__all__ = ["CheckedSamples", "DataCheck", "DataDigests", "SampleCheck", "ensure_same_data", "samples_digest"]
+
+log = logging.getLogger(__name__)
 
 #: number of samples that are compared
 SAMPLES = 4
+_CAUSES = (
+    "The usual causes are a draw without a seed in setup, such as a random split or a tokenizer that is trained there, "
+    "and the order of a set or of os.listdir. Draw with a seed, sort, or keep the result in a file"
+)
+_DATA_OF_RANKS = "{where} has different samples at the same indices on different ranks. " + _CAUSES + "."
+_DATA_OF_ATTEMPTS = (
+    "{where} has other samples at the same indices than when the run began. " + _CAUSES + "; to go on with the data as "
+    "they are: --accept-change samples (accept_change='samples' in a script)."
+)
 
 
 class SampleCheck(NamedTuple):
@@ -52,6 +68,7 @@ class DataDigests(NamedTuple):
         shared: digest of the first samples of the epoch, the same on all ranks; None if they are unknown or changed.
         where: name of the loader.
         machine: kind of CPU and versions, with which the last bits of a sample may change.
+        own: reader and digest of the first batch, where each rank reads by itself; None elsewhere.
     """
 
     saved: int | None
@@ -59,6 +76,18 @@ class DataDigests(NamedTuple):
     shared: int | None
     where: str
     machine: str
+    own: tuple[int, int] | None = None
+
+    @classmethod
+    def of_rank(cls, where: str, reader: int, digest: int) -> "DataDigests":
+        """Return the digest of the first batch of a loader that divides the samples itself.
+
+        Args:
+            where: name of the loader.
+            reader: number that ranks have in common if they are meant to read the same samples.
+            digest: digest of the samples.
+        """
+        return cls(None, None, None, where, "", (reader, digest))
 
 
 class DataCheck:
@@ -143,6 +172,48 @@ class DataCheck:
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         """Restore the result of `state_dict`."""
         self._saved = state_dict.get("checked")
+
+
+def ensure_same_data(everyone: Sequence[Sequence[DataDigests]], *, accepts_change: bool, warns: bool) -> bool:
+    """Refuse data that differ between ranks or attempts.
+
+    Args:
+        everyone: digests of all loaders, by rank.
+        accepts_change: whether data may differ from those of an earlier attempt.
+        warns: whether this rank warns if ranks read the same samples by themselves.
+
+    Returns:
+        Whether a difference to an earlier attempt was accepted.
+
+    Raises:
+        NotExact: the data differ.
+    """
+    accepted = False
+    for found in zip(*everyone, strict=False):
+        where = found[0].where
+        if warns:
+            _warn_of_same(where, [one.own for one in found if one.own is not None])
+        alike = [one for one in found if one.machine == found[0].machine]
+        if len({one.shared for one in alike if one.shared is not None}) > 1:
+            raise NotExact(_DATA_OF_RANKS.format(where=where))
+        if any(one.saved != one.again for one in found):
+            if not accepts_change:
+                raise NotExact(_DATA_OF_ATTEMPTS.format(where=where))
+            accepted = True
+    return accepted
+
+
+def _warn_of_same(where: str, own: Sequence[tuple[int, int]]) -> None:
+    """Warn if ranks that should read different samples have read the same."""
+    readers = Counter(digest for _, digest in {*own})
+    if alike := [str(rank) for rank, (_, digest) in enumerate(own) if readers[digest] > 1]:
+        log.warning(
+            "%s gives ranks %s the same first batch as another rank. Divide the samples by rank and size, which "
+            "midstride.engine.World.from_environment() has. If each rank should read all samples, set "
+            "use_distributed_sampler=False",
+            where,
+            format_names(alike, 8),
+        )
 
 
 def samples_digest(samples: list[Any]) -> int:

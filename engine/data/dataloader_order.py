@@ -18,11 +18,11 @@ from midstride.engine.data.order import BatchOrder, InOrder, SampleOrder, Shuffl
 from midstride.engine.data.rng.per_sample import Rng
 from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.torch_internals import has_num_samples
-from midstride.engine.errors import NotExact, UserError
+from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix
 from midstride.engine.world import World
 
-__all__ = ["check_loader", "evaluation_loader", "training_loader"]
+__all__ = ["evaluation_loader", "training_loader"]
 
 log = logging.getLogger(__name__)
 _STAGES = ("validate", "test", "predict")
@@ -79,23 +79,6 @@ def evaluation_loader(
     return MapLoader(loader, order, key, limit, rng=rng, what=stage)
 
 
-def check_loader(loader: object, what: str) -> None:
-    """Check that `loader` is a DataLoader without overrides that would not be called.
-
-    Raises:
-        UserError: it is no DataLoader.
-        NotExact: it overrides `__iter__` or `_get_iterator`.
-    """
-    if not isinstance(loader, DataLoader):
-        raise UserError(f"the {what} loader is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
-    for name in ("__iter__", "_get_iterator"):
-        if getattr(type(loader), name) is not getattr(DataLoader, name):
-            raise NotExact(
-                f"the {what} loader is a {type(loader).__name__} with {'an' if name == '__iter__' else 'a'} {name} of "
-                "its own, which would not be called. Move its work to the data set or to collate_fn."
-            )
-
-
 def _check(loader: DataLoader[Any], what: str) -> None:
     dataset: Any = loader.dataset
     if hasattr(dataset, "__len__") and len(dataset) == 0:
@@ -130,7 +113,10 @@ def _order(
         own = False
         tail = "dropped" if sampler.drop_last and rest == "padded" else rest
     training, most = rest != "kept", None if most is None else most * batch_size
-    sequence = _sample_order(sampler, loader, what=what, key=key, seed=seed, training=training, own=own, most=most)
+    if type(sampler) is DistributedSampler and sampler.num_replicas != world.size:
+        sequence: SampleOrder = SamplerOrder(sampler, loader, key, what, shared=False, most=most)
+    else:
+        sequence = _sample_order(sampler, loader, what=what, key=key, seed=seed, training=training, own=own, most=most)
     return StridedOrder(sequence, batch_size, drop_last, world.rank, world.size, tail, own)
 
 

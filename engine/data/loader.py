@@ -31,6 +31,8 @@ class ResumableLoader(ABC):
     endless: str | None = None
     #: indices in the data set of the samples of the last batch, in order; None if they have none
     last_indices: Sequence[int] | None = None
+    #: number of samples of the last batch, however it packs them; None if only the batch tells
+    last_samples: int | None = None
     #: digest of the samples of the last batch and of their position in the epoch, for samples without indices
     last_mark: int | None = None
     #: whether a resume of the current pass would load a state of the data set

@@ -342,6 +342,7 @@ class MapLoader(ResumableLoader):
                 raise UserCodeError(f"{no_sample_left(batch.bad)}{self._where(number)}")
             batch = batch.batch
         indices = self._sampler.pending.popleft()
+        self.last_samples = len(indices)
         return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
 
     def _next_answer(self, iterator: Iterator[Any], number: int) -> Any:

@@ -1,6 +1,6 @@
 """Finds the user's training, validation, test and prediction loaders for a resume."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -29,7 +29,15 @@ from midstride.engine.seeds import mix
 from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
-__all__ = ["LOADER_METHODS", "LoaderResolver", "LoaderSettings", "RankAgreement"]
+__all__ = [
+    "LOADER_METHODS",
+    "LoaderResolver",
+    "LoaderSettings",
+    "RankAgreement",
+    "loaders_of",
+    "training_reader",
+    "training_readers",
+]
 
 #: stage of an evaluation -> the method that returns its loaders
 LOADER_METHODS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
@@ -91,7 +99,7 @@ class LoaderResolver:
     ) -> None:
         self._settings, self._options, self._ranks = settings, settings.options, ranks
         self._module = module
-        train, evaluate = _loaders_of(train), _loaders_of(evaluate)
+        train, evaluate = loaders_of(train), loaders_of(evaluate)
         self._train_on, self._evaluate_on = (given if _is_loader(given) else None for given in (train, evaluate))
         #: object that the training loader comes from
         self.source = module if train is None else train
@@ -115,17 +123,8 @@ class LoaderResolver:
             raise UserError(self._no_loader())
         self.given["train"] = given
         limit = self._options.limit_train_batches
-        if isinstance(given, (dict, list, tuple)):
-            given = CombinedLoader(given, "max_size_cycle")
-        if isinstance(given, CombinedLoader):
-            named, nest = named_loaders(given.loaders, "the training loader")
-            loaders = [self._train(loader, name, i, 1.0) for i, (name, loader) in enumerate(named)]
-            nest = nest if self._settings.lanes is None or given.mode == "sequential" else nest_in_lanes(nest)
-            resumable: ResumableLoader = CombinedResumableLoader(
-                "the training loaders", loaders, nest, given.mode, limit
-            )
-        else:
-            resumable = self._train(given, "the training loader", 0, limit)
+        in_lanes = self._settings.lanes is not None
+        resumable = training_readers(given, "the training loader", limit, self._train, in_lanes=in_lanes)
         if self._settings.global_batch_size is not None:
             _share_batches(resumable, self._settings.global_batch_size, self._settings)
         if resumable.estimated_batches == 0 and limit != 1.0:
@@ -153,27 +152,22 @@ class LoaderResolver:
 
     def _train(self, loader: Any, name: str, number: int, limit: float) -> ResumableLoader:
         """Return training loader `number`; the first uses the run's seed, others derived ones."""
-        settings, rng = self._settings, self._options.rng
+        settings = self._settings
         seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
-        if not is_loader(loader):
-            raise UserError(f"{name} is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
         self._check_lanes(loader, name)
-        if (kind := _iterable_kind(loader)) is not None:
-            key = mix(mix(seed, 0), settings.world.rank)
-            checked, agree = rng == "lazy", self._ranks.all_agree
-            iterable = kind(loader, name=name, key=key, limit=limit, check_repeatability=checked, agree=agree)
+        reader = training_reader(loader, name, settings, seed=seed, limit=limit, agree=self._ranks.all_agree)
+        if isinstance(reader, IterableLoader):
             if isinstance(self._module, nn.Module):
-                iterable.attach(self._module)
-            return iterable
-        mapped = training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
-        resumable = self._resumable(mapped)
+                reader.attach(self._module)
+            return reader
+        resumable = self._resumable(reader)
         resumable.check_data()
         if self._options.bad_samples is not None:
             resumable.skip_bad_samples()
         return resumable
 
     def _check_lanes(self, loader: Any, name: str) -> None:
-        if self._settings.lanes is None:
+        if self._settings.lanes is None or not is_loader(loader):
             return
         if is_read_whole(loader):
             raise NotExact(
@@ -267,10 +261,67 @@ class LoaderResolver:
                 f"the data are the class {self._owner.__name__}: give an instance, {self._owner.__name__}()"
             )
         method = getattr(self._owner, name, None)
-        return None if method is None else _loaders_of(call_user_code(f"{type(self._owner).__name__}.{name}", method))
+        return None if method is None else loaders_of(call_user_code(f"{type(self._owner).__name__}.{name}", method))
 
 
-def _loaders_of(given: Any) -> Any:
+def training_reader(
+    loader: Any,
+    name: str,
+    settings: LoaderSettings,
+    *,
+    seed: int,
+    limit: float = 1.0,
+    agree: Callable[[bool], bool] | None = None,
+) -> MapLoader | IterableLoader:
+    """Return a training loader of any kind as a resumable one.
+
+    Args:
+        loader: the loader.
+        name: name of the loader in messages.
+        settings: how loaders are read.
+        seed: seed of this loader.
+        limit: share of the batches, or number of batches.
+        agree: as for `IterableLoader`.
+
+    Raises:
+        UserError: it is no loader, or has no batch.
+        NotExact: its data set or sampler cannot be resumed exactly.
+    """
+    if not is_loader(loader):
+        raise UserError(f"{name} is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
+    rng = settings.options.rng
+    if (kind := _iterable_kind(loader)) is None:
+        return training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
+    key = mix(mix(seed, 0), settings.world.rank)
+    reader = kind(loader, name=name, key=key, limit=limit, check_repeatability=rng == "lazy", agree=agree)
+    if settings.shard:
+        reader.compare_ranks()
+    return reader
+
+
+def training_readers(
+    given: Any, name: str, limit: float, read: Callable[[Any, str, int, float], ResumableLoader], *, in_lanes: bool
+) -> ResumableLoader:
+    """Return one resumable loader for a loader, or for several that are read at once.
+
+    Args:
+        given: a loader, a `CombinedLoader`, or a nest of loaders.
+        name: name in messages.
+        limit: share of the batches, or number of batches.
+        read: returns the resumable loader of a loader, its name, its number, and its limit.
+        in_lanes: whether each batch is one batch for each lane.
+    """
+    if isinstance(given, (dict, list, tuple)):
+        given = CombinedLoader(given, "max_size_cycle")
+    if not isinstance(given, CombinedLoader):
+        return read(given, name, 0, limit)
+    named, nest = named_loaders(given.loaders, name)
+    readers = [read(loader, path, i, 1.0) for i, (path, loader) in enumerate(named)]
+    nest = nest_in_lanes(nest) if in_lanes and given.mode != "sequential" else nest
+    return CombinedResumableLoader(f"{name}s", readers, nest, given.mode, limit)
+
+
+def loaders_of(given: Any) -> Any:
     """Return `given`; converted if it is a CombinedLoader of Lightning's, or a list of batches."""
     if type(given) is list and given and not _is_loader(given):
         return Batches(given)

@@ -86,9 +86,16 @@ class LoaderStream(IterableDataset[Any]):
         #: restores the state of the loader at the start of the pass; None if it has that state
         self.rewind: Callable[[], None] | None = None
 
+    def __len__(self) -> int:
+        """Return the number of batches of a pass, according to the loader."""
+        return len(self.loader)
+
     def __iter__(self) -> Iterator[Any]:
         self.prepare()
-        return iter(self.loader() if _is_factory(self.loader) else self.loader)
+        batches = iter(self.loader() if _is_factory(self.loader) else self.loader)
+        # The iterator of a loader whose state is not used has the same state.
+        hides_state = isinstance(self.loader, Stateful) and not isinstance(self, Stateful)
+        return (batch for batch in batches) if hides_state else batches
 
     def prepare(self) -> None:
         """Restore the state of the loader at the start of the pass, if it has another one."""
@@ -183,24 +190,25 @@ class WholeLoader(IterableLoader):
     """
 
     def __init__(self, loader: Any, *, name: str, **options: Any) -> None:
-        stream = (StatefulLoaderStream if isinstance(loader, Stateful) else LoaderStream)(loader)
+        has_state = isinstance(loader, Stateful) and not _draws_beside_state(loader)
+        stream = (StatefulLoaderStream if has_state else LoaderStream)(loader)
         super().__init__(DataLoader(stream, batch_size=None), name=name, **options)
-        self.name = name if _is_factory(loader) else f"{name} (a {type(loader).__name__})"
         self.source = None  # the loader's state is kept here
         self._stream, self._loader_state = stream, _LoaderState(loader)
         self._reader.read_whole(self.name)
-        self._unlimited_batches = _length_of(loader)
-        self._expected = self._limit if self._unlimited_batches is None else self._unlimited_batches
-        if self._limit is not None and self._expected is not None:
-            self._expected = min(self._expected, self._limit)
         self._before: dict[str, Any] | None = None  #: state of the loader at the start of the pass
-        self._is_continued = _holds_iterator(loader) and not isinstance(loader, Stateful)
+        self._is_continued = not has_state and (_holds_iterator(loader) or _keeps_workers(loader))
         #: epoch, number of batches, and whether the end was seen, of the current pass
         self._pass: tuple[int, int, bool] | None = None
         #: the same of each pass before it, for a loader that continues one iterator
         self._history: list[tuple[int, int, bool]] = []
         self._is_over = False  #: whether the next batch is of another pass
         self._is_behind = False  #: whether another process read the passes of the history
+
+    @staticmethod
+    def _full_name(name: str, dataset: Any) -> str:
+        """Return the name of the loader in messages, with its type."""
+        return name if _is_factory(dataset.loader) else f"{name} (a {type(dataset.loader).__name__})"
 
     def changed_in_pass(self) -> str | None:
         """Return text if the loader uses the trained module; else a resume starts from a state."""
@@ -254,6 +262,7 @@ class WholeLoader(IterableLoader):
         elif not resumed and self._pass is not None:
             self._is_over = True
             self._history = self._past()
+            self._warn_of_history()
         stream, loaded = self._stream, self._before if self._pass is None else None
         stream.rewind = partial(self._loader_state.put_back, loaded) if loaded else None
         if isinstance(stream, StatefulLoaderStream):
@@ -268,24 +277,43 @@ class WholeLoader(IterableLoader):
             yield batch
         self._pass = epoch, number, True
 
+    def _warn_of_history(self) -> None:
+        """Warn once that a resumed run reads all passes again."""
+        if self._is_continued and len(self._history) == 1:
+            log.warning(
+                "%s continues one iterator over its epochs: a resumed run reads all batches of the run again. Return "
+                "torch's DataLoader, also with persistent_workers=True (timm: use_multi_epochs_loader=False), or a "
+                "function that returns an iterator over the batches of one epoch",
+                self.name,
+            )
+
     def _read_history(self) -> None:
         """Read again what an iterator that is kept over passes gave in another process."""
         self._is_behind = False
         began_s, batches = time.monotonic(), sum(number for _, number, _ in self._history)
+        log.info("reading %d batches of %s again, which continues one iterator over its epochs", batches, self.name)
         with self._rng_isolation:
             for epoch, number, ended in self._history:
                 self._reader.read_again(epoch, number, to_end=ended)
         log.info("read %d batches of %s again in %.1f s", batches, self.name, time.monotonic() - began_s)
 
 
-def _length_of(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError, AttributeError):
-        return None
+def _draws_beside_state(loader: Any) -> bool:
+    """Return whether passes depend on draws that the state of a torchdata loader leaves out.
+
+    It draws a seed for its workers from `generator`, and an order more in its first pass with persistent workers.
+    """
+    return isinstance(loader, DataLoader) and (loader.generator is not None or _keeps_workers(loader))
+
+
+def _keeps_workers(loader: Any) -> bool:
+    """Return whether a loader with a state keeps its workers, and with them an iterator."""
+    return isinstance(loader, DataLoader) and isinstance(loader, Stateful) and loader.persistent_workers
 
 
 def _holds_iterator(loader: Any) -> bool:
-    """Return whether a loader is an iterator, or keeps one over its passes."""
-    kept = [loader, *getattr(loader, "__dict__", {}).values()]
-    return any(hasattr(type(one), "__next__") for one in kept)
+    """Return whether a loader is an iterator, or it or a loader in it keeps one over its passes."""
+    own = vars(loader).items() if hasattr(loader, "__dict__") else ()
+    kept = [loader, *(value for name, value in own if name != "_iterator")]  # torch's own, with persistent workers
+    inner = [one for one in kept[1:] if isinstance(one, DataLoader) and is_read_whole(one)]
+    return any(hasattr(type(one), "__next__") for one in kept) or any(map(_holds_iterator, inner))

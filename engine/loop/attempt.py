@@ -11,6 +11,7 @@ from midstride.engine.checkpointing.checkpointer import Checkpointer
 from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.checkpointing.run_state import RunState
 from midstride.engine.checkpointing.run_store import Resume
+from midstride.engine.data.data_check import ensure_same_data
 from midstride.engine.errors import JobError, NotExact, SnapshotDamaged, SnapshotMissing
 from midstride.engine.loop.feeds import Feed
 from midstride.engine.loop.frames import left_by_break
@@ -68,6 +69,7 @@ class Attempt:
         #: whether a pass of this epoch was led to its end, or left
         self._was_led = False
         self._has_led = False
+        self._compared: list[Feed] = []  #: loaders whose first batches were compared
         #: whether the script is at work on a batch of the leader
         self.in_batch = False
         #: whether the state has to be restored once more, where the pass of the snapshot goes on
@@ -179,11 +181,19 @@ class Attempt:
     def _begin_batch(self, feed: Feed, batch: Any) -> None:
         if feed.batch == 1 and (planned := feed.reader.planned_indices()) is not None:
             self._samples.plan(self.progress.epoch, planned)
+        if self.context.world.size > 1 and feed not in self._compared:
+            self._compare_ranks(feed)
         self._metric_logger.begin_batch(batch)
-        self._count = samples_in(batch) if feed.reader.last_indices is None else len(feed.reader.last_indices)
+        self._count = feed.reader.last_samples or samples_in(batch)
         self.in_batch = True
         if self._is_trial:
             self.context.requests.stop()
+
+    def _compare_ranks(self, feed: Feed) -> None:
+        """Compare the first batches of the ranks; called once for each loader."""
+        self._compared.append(feed)
+        everyone = self.context.collective.gather([*feed.reader.data_digests()])
+        ensure_same_data(everyone, accepts_change=False, warns=self.context.world.is_first)
 
     def _end_batch(self, feed: Feed) -> None:
         """Count the batch and write its row."""

@@ -6,33 +6,30 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
-
 from midstride.engine.data.accelerate_internals import accelerate_pass
-from midstride.engine.data.dataloader_order import check_loader, training_loader
-from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
+from midstride.engine.data.resolve import LoaderSettings, loaders_of, training_reader, training_readers
 from midstride.engine.seeds import mix
 from midstride.engine.strategies.collective import Collective
-from midstride.engine.world import World
 
 __all__ = ["Feed", "LoopFeeds", "LoopLoader", "StepNumbers", "reader_of"]
 
 
-def reader_of(loader: DataLoader[Any], number: int, seed: int, world: World, collective: Collective) -> ResumableLoader:
-    """Return loader `number` of a loop as a resumable one, with a seed of its own.
+def reader_of(given: Any, number: int, settings: LoaderSettings, collective: Collective) -> ResumableLoader:
+    """Return loader `number` of a loop as a resumable one with a seed of its own.
 
     Raises:
-        UserError: it is no DataLoader, or has no batch.
+        UserError: it is no loader, or has no batch.
         NotExact: its data set or sampler cannot be resumed exactly.
     """
-    seed = mix(seed, number) % (1 << 32) if number else seed
-    check_loader(loader, "training")
-    if isinstance(loader.dataset, IterableDataset):
-        key, name = mix(mix(seed, 0), world.rank), f"loader {number}"
-        agree = collective.all_agree if world.size > 1 else None
-        return IterableLoader(loader, name=name, key=key, limit=1.0, check_repeatability=True, agree=agree)
-    return training_loader(loader, world, seed=seed, shard=world.size > 1, limit=1.0)
+    seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
+    agree = collective.all_agree if settings.world.size > 1 else None
+
+    def read(loader: Any, name: str, inner: int, limit: float) -> ResumableLoader:
+        own = mix(mix(seed, number), inner) % (1 << 32) if inner else seed
+        return training_reader(loader, name, settings, seed=own, limit=limit, agree=agree)
+
+    return training_readers(loaders_of(given), f"loader {number}", 1.0, read, in_lanes=False)
 
 
 class StepNumbers(ResumableLoader):
@@ -189,15 +186,16 @@ class LoopFeeds(FitLoaders):
 
 
 class LoopLoader:
-    """Result of `Loop.loader`: yields the batches of a DataLoader and reports each to the loop.
+    """Result of `Loop.loader`: yields the batches of a loader and reports each to the loop.
 
     Args:
         feed: position and reader.
         read: yields the batches of a pass, given whether it continues that of a snapshot.
+        given: the script's loader.
     """
 
-    def __init__(self, feed: Feed, read: Callable[[Feed, bool], Generator[Any, None, None]]) -> None:
-        self.feed, self._read = feed, read
+    def __init__(self, feed: Feed, read: Callable[[Feed, bool], Generator[Any, None, None]], given: Any) -> None:
+        self.feed, self._read, self._given = feed, read, given
 
     @property
     def batch(self) -> int:
@@ -205,14 +203,16 @@ class LoopLoader:
         return self.feed.batch
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the DataLoader, such as `dataset` or `sampler`."""
+        """Return an attribute of the script's loader, such as `dataset` or `sampler`."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(getattr(self.feed.reader, "source", None), name)
+        return getattr(self._given, name)
 
     def __len__(self) -> int:
-        """Return the number of batches of a pass on this rank."""
-        return len(self.feed.reader)
+        """Return the batches of a pass on this rank; the claimed number if only reading tells."""
+        reader = self.feed.reader
+        expected = None if reader.is_sized else reader.estimated_batches
+        return len(reader) if expected is None else expected
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the rest of the pass of a snapshot, or else over the next pass."""

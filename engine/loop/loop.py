@@ -20,6 +20,7 @@ from midstride.engine.checkpointing.reporter import Reporter
 from midstride.engine.checkpointing.run_store import Resume
 from midstride.engine.config.loggers import LoggerOptions
 from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.data.resolve import LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.loop.attempt import LEFT_BY_BREAK, Attempt
@@ -143,19 +144,24 @@ class Loop:
             for name, value in named.items():
                 self._kept.add(name, value)
 
-    def loader(self, loader: DataLoader[Any]) -> LoopLoader:
+    def loader(self, loader: Any) -> LoopLoader:
         """Return `loader` as one that resumes; iterate over the result.
 
-        Each rank reads its own share of the samples. Each pass is an epoch of the order of `DistributedSampler`.
+        Each rank reads its own share of the samples of a DataLoader. Each pass is an epoch of the order of
+        `DistributedSampler`.
+
+        Args:
+            loader: a DataLoader, or anything else that the Trainer takes as one; see `docs/data.md`.
         """
         with exit_codes_of_errors():
             self._ensure_not_begun("loader(...)")
             if isinstance(loader, LoopLoader):
-                raise UserError("loader(...): this loader is one of the loop already. Wrap each DataLoader once")
+                raise UserError("loader(...): this loader is one of the loop already. Wrap each loader once")
             number = len(self._feeds)
-            reader = reader_of(loader, number, self._settings.seed, self._world, self._ranks())
+            settings = LoaderSettings(self._world, self._settings.options, self._settings.seed)
+            reader = reader_of(loader, number, settings, self._ranks())
             self._feeds.append(Feed(str(number), reader))
-            return LoopLoader(self._feeds[-1], self._read)
+            return LoopLoader(self._feeds[-1], self._read, loader)
 
     def ddp(self, module: nn.Module, **options: Any) -> nn.Module:
         """Return `module` on this rank's device; on several processes in DDP.

@@ -58,7 +58,8 @@ def first_difference(undisturbed: Path, resumed: Path) -> str | None:
             return f"{where} holds {len(entry['samples'])} samples resumed, {len(before['samples'])} undisturbed"
         for index, (a, b) in enumerate(zip(before["samples"], entry["samples"], strict=True)):
             if a != b:
-                sample = "a sample" if entry["indices"] is None else f"sample {entry['indices'][index]}"
+                indices = entry["indices"] or ()
+                sample = f"sample {indices[index]}" if len(indices) == len(entry["samples"]) else "a sample"
                 return f"{sample} in {where} differs: reading it again gave other data"
         if before["rest"] != entry["rest"]:
             return f"{where} differs, in what it holds beside its samples"

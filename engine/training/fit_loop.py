@@ -11,6 +11,7 @@ from typing import Any
 from midstride.engine.checkpointing.boundary import StepBoundary
 from midstride.engine.checkpointing.checkpointer import Checkpointer
 from midstride.engine.data.bad_samples import BadSample
+from midstride.engine.data.data_check import ensure_same_data
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.modules.callbacks import LearningRateMonitor
@@ -27,15 +28,6 @@ __all__ = ["FitLoop"]
 
 log = logging.getLogger(__name__)
 
-_CAUSES = (
-    "The usual causes are a draw without a seed in setup, such as a random split or a tokenizer that is trained there, "
-    "and the order of a set or of os.listdir. Draw with a seed, sort, or keep the result in a file"
-)
-_DATA_OF_RANKS = "{where} has different samples at the same indices on different ranks. " + _CAUSES + "."
-_DATA_OF_ATTEMPTS = (
-    "{where} has other samples at the same indices than when the run began. " + _CAUSES + "; to go on with the data as "
-    "they are: --accept-change samples (accept_change='samples' in a script)."
-)
 #: callbacks that request no stop
 _NEVER_STOP = (BestCheckpoint, LearningRateMonitor)
 
@@ -233,18 +225,13 @@ class FitLoop:
             )
 
     def _compare_data(self) -> None:
-        """Refuse data that differ between ranks, or from those of an earlier attempt; called once."""
+        """Compare the data of the ranks, and with those of an earlier attempt; called once."""
         self._has_compared_data = True
         context = self.context
+        accepts_change, warns = "samples" in context.settings.accept_change, context.world.is_first
         everyone = context.collective.gather([*self.loader.data_digests()])
-        for found in zip(*everyone, strict=False):
-            alike, where = [one for one in found if one.machine == found[0].machine], found[0].where
-            if len({one.shared for one in alike if one.shared is not None}) > 1:
-                raise NotExact(_DATA_OF_RANKS.format(where=where))
-            if any(one.saved != one.again for one in found):
-                if "samples" not in context.settings.accept_change:
-                    raise NotExact(_DATA_OF_ATTEMPTS.format(where=where))
-                self.loader.accept_data()
+        if ensure_same_data(everyone, accepts_change=accepts_change, warns=warns):
+            self.loader.accept_data()
 
     def train_batch(self, batch: Any) -> None:
         """Train on one batch, and step at the end of an accumulation window."""
@@ -276,9 +263,8 @@ class FitLoop:
         """Record the samples of a batch, for each lane if there are lanes, in the log of samples."""
         loader, samples, epoch = self.loader, self.context.samples, self.progress.epoch
         if self._lanes is None:
-            indices = loader.last_indices
-            count = samples_in(batch) if indices is None else len(indices)
-            samples.record(epoch, index, indices, count, None, loader.last_mark)
+            count = loader.last_samples or samples_in(batch)
+            samples.record(epoch, index, loader.last_indices, count, None, loader.last_mark)
         else:
             for lane, indices in getattr(loader, "indices_by_lane", dict.fromkeys(batch)).items():
                 count = samples_in(batch[lane]) if indices is None else len(indices)

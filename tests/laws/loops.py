@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, default_collate
 
 SEED, SAMPLES, BATCH = 7, 48, 4
 
@@ -79,6 +79,20 @@ class Stream(IterableDataset[Any]):
         return (self._read[index] for index in range(rank, SAMPLES, size))
 
 
+class Own:
+    """A loader that is no DataLoader: it draws an order in each pass, and counts the passes."""
+
+    def __init__(self, deaths: Deaths) -> None:
+        self._read, self._drawn, self._passes = Read(deaths), torch.Generator().manual_seed(5), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self._passes += 1
+        for indices in torch.randperm(SAMPLES, generator=self._drawn)[rank::size].split(BATCH):
+            x, y = default_collate([self._read[index] for index in indices.tolist()])
+            yield x + self._passes / 10, y
+
+
 class PlainLoader:
     """The batches of a rank in the order of DistributedSampler."""
 
@@ -111,9 +125,9 @@ class PlainLoop:
         if self._ranks > 1:
             seed_everything(rank_seed(SEED, dist.get_rank()))
 
-    def loader(self, loader: DataLoader[Any]) -> PlainLoader:
+    def loader(self, loader: Any) -> Any:
         self._loaders += 1
-        return PlainLoader(loader, self._loaders - 1)
+        return PlainLoader(loader, self._loaders - 1) if isinstance(loader, DataLoader) else loader
 
     def epochs(self, count: int) -> Iterator[int]:
         return iter(range(count))
@@ -164,7 +178,8 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], deaths: Deaths) -> float
 
 
 def in_epochs(loop: Any, model: nn.Module, optimizer: Any, schedule: Any, data: Any, deaths: Deaths) -> None:
-    batches = loop.loader(DataLoader(data, BATCH, shuffle=not isinstance(data, IterableDataset)))
+    is_shuffled = not isinstance(data, IterableDataset)
+    batches = loop.loader(data if isinstance(data, Own) else DataLoader(data, BATCH, shuffle=is_shuffled))
     held = DataLoader(Read(deaths), 16, generator=torch.Generator())
     loop.state.best = float("inf")
     for epoch in loop.epochs(3):
@@ -218,12 +233,17 @@ def streamed(loop: Any, model: nn.Module, optimizer: Any, schedule: Any, data: A
     in_epochs(loop, model, optimizer, schedule, Stream(deaths), deaths)
 
 
+def from_own(loop: Any, model: nn.Module, optimizer: Any, schedule: Any, data: Any, deaths: Deaths) -> None:
+    in_epochs(loop, model, optimizer, schedule, Own(deaths), deaths)
+
+
 SHAPES: dict[str, Callable[..., None]] = {
     "epochs": in_epochs,
     "steps": in_steps,
     "accumulation": accumulated,
     "two loaders": from_two,
     "stream": streamed,
+    "own loader": from_own,
 }
 #: world -> number of ranks, and how the module is wrapped, given the loop
 WORLDS: dict[str, tuple[int, Callable[[Any, nn.Module], nn.Module]]] = {

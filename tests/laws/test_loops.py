@@ -48,6 +48,7 @@ FEW = [
     {"shape": "two loaders", "world": "one process", "place": "forward"},
     {"shape": "stream", "world": "one process", "place": "epoch end"},
     {"shape": "steps", "world": "sharded", "place": "between"},
+    {"shape": "own loader", "world": "one process", "place": "forward"},
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
 
 from midstride.engine.trees import is_state_leaf, map_leaves, named_leaves, samples_in
 
@@ -31,6 +32,7 @@ class Sample:
         (UserDict(x=torch.zeros(3)), 3),
         (Sample(["a", "b", "c"]), 3),
         ([{}, Sample([])], 3),
+        ([pack_sequence([torch.zeros(3), torch.zeros(2)])], 2),
         ([], 1),
         ("text", 1),
         (None, 1),

@@ -3,7 +3,7 @@
 import copy
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, IterDataPipe
 
+from midstride.engine.data.data_check import DataDigests
 from midstride.engine.data.iterable.schedule import PassPosition, ShardBatch, ShardRequestSampler, shard_rotation
 from midstride.engine.data.iterable.shard_state import ShardExhausted, ShardState, add_marks
 from midstride.engine.data.iterable.shards import ShardReader
@@ -23,6 +24,7 @@ from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_l
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.objects.digest import users_lines
 from midstride.engine.objects.generator_search import path_to_module, restorable, shared_generators, shared_with_module
+from midstride.engine.seeds import mix
 
 __all__ = ["IterableLoader"]
 
@@ -52,6 +54,7 @@ class IterableLoader(ResumableLoader):
     is_sized = False
     fixed_world = "an iterable data set decides what each rank reads"
     source: Any
+    _compares_ranks: bool = False  #: whether the first batch is to be compared with those of other ranks
     #: path -> object that data set and module share, so that training may change it
     _shared: Mapping[str, object] = MappingProxyType({})
 
@@ -66,7 +69,7 @@ class IterableLoader(ResumableLoader):
         agree: Callable[[bool], bool] | None = None,
     ) -> None:
         dataset: Any = loader.dataset
-        self.name = f"{name} over {type(dataset).__name__}"
+        self.name = self._full_name(name, dataset)
         if isinstance(dataset, IterDataPipe):
             raise NotExact(
                 f"{self.name}: data pipes are not read here. Write an IterableDataset that iterates over it."
@@ -90,6 +93,11 @@ class IterableLoader(ResumableLoader):
         #: digests, at the start of the pass, of data that `_data` does not restore
         self._initial_digests: dict[str, str] = {}
         self._collate_side_effects: ReadSideEffects | None = None  #: finds changes of the collate_fn, without workers
+
+    @staticmethod
+    def _full_name(name: str, dataset: Any) -> str:
+        """Return the name of the loader in messages."""
+        return f"{name} over {type(dataset).__name__}"
 
     def attach(self, module: nn.Module) -> None:
         """Read the data set itself, not copies, if it refers to the trained `module`."""
@@ -143,10 +151,21 @@ class IterableLoader(ResumableLoader):
             if self.at_end:
                 self._data.end_pass()
             position.consume(current)
-            self.last_mark = current.answer.mark
+            self.last_mark, self.last_samples = current.answer.mark, current.answer.samples
             yield current.answer.batch
             if self.at_end:
                 return
+
+    def compare_ranks(self) -> None:
+        """Compare the first batch with those of other ranks, which may all read the same samples."""
+        self._compares_ranks = True
+
+    def data_digests(self) -> Sequence[DataDigests]:
+        """Return a digest of the samples that were read up to the first batch, once."""
+        if not self._compares_ranks or not any(self._position.read):
+            return ()
+        self._compares_ranks = False
+        return [DataDigests.of_rank(self.name, self._reader.key, reduce(mix, self._position.digests, 0))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last returned batch, with states and digests by shard."""
@@ -333,7 +352,7 @@ def _length(loader: DataLoader[Any]) -> int | None:
     """Return the number of batches in an epoch; None if some data set has no length."""
     try:
         return len(loader) if hasattr(loader.dataset, "__len__") else None
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError, AttributeError):  # of a wrapper, whose inner one has none
         return None
 
 

@@ -112,7 +112,8 @@ class Shard:
         self.position += 1
         self._take_state()
         states, self._taken = self._taken, []
-        return ShardAnswer(batch, self.digest, states, self.mark, self.total)
+        count = None if self.reader.batch_size is None else len(samples)
+        return ShardAnswer(batch, self.digest, states, self.mark, self.total, count)
 
     def _is_collated(self) -> bool:
         """Return whether the stack is the batch; not in a worker, with shared memory."""

@@ -56,6 +56,7 @@ class ShardAnswer(NamedTuple):
         states: states that were due and taken since the last answer.
         mark: digest of the samples of this batch and of its position.
         total: sum of the marks of all batches up to here.
+        samples: number of samples of this batch; None if the data set gives whole batches.
     """
 
     batch: Any
@@ -63,6 +64,7 @@ class ShardAnswer(NamedTuple):
     states: list[ShardState]
     mark: int
     total: int
+    samples: int | None
 
 
 def add_marks(total: int, mark: int) -> int:

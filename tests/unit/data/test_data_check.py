@@ -1,17 +1,23 @@
 """Map-style data that are others than in an earlier attempt, or on another rank."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.config.options import TrainerOptions
+from midstride.engine.data.data_check import ensure_same_data
+from midstride.engine.data.resolve import LoaderSettings, training_reader
 from midstride.engine.errors import NotExact
 from midstride.engine.testing import run_ranks
+from midstride.engine.world import World
 
 
 class Rows(Dataset[Tensor]):
@@ -94,3 +100,47 @@ def _on_ranks(run: str, seeds: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 2)])
 def test_data_that_differ_between_ranks_are_refused(seeds: tuple[int, ...], tmp_path: Path) -> None:
     assert run_ranks(_on_ranks, str(tmp_path), seeds, processes=2) == [0, 0]
+
+
+class Numbers(IterableDataset[Tensor]):
+    """The numbers of a part."""
+
+    def __init__(self, part: int) -> None:
+        self.part = part
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.arange(8.0) + 10 * self.part)
+
+
+LOADERS: dict[str, Any] = {
+    "stream": lambda part: DataLoader(Numbers(part), 2),
+    "function": lambda part: lambda: iter(Numbers(part)),
+}
+
+
+def reader_on(rank: int, loader: Any, **options: Any) -> Any:
+    settings = LoaderSettings(World(rank=rank, size=3), TrainerOptions.model_validate(options), 7)
+    return training_reader(loader, "the loader", settings, seed=7)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(("parts", "named"), [((0, 1, 2), []), ((0, 1, 0), ["0, 2"]), ((0, 0, 0), ["0, 1, 2"])])
+def test_ranks_that_read_the_same_are_named_once(
+    kind: str, parts: tuple[int, ...], named: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    readers = [reader_on(rank, LOADERS[kind](part)) for rank, part in enumerate(parts)]
+    batches = [reader.batches(0) for reader in readers]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert all(next(iterator) is not None for iterator in batches)
+            everyone = [[*reader.data_digests()] for reader in readers]
+            assert not ensure_same_data(everyone, accepts_change=False, warns=True)
+            ensure_same_data(everyone, accepts_change=False, warns=False)
+    assert len(caplog.records) == len(named)
+    assert all(f"gives ranks {ranks} the same first batch" in caplog.text for ranks in named)
+
+
+def test_ranks_that_are_to_read_all_are_not_compared() -> None:
+    reader = reader_on(0, LOADERS["stream"](0), use_distributed_sampler=False)
+    assert next(reader.batches(0)) is not None
+    assert not reader.data_digests()

@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.iterable.shard import STATE_BYTES
 from midstride.engine.data.loader import ResumableLoader
+from midstride.engine.data.resolve import LoaderSettings, training_reader
 from midstride.engine.errors import NotExact, UserCodeError
+from midstride.engine.world import World
 
 REST = [[12, 13, 14, 15], [16, 17, 18, 19]]
 
@@ -259,3 +262,15 @@ def test_shared_memory_in_a_stream_of_a_library_is_kept(
         seen.append(module.seen)
     assert seen[0] == seen[1] == [10.0 * epoch + number for epoch in range(3) for number in range(6)]
     assert "changed in training" not in caplog.text
+
+
+@pytest.mark.parametrize("data", [range(10), Lines()], ids=["map", "stream"])
+def test_packed_batches_say_how_many_samples_they_hold(data: Any) -> None:
+    def packed(samples: list[Any]) -> Tensor:
+        return torch.zeros(1, 3 * len(samples))
+
+    settings = LoaderSettings(World(), TrainerOptions.model_validate({}), 7)
+    reader = training_reader(DataLoader(data, 4, collate_fn=packed), "it", settings, seed=7)
+    counts = [(batch.numel(), reader.last_samples) for batch in reader.batches(0)]
+    assert len(counts) > 2
+    assert all(size == 3 * count for size, count in counts)

@@ -14,11 +14,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from midstride.engine import Trainer, TrainingModule
+from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import UserError
+from midstride.engine.loop.feeds import reader_of
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.state.differences import differences
+from midstride.engine.strategies.collective import SingleProcess
+from midstride.engine.world import World
 
 DATA = TensorDataset(torch.arange(20.0))
 EPOCHS = 3
@@ -53,6 +57,28 @@ class Kept:
 
     def __iter__(self) -> Iterator[Tensor]:
         return itertools.islice(self.iterator, 5)
+
+
+class Wrapping:
+    """Reads another loader, as the prefetching one of timm does."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (x * 2 for x in self.loader)
+
+
+class Repeating(DataLoader[Any]):
+    """Continues one iterator of its own, as that of timm does."""
+
+    def __init__(self) -> None:
+        super().__init__(DATA, 4, sampler=RandomSampler(DATA, num_samples=10**6))
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        for (x,) in itertools.islice(self.iterator, 5):
+            yield x
 
 
 class Positioned:
@@ -96,6 +122,8 @@ def of_torchdata(kind: str) -> Any:
     from torchdata import nodes
     from torchdata.stateful_dataloader import StatefulDataLoader
 
+    if kind == "generator":
+        return StatefulDataLoader(DATA, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3))
     if kind == "loader":
         return StatefulDataLoader(DATA, batch_size=4, shuffle=True)
     sampler = RandomSampler(range(20), generator=torch.Generator().manual_seed(3))
@@ -108,15 +136,19 @@ KINDS: dict[str, Callable[[], Any]] = {
     "a function": lambda: five,
     "an iterator": endless,
     "one iterator": Kept,
+    "one iterator, wrapped": lambda: Wrapping(Repeating()),
     "state": Positioned,
     "a list": lambda: [torch.ones(2) * number for number in range(5)],
     "a range": lambda: range(5),
-    **({f"torchdata, {kind}": lambda kind=kind: of_torchdata(kind) for kind in ("loader", "nodes")}),
+    **({f"torchdata, {kind}": lambda kind=kind: of_torchdata(kind) for kind in ("loader", "generator", "nodes")}),
 }
 
 
-def feed_of(kind: str, **options: Any) -> ResumableLoader:
+def feed_of(kind: str, user: str = "Trainer", **options: Any) -> ResumableLoader:
     torch.manual_seed(5)
+    if user == "Loop":
+        settings = LoaderSettings(World(), TrainerOptions.model_validate({}), 7)
+        return reader_of(KINDS[kind](), 0, settings, SingleProcess())
     limit = {"limit_train_batches": 5} if kind == "an iterator" else {}
     trainer = Trainer(max_epochs=1, seed=7, enable_progress_bar=False, **limit, **options)
     settings = LoaderSettings(trainer.strategy.data_world, trainer.options, 7)
@@ -131,11 +163,16 @@ def rest(feed: ResumableLoader, epoch: int, start: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_loader_of_any_kind_continues_from_any_batch(kind: str) -> None:
+#: who reads which kind; a pass of a Loop over an iterator would not end
+ROWS = {kind: (kind, "Trainer") for kind in KINDS}
+ROWS |= {f"{kind}, in a Loop": (kind, "Loop") for kind in KINDS if kind != "an iterator"}
+
+
+@pytest.mark.parametrize(("kind", "user"), ROWS.values(), ids=ROWS)
+def test_a_loader_of_any_kind_continues_from_any_batch(kind: str, user: str) -> None:
     if "torchdata" in kind and find_spec("torchdata") is None:
         pytest.skip("torchdata is not installed")
-    whole = feed_of(kind)
+    whole = feed_of(kind, user)
     read, states = list[Any](), list[Any]()
     for epoch in range(EPOCHS):
         whole.set_at_end(False)
@@ -146,11 +183,20 @@ def test_a_loader_of_any_kind_continues_from_any_batch(kind: str) -> None:
             states.append((at, decode(encoded.document, encoded.tensors)))
     assert len(read) == 5 * EPOCHS
     for stop in (0, 3, 4, 5, 9, 12):
-        again = feed_of(kind)
+        again = feed_of(kind, user)
         at, state = states[stop]
         again.load_state_dict(state)
         again.restored()
         assert not differences(read[stop + 1 :], rest(again, *at)), stop
+
+
+@pytest.mark.parametrize(("kind", "warnings"), [("one iterator", 1), ("a subclass", 0), ("a function", 0)])
+def test_passes_that_a_resume_reads_again_are_named_once(
+    kind: str, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(rest(feed_of(kind), 0, 0)) == 5 * EPOCHS
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+    assert ("reads all batches of the run again" in caplog.text) == bool(warnings)
 
 
 def test_a_state_of_a_loader_that_is_wrong_is_named_and_not_used(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,6 +212,12 @@ def test_a_state_of_a_loader_that_is_wrong_is_named_and_not_used(caplog: pytest.
         assert len(read) == 4
     finally:
         del KINDS["wrong"]
+
+
+def test_a_share_of_a_loader_that_says_its_length() -> None:
+    assert len([*feed_of("a range", limit_train_batches=0.4).batches(0)]) == 2
+    with pytest.raises(UserError, match="the training loader: a limit of"):
+        feed_of("a function", limit_train_batches=0.4)
 
 
 class Net(TrainingModule):

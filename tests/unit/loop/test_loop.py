@@ -26,10 +26,15 @@ class Script:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.steps = 0
 
-    def kept(self) -> "Script":
+    def kept(self, data: Any = DATA) -> "Script":
         self.loop.keep(model=self.model, optimizer=self.optimizer)
-        self.train = self.loop.loader(DATA)
+        self.train = self.loop.loader(data)
         return self
+
+    def run(self, epochs: int) -> None:
+        for _ in self.loop.epochs(epochs):
+            for batch in self.train:
+                self.step(batch)
 
     def step(self, batch: Any) -> None:
         loss = self.model(batch[0]).square().mean()
@@ -124,6 +129,16 @@ def test_a_loop_left_by_an_exception_is_refused(script: Callable[..., Script]) -
             again.step(batch)
     assert again.steps == 10  # from the snapshot of step 2
     refused(lambda: next(one.loop.epochs(2)), "closed")
+
+
+def test_a_loop_reads_a_function_of_batches(script: Callable[..., Script]) -> None:
+    def batches() -> Iterator[Any]:
+        yield from DATA
+
+    for epochs, steps in ((1, 6), (3, 12)):
+        one = script().kept(batches)
+        one.run(epochs)
+        assert one.steps == steps
 
 
 def test_a_loop_left_by_break_is_over(script: Callable[..., Script], tmp_path: Path) -> None:
