@@ -12,8 +12,8 @@ HEAD = """# Faults
 midstride fit job.yaml --run first
 ```
 
-This command resumes a run after each fault below. Tests strike a run of two processes, in a folder or on S3, and compare
-all bits with the undisturbed run's. `tests/faults/table.py` generates this page. [Exit
+This command resumes a run after each fault below. Tests strike a run of two processes, in a folder or on S3, and
+compare all bits with the undisturbed run's (`tests/faults/table.py`). [Exit
 codes](exact-resume.md#how-a-run-ends) have a table.
 
 """

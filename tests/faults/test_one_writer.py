@@ -80,4 +80,5 @@ def test_a_script_that_was_superseded_says_so_once(tmp_path: Path) -> None:
     said = (tmp_path / "log.txt").read_text()
     assert code == SUPERSEDED, said
     assert "Traceback" not in said
-    assert said.count("another attempt (generation 2)") == 1, said
+    # the thread that removes old snapshots may also have met the newer lease, and warned of it
+    assert said.count("midstride: another attempt (generation 2)") == 1, said
