@@ -4,6 +4,15 @@ from mutants.mutant import Mutant
 
 # fmt: off
 OBJECTS = [
+    Mutant("members that were moved keep their names", "_Names.members",
+        "contents.names != self._contents", "False",
+        "test_members_are_those_of_torch"),
+    Mutant("hooks of a layer of a library are not seen", "QuietOwners.is_quiet_module",
+        "not any(map(own.get, _HOOKS))", "True",
+        "objects/test_quiet_owners.py::test_a_change_between_two_snapshots_is_seen[a hook]"),
+    Mutant("the structure is looked at once", "ModuleStructure.state_dict",
+        "self._as_built == (members.version, forms)", "self._as_built is not None",
+        "modules/test_structure.py::test_a_change_between_two_snapshots_is_seen"),
     Mutant("an array that came to be a view is not named", "ArraySharing.written",
         "any(self._digests.get(path, digest) != digest for path, digest in now.items())", "False",
         "test_array_sharing.py"),

@@ -4,6 +4,12 @@ from mutants.mutant import Mutant
 
 # fmt: off
 SNAPSHOTS = [
+    Mutant("a dict of tensors that has changed is taken for the last one", "TensorBlocks.again",
+        "columns_of(tensors) != block.columns", "False",
+        "test_a_change_between_two_snapshots_is_copied"),
+    Mutant("the document of an older snapshot is changed", "StateCopier._copy",
+        "self._blocks.clear()", "",
+        "test_a_change_between_two_snapshots_is_copied"),
     Mutant("a fit on the CPU asks whether there is a GPU to pin memory for", "_touched",
         "torch.cuda.is_initialized()", "torch.cuda.is_available()",
         "test_a_fit_on_the_cpu_leaves_gpus_to_ranks_forked_later"),
