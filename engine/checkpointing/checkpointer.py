@@ -34,6 +34,7 @@ from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, StopRequested, StoreSilent, UnsupportedState
 from midstride.engine.loggers.logger_processes import LoggerProcesses
 from midstride.engine.objects.object_state import Objects
+from midstride.engine.processes.preload import collector_paused
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.session.requests import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
@@ -42,7 +43,6 @@ from midstride.engine.snapshots.row_times import RowTimes
 from midstride.engine.snapshots.schedule import SnapshotSchedule
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import encode_lazily
-from midstride.engine.state.collector import collector_paused
 from midstride.engine.state.stateful import Reshardable, Stateful, restore_parts, state_of
 from midstride.engine.strategies.mixins import Measures
 

@@ -10,7 +10,10 @@ __all__ = ["collector_paused", "preload"]
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector in the block, where it takes a fifth of torch's import."""
+    """Pause the garbage collector in a block that makes many objects, none of them garbage yet.
+
+    Of torch's import it takes a fifth. No process may be forked in the block: the collector would stay off there.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from midstride.engine.processes.preload import collector_paused
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.position import rank_stem
 from midstride.engine.state.codec import encode_lazily
-from midstride.engine.state.collector import collector_paused
 from midstride.engine.state.tensor_blocks import TensorBlocks
 from midstride.engine.state.tensors import Layout, TensorRegion, copy_tensors, once
 from midstride.engine.storage.checksums import FileDigest, digest_of

@@ -4,7 +4,6 @@ arrays           numpy values as JSON and tensors: the dtype is kept, byte order
 bounds           checks of documents that are read: a snapshot is not trusted, and can reach nothing outside
                  of its own files
 codec            a tree of state as plain JSON beside named tensors
-collector        the garbage collector, paused while a state is copied
 differences      where two trees of state differ, bit for bit
 dtypes           the dtypes that a file may name, from fixed lists
 hash_table       the hash table of a set: the slots of its items, and those of removed items

@@ -225,7 +225,7 @@ class Fit:
         resumed = False
         if run is not None and snapshots is not None:
             refuse_cudnn_dropout(context.module)
-            with RankWarnings(context.world, context.collective.gather).merge_ranks():
+            with RankWarnings(context.world, context.collective.gather).merge_ranks(), collector_paused():
                 state = fit_state(context)
             self.checkpointer = Checkpointer(context, state, run, snapshots)
             resumed = self.checkpointer.resume(resume, take_over=take_over)
