@@ -32,6 +32,7 @@ from midstride.engine.slurm import step_tasks
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS
 from midstride.engine.snapshots.holder import ensure_free
 from midstride.engine.snapshots.lease import generations
+from midstride.engine.storage.store import Store
 
 __all__ = ["GRACE_S", "launch"]
 
@@ -148,8 +149,8 @@ def _begin_attempt(run: Run, ensure: Callable[[], None] | None) -> tuple[Attempt
         The attempt, and the job's document before it, empty if there was none; None if the run was never trained.
     """
     try:
+        Store.open(run.url, run.job.store_terms).ensure_writable(RUN_FOLDERS, RUN_FILES)
         store = run.store
-        store.ensure_writable(RUN_FOLDERS, RUN_FILES)
         with store.errors_explained("written"):
             if ensure is not None:
                 ensure()

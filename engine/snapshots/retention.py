@@ -4,7 +4,9 @@ A writer knows what its generation committed, so the store is asked only once.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+import math
+import time
+from collections.abc import Collection, Iterable, Sequence
 
 from midstride.engine.snapshots.catalog import SNAPSHOTS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.forks import pinned
@@ -16,6 +18,9 @@ from midstride.engine.storage.store import Store
 __all__ = ["Retention", "archived", "needed_weights"]
 
 log = logging.getLogger(__name__)
+
+#: seconds between two looks at the pins of forks
+_PINS_S = 60.0
 
 
 class Retention:
@@ -37,6 +42,8 @@ class Retention:
         self._known: dict[str, list[Snapshot]] = {}  # by folder, oldest first; not there: the store must be asked
         self._rows: dict[str, str] = {}
         self._is_swept = False
+        self._pins: Collection[str] = ()
+        self._pins_read = -math.inf
 
     def add(self, committed: Snapshot, rows: str | None = None, pending: Iterable[Position] = ()) -> None:
         """Note a commit, and remove what is no longer needed.
@@ -86,12 +93,18 @@ class Retention:
         if not old:
             return
         ensure_newest(self._store, self._lease)  # a newer world may have resumed from one of them
-        needed = pinned(self._store)
+        needed = self._pinned()
         for snapshot in old:
             if snapshot.name not in needed:
                 self._catalog.remove(snapshot, self._rows.get(snapshot.name))
                 self._rows.pop(snapshot.name, None)
                 known.remove(snapshot)
+
+    def _pinned(self) -> Collection[str]:
+        """Return the snapshots that forks start from, as of the last minute."""
+        if (now := time.monotonic()) - self._pins_read >= _PINS_S:
+            self._pins, self._pins_read = pinned(self._store), now
+        return self._pins
 
     def _prune_weights(self, folders: Sequence[str], pending: Iterable[Position]) -> None:
         positions = [*(snapshot.position for snapshot in self._known_in(SNAPSHOTS)), *pending]
