@@ -76,7 +76,7 @@ def test_ctrl_c_takes_a_snapshot_and_ends_a_script(name: str, tmp_path: Path) ->
 
 
 LOOP = """
-import os, signal, sys
+import signal, sys
 import torch
 from torch.utils.data import DataLoader
 from midstride.engine import Loop
@@ -92,7 +92,7 @@ for step, x in enumerate(loop.steps(loop.loader(DataLoader(torch.ones(8, 1), 2))
     optimizer.zero_grad()
     if step == 2:
         for _ in range(int(sys.argv[3])):
-            os.kill(os.getpid(), int(sys.argv[2]))
+            signal.raise_signal(int(sys.argv[2]))  # this thread has it before the next line
 """
 
 

@@ -78,7 +78,8 @@ def test_a_script_is_killed_and_retried_without_a_bit_lost(tmp_path: Path) -> No
     tried = Run(job, "struck").attempts.attempts()
     # A kill, an error, and the same one again: it ends the flow, which Prefect retries.
     assert [attempt.outcome for attempt in tried] == ["died", "died", "died", "done"]
-    assert (tried[-1].resumed_step, report.steps, report.epochs) == (8, 18, 3)
+    assert tried[-1].resumed_step in (6, 8)
+    assert (report.steps, report.epochs) == (18, 3)
     assert results(job, "struck") == results(calm, "calm")
     assert report.best["val/loss"] > 0
     for what in ("report", "curves", "best weights", "metric log"):
