@@ -5,9 +5,8 @@ kept, and looked up anew only where a module, a parameter or a buffer was added,
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -86,20 +85,19 @@ class _Contents:
         self.values = [value for container in containers for value in container.values()]
         transient = [(number, {*own}) for number, one in enumerate(owners) if (own := transient_buffers_of(one))]
         names = [name for container in containers for name in container]
-        empty = [number for number, value in enumerate(self.values) if value is None]
-        #: what all names depend on besides the identities of the values
-        self.names = [*map(len, containers)], names, empty, transient
+        #: everything that the names of members depend on; the same ids mean that the same members are shared
+        self.facts = [*map(len, containers)], names, [*map(id, self.values)], transient
 
 
 class _Names:
-    """The names of members, and weak references to these."""
+    """The names of members, and weak references to the modules.
+
+    Tensors get none: torch cannot swap tensors that have weak references.
+    """
 
     def __init__(self, members: Members, contents: _Contents, places: dict[int, int]) -> None:
         self._paths, self._owners = [*members.modules], [weakref.ref(owner) for owner in members.modules.values()]
-        self._contents = contents.names
-        self._values: list[Callable[[], Any]] = [
-            _none if value is None else weakref.ref(value) for value in contents.values
-        ]
+        self._facts = contents.facts
         self._tensors = [number for number, value in enumerate(contents.values) if isinstance(value, Tensor)]
         self._parameters = {name: places[id(tensor)] for name, tensor in members.parameters.items()}
         self._buffers = {name: places[id(tensor)] for name, tensor in members.buffers.items()}
@@ -110,7 +108,7 @@ class _Names:
         places = {id(value): number for number, value in enumerate(contents.values)}
         try:
             return cls(members, contents, places)
-        except (KeyError, TypeError):  # a name for something elsewhere, or a member without weak references
+        except (KeyError, TypeError):  # a name for something elsewhere, or a module without weak references
             return None
 
     def members(self, version: int) -> Members | None:
@@ -119,9 +117,9 @@ class _Names:
         if any(owner is None for owner in owners):
             return None
         contents = _Contents(owners)
-        values = contents.values
-        if contents.names != self._contents or not all(map(is_, values, [value() for value in self._values])):
+        if contents.facts != self._facts:
             return None
+        values = contents.values
         return Members(
             dict(zip(self._paths, owners, strict=True)),
             {name: values[place] for name, place in self._parameters.items()},
@@ -129,7 +127,3 @@ class _Names:
             [values[place] for place in self._tensors],
             version,
         )
-
-
-def _none() -> None:
-    """Stand for a weak reference to None."""

@@ -5,7 +5,7 @@ from mutants.mutant import Mutant
 # fmt: off
 OBJECTS = [
     Mutant("members that were moved keep their names", "_Names.members",
-        "contents.names != self._contents", "False",
+        "contents.facts != self._facts", "False",
         "test_members_are_those_of_torch"),
     Mutant("hooks of a layer of a library are not seen", "QuietOwners.is_quiet_module",
         "not any(map(own.get, _HOOKS))", "True",

@@ -97,3 +97,12 @@ def test_an_index_keeps_no_member_alive() -> None:
     gc.collect()
     assert [one() for one in gone] == [None, None]
     assert index.now().parameters["0.weight"] is net[0].weight
+
+
+def test_tensors_of_an_index_can_be_swapped() -> None:
+    net = _net()
+    index = ModuleIndex.of(net)
+    before = index.now().parameters["0.weight"]
+    torch.utils.swap_tensors(before, nn.Parameter(torch.full((2, 2), 3.0)))  # as Module.to does with DTensors
+    assert index.now().parameters["0.weight"] is before
+    assert torch.equal(before, torch.full((2, 2), 3.0))
