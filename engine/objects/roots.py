@@ -183,8 +183,9 @@ def _is_small_and_plain(value: object) -> bool:
 
 def module_anchors(members: Members) -> dict[str, object]:
     """Return submodules and tensors of a module in other parts of the state, by name."""
-    tensors = {f"tensor {name}": tensor for name, tensor in (members.parameters | members.buffers).items()}
-    return tensors | {f"module {path}": submodule for path, submodule in members.modules.items()}
+    named: dict[str, object] = {f"module {path}": submodule for path, submodule in members.modules.items()}
+    tensors = members.parameters | members.buffers
+    return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **named}
 
 
 def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:

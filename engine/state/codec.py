@@ -106,7 +106,7 @@ class _Encoder:
             return value
         if kind is Tensor or kind is nn.Parameter:  # most of a state; it holds nothing else
             return _write_tensor(self, value, path)
-        write = _WRITERS.get(kind) or (_write_scalar if isinstance(value, np.generic) else None)
+        write = _WRITERS.get(kind) or (_write_scalar if issubclass(kind, np.generic) else None)
         if write is None:
             return self.fault(path, kind_of(value))
         if id(value) in self.around:
