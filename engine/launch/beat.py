@@ -2,8 +2,7 @@
 
     <run>/attempts/beat.json    written anew every ten seconds, removed at the end
 
-They cannot see its process. Whoever finds a sign watches whether it changes, so that no two clocks are compared to the
-second.
+They cannot see its process. A launcher that finds a sign watches whether it changes, so that no clocks are compared.
 """
 
 import threading
