@@ -188,14 +188,16 @@ class Fit:
             is_replay = snapshots is not None and snapshots.every_steps == NEVER
             if self.checkpointer is not None and not (progress.validating or is_replay):
                 found = _STEP.search(str(error)) if isinstance(error, LossNotFinite) else None
-                step = int(found[1]) if found else progress.step + 1
-                error.add_line(self._replay_line(step, isinstance(error, LossNotFinite)))
+                self._name_replay(error, int(found[1]) if found else progress.step + 1)
             raise
 
-    def _replay_line(self, step: int, is_loss: bool) -> str:
-        if self.context.settings.identity:  # of a job
-            return f"look into it:  midstride replay {self._run} --step {step}{' --anomaly' if is_loss else ''}"
-        return f'look into it:  with trainer.replay(module, data, run="{self._run}", step={step}) as at: ...'
+    def _name_replay(self, error: LossNotFinite | UserCodeError, step: int) -> None:
+        if self.context.settings.identity:  # of a job, whose launcher passes the message on
+            anomaly = " --anomaly" if isinstance(error, LossNotFinite) else ""
+            error.add_line(f"look into it:  midstride replay {self._run} --step {step}{anomaly}")
+        else:
+            call = f'trainer.replay(module, data, run="{self._run}", step={step})'
+            error.add_note(f"look into it:  with {call} as at: ...")
 
     def _is_loss_of_rank(self, error: Exception) -> bool:
         """Return whether `error` says that another rank ended, in a step or during a snapshot."""

@@ -60,7 +60,7 @@ def test_a_step_is_given_with_its_gradients(run: str) -> None:
 def test_a_loss_that_is_not_finite_ends_with_the_call(tmp_path: Path) -> None:
     with pytest.raises(LossNotFinite) as ended:
         trainer().fit(Net(bad_step=6), loader(), run=tmp_path / "run")
-    last = str(ended.value).splitlines()[-1]
+    last = ended.value.__notes__[-1]
     assert last == f'look into it:  with trainer.replay(module, data, run="{tmp_path}/run", step=7) as at: ...'
 
 
