@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from midstride.engine import BestCheckpoint, Trainer, WeightAveraging
 from midstride.engine.errors import UserCodeError
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's, of workers and of steps between logs
+
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.sum(1, keepdim=True))
 EPOCHS, BATCH = 3, 4
