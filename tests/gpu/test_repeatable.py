@@ -26,8 +26,11 @@ def repeatable() -> Iterator[None]:
 
 #: layers on a GPU -> what is refused of them
 RECURRENT: dict[str, tuple[Callable[[], nn.Module], str | None]] = {
-    "LSTM": (lambda: nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2, 2, dropout=0.1)), "module's 1: dropout"),
-    "two": (lambda: nn.Sequential(nn.GRU(2, 2, 2, dropout=0.1), nn.RNN(2, 2, 3, dropout=0.1)), "module's 0, 1: drop"),
+    "LSTM": (lambda: nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2, 2, dropout=0.1)), "module's 1: on a GPU, dropout"),
+    "two": (
+        lambda: nn.Sequential(nn.GRU(2, 2, 2, dropout=0.1), nn.RNN(2, 2, 3, dropout=0.1)),
+        "module's 0, 1: on a GPU",
+    ),
     "without dropout": (lambda: nn.LSTM(2, 2, 2), None),
     "one layer": (lambda: nn.Sequential(nn.LSTM(2, 2), nn.Dropout(0.1), nn.LSTM(2, 2)), None),
     "evaluated": (lambda: nn.LSTM(2, 2, 2, dropout=0.1).eval(), None),
