@@ -8,7 +8,7 @@ the batches of its next step: after logs, evaluation and checkpoints of the last
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,7 +104,8 @@ class TrainerParts:
         if counts := [name for name in _COUNTS_OF_TRL if hasattr(trainer, name)]:
             found["sums of TRL"] = trainer, counts
         for number, callback in enumerate(trainer.callback_handler.callbacks):
-            if callable(state := getattr(callback, "state", None)) and not is_user_class(type(callback)):
+            state: Callable[[], dict[str, Any]] | None = getattr(callback, "state", None)
+            if callable(state) and not is_user_class(type(callback)):
                 found[f"callback {number} {type(callback).__name__}"] = callback, [*state()["attributes"]]
         return found
 

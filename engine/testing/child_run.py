@@ -108,7 +108,8 @@ class ChildRun:
 
     def _train(self, module: Factory, data: Factory, options: Mapping[str, Any], watched: bool) -> None:
         given: Any = options.get("callbacks", ())
-        callbacks = [*(given() if callable(given) else given), BatchJournal(self.journal)]
+        made: Any = given() if callable(given) else given
+        callbacks = [*made, BatchJournal(self.journal)]
         settings: dict[str, Any] = {**options, "callbacks": callbacks}
         trainer = Trainer(**settings)
         warned = _WarningCollector()
