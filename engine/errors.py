@@ -87,7 +87,7 @@ class EngineError(Exception):
         True
         """
         cause, kind = self.__cause__, type(self)
-        if not isinstance(cause, Exception) or isinstance(cause, StopIteration):  # which would end a generator
+        if not isinstance(cause, Exception):
             return self
         plain = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__init__", "__str__")}
         reduced = partialmethod(_reduced, kind)

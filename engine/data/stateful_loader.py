@@ -109,6 +109,8 @@ class StatefulDataLoader(DataLoader[T_co]):
                     current.returns(is_last=reader.at_end)
                     yield batch
         except EngineError as error:
+            if isinstance(error.__cause__, StopIteration):  # a generator would take it for its end
+                raise
             raise error.as_instance_of_cause() from error.__cause__
         if reader is self._resumable and epoch == self._epoch:
             self._epoch, self._batch, self._has_begun = epoch + 1, 0, False

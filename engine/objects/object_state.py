@@ -27,7 +27,7 @@ from midstride.engine.objects.walk import GraphWalk, LargeBuilt
 from midstride.engine.objects.watch import NoUnwritableWarnings, RegisteredHooks, UnwritableWarnings, shown
 from midstride.engine.seeds import Generators
 from midstride.engine.state.differences import differences, same_key_order
-from midstride.engine.state.module_index import ModuleIndex
+from midstride.engine.state.module_index import Members, ModuleIndex
 from midstride.engine.state.object_nodes import Instance, Same, kind_name, step
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful, state_of
 
@@ -89,9 +89,15 @@ class Objects(AlikeOnRanks):
     @classmethod
     def of_module(cls, module: nn.Module) -> "Objects":
         """Return the state of one module's objects, without warnings, outside of snapshots."""
-        index, device = ModuleIndex.of(module), torch.device("cpu")
+
+        def members() -> Members:
+            return ModuleIndex.of(module).now()
+
         return cls(
-            lambda quiet: module_roots(index.now(), quiet), lambda: module_anchors(index.now()), device, is_kept=False
+            lambda quiet: module_roots(members(), quiet),
+            lambda: module_anchors(members()),
+            torch.device("cpu"),
+            is_kept=False,
         )
 
     def _begin(self) -> None:
