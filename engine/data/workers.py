@@ -1,8 +1,10 @@
 """Starts a loader's workers, ends them with their rank, and reports lost ones."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -35,6 +37,8 @@ __all__ = [
 _HINTS = {-signal.SIGKILL: " (SIGKILL: out of memory?)", -signal.SIGBUS: " (SIGBUS: /dev/shm full?)"}
 #: seconds that a worker whose connection was cut gets to end
 _ENDS_S = 5.0
+#: whether a loader forks its workers now
+_starts_workers = False
 #: loader -> its iterators that are still referenced
 _ITERATORS: WeakKeyDictionary[DataLoader[Any], WeakSet[Any]] = WeakKeyDictionary()
 
@@ -102,7 +106,8 @@ def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
         UserError: the workers could not be started.
     """
     try:
-        iterator = iter(loader)
+        with _garbage_left():
+            iterator = iter(loader)
     except EngineError:
         raise
     except Exception as error:
@@ -115,6 +120,28 @@ def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
     forget_workers(iterator)
     _ITERATORS.setdefault(loader, WeakSet()).add(iterator)
     return iterator
+
+
+@contextmanager
+def _garbage_left() -> Iterator[None]:
+    """Leave the garbage of this process to it: forks in the block collect none of it.
+
+    A destructor can wait for threads, as that of a process group does. A fork has none of them, and would hang.
+    """
+    global _starts_workers
+    _starts_workers = True
+    try:
+        yield
+    finally:
+        _starts_workers = False
+
+
+def _freeze_in_worker() -> None:
+    if _starts_workers:
+        gc.freeze()
+
+
+os.register_at_fork(after_in_child=_freeze_in_worker)
 
 
 def end_all_workers(loader: DataLoader[Any]) -> None:

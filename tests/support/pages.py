@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "runs" not in path.parts),  # reports of `make train`
+]
 
 
 def blocks(page: Path, language: str) -> Iterator[tuple[str, str]]:

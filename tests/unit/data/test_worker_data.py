@@ -1,6 +1,8 @@
 """What is set on loaders and data in training reaches the next epoch; a pass that goes on has what it began with."""
 
+import gc
 import logging
+import os
 import random
 import re
 import threading
@@ -290,3 +292,32 @@ def test_data_that_count_reads_in_workers_are_named_once(data: Any, tmp_path: Pa
         handler.close()
     found = re.findall(rf"what \w+ or its code holds, .*: {NAMED[data]}", (tmp_path / "log").read_text())
     assert len(found) == 1
+
+
+class Cycle:
+    """Garbage that tells which process has collected it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.itself = folder, self
+
+    def __del__(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
+class Collecting(Ones):
+    def __getitem__(self, index: int) -> Tensor:
+        gc.collect()
+        return super().__getitem__(index)
+
+
+def test_a_worker_does_not_collect_the_garbage_of_its_rank(tmp_path: Path) -> None:
+    """The destructor of a process group waits for threads, which a fork does not have."""
+    gc.disable()
+    try:
+        Cycle(tmp_path)
+        assert sums(resumable(DataLoader(Collecting(), 4, num_workers=1)), 0) == [4.0, 4.0]
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
