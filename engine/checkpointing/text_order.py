@@ -27,7 +27,7 @@ _PLACES = 3
 
 
 def text_order_facts() -> dict[str, int]:
-    """Return a hash of a string, which is equal in processes that hash strings alike."""
+    """Return a hash of a string, equal in processes with the same PYTHONHASHSEED."""
     return {_KEY: hash(_KEY)}
 
 

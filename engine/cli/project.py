@@ -17,7 +17,7 @@ Kind = Annotated[
     Parameter(help="What it trains on, or with: each is small and needs no download."),
 ]
 
-#: kind -> its code, and of which it consists
+#: kind -> file of its code, and what the file holds; `_MODULE` for all others
 _CODE = {"script": ("train.py", "a script with a loop of its own")}
 _MODULE = "model.py", "a module and its data"
 #: kind -> libraries that it needs beside those of midstride

@@ -18,7 +18,7 @@ from midstride.engine.errors import JobError, UserError
 from midstride.engine.formatting import format_bytes, format_count, format_number
 from midstride.engine.jobs.operations import run_operation
 from midstride.engine.registry.comparison import PromotionDecision
-from midstride.engine.registry.nightly import judge, module_errors, nightly_errors
+from midstride.engine.registry.nightly import judge, module_errors, nightly_errors, promote_if_better
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run, run_at
 from midstride.engine.runs.summary import summary_of
@@ -194,10 +194,7 @@ def _challenge(where: str, run: Run, registry: ModelRegistry, promote: bool) -> 
     if (done := registry.promoted(run.name)) is not None and done.decision is not None:
         return done.decision
     tests = _operation("compare", run.job, run.name, f"testing {run.name} and the champion")
-    decision = judge(run.job, tests)
-    if promote and decision.promoted:
-        registry.promote(run, tests["weights"], decision)
-    return decision
+    return promote_if_better(run, tests, registry) if promote else judge(run.job, tests)
 
 
 def _operation(name: str, job: TrainingJob, run: str, doing: str, **arguments: Any) -> Any:

@@ -14,6 +14,7 @@ from types import FrameType
 
 from midstride.engine.errors import EngineError, JobError, StoreUnsafe, WorldError
 from midstride.engine.launch.beat import beating, ensure_none_elsewhere
+from midstride.engine.launch.launchers.base import Launcher
 from midstride.engine.launch.launchers.build import build_launcher, world_command
 from midstride.engine.launch.log_lines import without_noise
 from midstride.engine.launch.preemption import PreemptionWatch
@@ -97,19 +98,7 @@ def launch(
         watchdog = Watchdog(session, job.world, patience_s=_NODES_S if job.world.launched_by == "join" else 0.0)
         monitor = _WorldMonitor(session, attempt, watchdog, on_line, on_event)
         try:
-            try:
-                command, environment = world_command(launcher, session, job, grace_s)
-            except EngineError as error:
-                session.write_outcome(Outcome.of(error))  # the attempt ended by it
-                raise
-            environment[SignalRequests.VARIABLE] = str(grace_s)
-            with (
-                signal_handlers({signal.SIGUSR1: monitor.snapshot_on_signal}),
-                PreemptionWatch(job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
-                SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
-                beating(run.store),
-            ):
-                monitor.until_end(group, stop_if_asked)
+            _train(run, launcher, session, monitor, stop_if_asked, grace_s)
         finally:
             asked_by = sys.exception()
             try:
@@ -123,6 +112,30 @@ def launch(
                 else:
                     _record_attempt(run, monitor.attempt, outcome, session, on_line, asked_by)
     return outcome
+
+
+def _train(
+    run: Run,
+    launcher: Launcher,
+    session: Session,
+    monitor: "_WorldMonitor",
+    stop_if_asked: Callable[[], object],
+    grace_s: float,
+) -> None:
+    """Start the world of a session, and watch it until it ends."""
+    try:
+        command, environment = world_command(launcher, session, run.job, grace_s)
+    except EngineError as error:
+        session.write_outcome(Outcome.of(error))  # the attempt ended by it
+        raise
+    environment[SignalRequests.VARIABLE] = str(grace_s)
+    with (
+        signal_handlers({signal.SIGUSR1: monitor.snapshot_on_signal}),
+        PreemptionWatch(run.job.world.preemption_notice, monitor.snapshot_on_notice, monitor.announce),
+        beating(run.store),  # until the world has ended: a store that hangs delays no request to stop
+        SupervisedProcess(command, environment=environment, log=session.log, grace_s=grace_s) as group,
+    ):
+        monitor.until_end(group, stop_if_asked)
 
 
 def _ensure_started_once() -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "metric_of",
     "module_errors",
     "nightly_errors",
+    "promote_if_better",
     "with_date",
 ]
 
@@ -108,13 +109,7 @@ class NightlyRun:
         Raises:
             Overtaken: the champion is another one by now; compare again.
         """
-        if done := self.registry.promoted(self.run.name):
-            assert done.decision is not None
-            return done.decision
-        decision = judge(self.job, compared)
-        if decision.promoted:
-            self.registry.promote(self.run, compared["weights"], decision)
-        return decision
+        return promote_if_better(self.run, compared, self.registry)
 
     def close(self, decision: PromotionDecision, data: FolderListing) -> None:
         """Record the decision of the night and its data."""
@@ -169,6 +164,27 @@ def judge(job: TrainingJob, compared: Mapping[str, Any]) -> PromotionDecision:
         over=compared["over"],
     )
     return with_gates(decision, job.nightly.gates)
+
+
+def promote_if_better(run: Run, compared: Mapping[str, Any], registry: ModelRegistry) -> PromotionDecision:
+    """Promote `run` if it is better than the champion; return the decision.
+
+    A run that was promoted before keeps that decision.
+
+    Args:
+        run: of the registry's job.
+        compared: result of the operation "compare".
+        registry: of the job.
+
+    Raises:
+        Overtaken: the champion is another one by now; compare again.
+    """
+    if (done := registry.promoted(run.name)) is not None and done.decision is not None:
+        return done.decision
+    decision = judge(run.job, compared)
+    if decision.promoted:
+        registry.promote(run, compared["weights"], decision)
+    return decision
 
 
 def judged_by(job: TrainingJob) -> dict[str, str]:

@@ -79,7 +79,10 @@ def _plain(value: Any, deep: int) -> Any:
 
 
 def _items_content(items: Sequence[Any], deep: int) -> Any:
-    """Return plain values for `items`, digested together if alike, in a third of the time."""
+    """Return plain values for `items`.
+
+    Items of one form share a digest, which takes a third of the time.
+    """
     if (stack := stack_of(items)) is not None:
         return _stack_content(stack)
     if _are_tensors(items) and {(item.shape, item.layout) for item in items} == {(items[0].shape, torch.strided)}:

@@ -32,14 +32,14 @@ class Kind:
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the node of `value` at `path`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} matches objects, and needs a method describe")
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Return the value for `path`: `live`, filled from `node` if possible.
 
         MISSING if the value cannot be restored and there is no live one.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} makes nodes of its own, and needs a method restore")
 
     def instance(self, value: object, /, **state: Any) -> Instance:
         """Return a node of this form for `value`."""
