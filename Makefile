@@ -9,6 +9,7 @@ HOROVOD := .venv/.horovod
 AIRFLOW := .cache/airflow
 RAY := .cache/ray
 XLA := .cache/xla
+LIBRARIES := .cache/libraries
 TORCH ?= 2.10.0
 OTHER_TORCH = .cache/torch-$(TORCH)
 OLDEST := .cache/oldest
@@ -26,7 +27,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-oldest test-ray test-torch test-xla bench-data bench-gpu bench-lanes bench-memory bench-nodes bench-overhead bench-pipeline bench-restart bench-s3 bench-snapshots bench-steps horovod format clean
+.PHONY: help train test tests test-all check lint types mypy pyright docs laws mutants soak soak-damage soak-nodes test-airflow test-ui test-gpu test-libraries test-lightning test-oldest test-ray test-torch test-xla bench-checks bench-commit bench-data bench-gpu bench-lanes bench-memory bench-nodes bench-overhead bench-pipeline bench-restart bench-s3 bench-snapshots bench-steps horovod format clean
 
 help:  ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -96,6 +97,12 @@ test-xla: $(XLA)/.installed  ## the laws of strategy xla on torch_xla's CPU devi
 test-ray: $(RAY)/.installed  ## nodes from a real Ray, one of which is lost; ray is kept beside the environment
 	PYTHONPATH=$(CURDIR)/$(RAY) RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/distributed/test_ray.py $(ARGS)
 
+test-libraries: $(LIBRARIES)/.installed  ## programs with libraries around PyTorch (peft, timm, darts and others), killed and resumed; kept beside the environment
+	PYTHONPATH=$(CURDIR)/$(LIBRARIES)/site-packages HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/libraries $(ARGS)
+
+test-lightning: $(STAMP)  ## Lightning's own tests on midstride's Trainer, with a count of reasons; LIGHTNING=path of a checkout
+	cd $(LIGHTNING)/tests && PYTHONPATH=$(CURDIR)/tests/libraries $(CURDIR)/$(BIN)/python -m pytest -p lightning_shim -p no:cacheprovider -q --tb=short --continue-on-collection-errors --ignore=tests_pytorch/models/test_onnx.py --timeout=120 $(or $(ARGS),tests_pytorch/callbacks tests_pytorch/core tests_pytorch/loops tests_pytorch/models tests_pytorch/trainer)
+
 test-torch: $(OTHER_TORCH)/.installed  ## units, worlds of processes and faults with another torch, in an environment of its own; TORCH=2.10.0
 	$(OTHER_TORCH)/bin/python -m pytest --numprocesses=auto tests/unit tests/gpu tests/distributed tests/faults -k "not horovod and not every_launcher" $(ARGS)
 
@@ -111,11 +118,14 @@ bench-gpu:  ## what the engine costs on a GPU: steps, snapshots, memory; needs w
 	PYTHONPATH=.types:build/gpu $(PYTHON) deploy/gpu/bench.py $(ARGS)
 
 bench-snapshots: $(STAMP)  ## what a snapshot costs, beside torch.save and torch.distributed.checkpoint
-	$(BIN)/python tests/bench/snapshots.py $(ARGS)
-	$(BIN)/python tests/bench/many_tensors.py
+	PYTHONPATH=tests $(BIN)/python -m bench.snapshots $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m bench.many_tensors
 
 bench-steps: $(STAMP)  ## what the engine adds to a training step, beside a bare loop
 	PYTHONPATH=tests $(BIN)/python -m bench.steps $(ARGS)
+
+bench-checks: $(STAMP)  ## what `verify_every` costs: a step executed twice, beside those around it
+	PYTHONPATH=tests $(BIN)/python -m bench.checks $(ARGS)
 
 bench-lanes: $(STAMP)  ## what adding up in lanes costs, beside DistributedDataParallel
 	$(BIN)/python tests/bench/lanes.py $(ARGS)
@@ -131,6 +141,9 @@ bench-overhead: $(STAMP)  ## what the orchestration costs, beside `midstride fit
 
 bench-memory: $(STAMP)  ## what a rank holds under ddp, sharded and fully_sharded
 	$(BIN)/python tests/bench/memory.py $(ARGS)
+
+bench-commit: $(STAMP)  ## what a commit of up to 1,024 ranks takes, simulated by threads
+	$(BIN)/python tests/bench/commit.py $(ARGS)
 
 bench-pipeline: $(STAMP)  ## memory of each stage, with and without balancing
 	$(BIN)/python tests/bench/pipeline.py $(ARGS)
@@ -178,6 +191,11 @@ $(AIRFLOW)/.installed: deploy/airflow/requirements.txt deploy/airflow/pyproject.
 
 $(RAY)/.installed: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(RAY) -c constraints.txt ray msgpack
+	touch $@
+
+# The list has all that they need; what the environment has is that of the list of constraints.
+$(LIBRARIES)/.installed: tests/libraries/requirements.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LIBRARIES)/site-packages -r $<
 	touch $@
 
 # Each torch says itself which triton and setuptools it takes.

@@ -5,7 +5,7 @@ Packages are drawn on their floors in docs/architecture.md, and draw their files
 world            the world a process belongs to: read from the environment once, then handed on whole
 slurm            a step of Slurm's, as `srun` describes it to its tasks
 seeds            seeds: hashed, never drawn; and the state of the main generators
-lanes            equal parts of every global batch, which any number of ranks computes alike
+lanes            equal parts of every global batch, which any number of ranks computes in the same way
 trees            nests of containers: batches moved and rebuilt, trees of state mapped leaf by leaf
 user_code        calls of the user's code: an exception in it is the user's, and says where
 code_origin      whose code it is: the user's, a library's, Python's, or ours
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from midstride.engine.loggers.base import Logger
     from midstride.engine.loop.loop import Loop
     from midstride.engine.modules.averaging import WeightAveraging
-    from midstride.engine.modules.callbacks import Callback, LearningRateMonitor
+    from midstride.engine.modules.callbacks import Callback, LearningRateMonitor, TrainedWeights
     from midstride.engine.modules.hyperparameters import Hyperparameters
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import DataModule, TrainingModule
     from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
+    from midstride.engine.modules.schedules import GradientAccumulationScheduler, Unfreeze
+    from midstride.engine.modules.timers import Throughput, Timer
     from midstride.engine.seeds import seed_everything
     from midstride.engine.storage.store import Store
     from midstride.engine.strategies.base import Strategy
@@ -45,6 +47,7 @@ __all__ = [
     "CombinedLoader",
     "DataModule",
     "EarlyStopping",
+    "GradientAccumulationScheduler",
     "Hyperparameters",
     "Launcher",
     "LearningRateMonitor",
@@ -52,10 +55,14 @@ __all__ = [
     "Loop",
     "Store",
     "Strategy",
+    "Throughput",
+    "Timer",
+    "TrainedWeights",
     "Trainer",
     "TrainerInterface",
     "TrainingJob",
     "TrainingModule",
+    "Unfreeze",
     "WeightAveraging",
     "World",
     "__version__",
@@ -69,6 +76,7 @@ _HOMES = {
     "CombinedLoader": "data.combined",
     "DataModule": "modules.module",
     "EarlyStopping": "modules.monitors",
+    "GradientAccumulationScheduler": "modules.schedules",
     "Hyperparameters": "modules.hyperparameters",
     "Launcher": "launch.launchers.base",
     "LearningRateMonitor": "modules.callbacks",
@@ -76,10 +84,14 @@ _HOMES = {
     "Loop": "loop.loop",
     "Store": "storage.store",
     "Strategy": "strategies.base",
+    "Throughput": "modules.timers",
+    "Timer": "modules.timers",
+    "TrainedWeights": "modules.callbacks",
     "Trainer": "training.trainer",
     "TrainerInterface": "modules.interface",
     "TrainingJob": "config.job",
     "TrainingModule": "modules.module",
+    "Unfreeze": "modules.schedules",
     "WeightAveraging": "modules.averaging",
     "World": "world",
     "seed_everything": "seeds",

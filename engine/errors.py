@@ -21,7 +21,7 @@ EngineError                 the world ends with 1: a retry may help
     │   └── SnapshotUnreadable  they cannot be read
     ├── StoreFull           the disk or the quota is full: a retry helps once there is room
     ├── StoreSilent         the store did not answer for as long as it was waited for
-    ├── ReadBackDiffers     ends with 2: a part did not take back the state it gave
+    ├── ReadBackDiffers     ends with 2: a part did not load the state that it saved
     └── StoreUnsafe         ends with 2: the store cannot promise what was asked of it
 
 StopSignal is no EngineError and no Exception: a signal may come anywhere, also inside a `try` that takes every
@@ -118,7 +118,8 @@ class JobError(UserError):
     @classmethod
     def of(cls, where: object, faults: Sequence[str]) -> "JobError":
         """Word all `faults` found in `where`."""
-        return cls("\n  ".join([f"{format_count(len(faults), 'fault')} in {where}:", *faults]))
+        lines = [f"{format_count(len(faults), 'fault')} in {where}:", *faults]
+        return cls("\n".join(lines).replace("\n", "\n  "))
 
 
 class UserCodeError(UserError):
@@ -130,9 +131,10 @@ class UserCodeError(UserError):
         shown = TracebackException.from_exception(error)
         for link in _chain(shown):
             theirs = [frame for frame in link.stack if not _is_ours(frame.filename)]
-            others = [] if isinstance(error, SyntaxError) else list(link.stack)  # its message says where
+            libraries = [frame for frame in link.stack if not frame.filename.startswith(_HERE)]
+            others = [] if isinstance(error, SyntaxError) else libraries or list(link.stack)  # its message says where
             link.stack = StackSummary.from_list(theirs or others)
-        return cls(f"{format_message(''.join(shown.format()))}raised in {where}")
+        return cls(f"{format_message(''.join(shown.format()))}{_looked_for(error)}raised in {where}")
 
 
 class NotExact(UserError):
@@ -164,7 +166,7 @@ class RunHeld(UserError):
 
 
 class StopRequested(EngineError):
-    """The run was asked to stop and did so; a retry resumes."""
+    """The run has stopped on request; a retry resumes."""
 
     exit_code = 75
 
@@ -177,7 +179,7 @@ class StopSignal(BaseException):
     """Raised by a signal handler in the main thread, and converted to `StopRequested`.
 
     Args:
-        message: what it is worded with.
+        message: its text.
         signal: number of the signal, if known.
     """
 
@@ -230,11 +232,11 @@ class StoreSilent(SnapshotError):
 
 
 class StoreFull(SnapshotError):
-    """The disk or the quota of the store is full; once there is room, the run goes on."""
+    """The disk or the quota of the store is full; once there is room, the run continues."""
 
 
 class StoreUnsafe(SnapshotError):
-    """The store cannot promise what was asked of it, such as exclusive creation; ends with 2."""
+    """The store lacks a needed guarantee, such as exclusive creation; ends with 2."""
 
     exit_code = 2
 
@@ -245,6 +247,13 @@ def _reduced(error: EngineError, kind: type[EngineError]) -> tuple[type[EngineEr
 
 
 _HERE = f"{Path(__file__).parent}{os.sep}"
+
+
+def _looked_for(error: BaseException) -> str:
+    """Return a line on the folder in which a relative path was looked for."""
+    path = error.filename if isinstance(error, FileNotFoundError) else None
+    is_relative = isinstance(path, str) and path and not Path(path).is_absolute()
+    return f"this path is relative to the current folder, {Path.cwd()}\n" if is_relative else ""
 
 
 def _is_ours(filename: str) -> bool:

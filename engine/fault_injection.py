@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-__all__ = ["PHASES", "Fault", "FaultPlan", "InjectedFault", "PhaseWatcher"]
+__all__ = ["PHASES", "RESUME_PHASES", "Fault", "FaultPlan", "InjectedFault", "PhaseWatcher"]
 
 VARIABLE = "MIDSTRIDE_FAULTS"
 
@@ -32,11 +32,15 @@ PHASES = (
     "after_step",
 )
 
+#: the points of a resume at which a fault of step 0 can strike
+RESUME_PHASES = ("resume_plan", "resume_read", "resume_agree")
+
 
 #: SIGKILL, SIGTERM, SIGUSR1, SIGSTOP (until SIGCONT); an exception; waiting for ever
-Kind = Literal["kill", "stop", "snapshot", "freeze", "raise", "hang"]
+Kind = Literal["kill", "crash", "stop", "snapshot", "freeze", "raise", "hang"]
 _SIGNALS = {
     "kill": signal.SIGKILL,
+    "crash": signal.SIGSEGV,
     "stop": signal.SIGTERM,
     "snapshot": signal.SIGUSR1,
     "freeze": signal.SIGSTOP,
@@ -44,7 +48,7 @@ _SIGNALS = {
 
 
 class PhaseWatcher(Protocol):
-    """Is told of the phases of a run: a plan of faults, or a replay."""
+    """Receives the phases of a run: a plan of faults, or a replay."""
 
     def at(self, rank: int, step: int, phase: str, *given: object) -> None:
         """Act at `phase`, with `step` steps done; "backward" is given the loss."""
@@ -56,10 +60,10 @@ class InjectedFault(RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what happens, on which rank, and where.
+    """One fault: its kind, rank and place.
 
     Args:
-        kind: what the rank does to itself: see `Kind`.
+        kind: the rank's action on itself: see `Kind`.
         rank: whom it strikes.
         step: it strikes once so many steps are done,
         phase: the next time this phase is reached,
@@ -74,7 +78,7 @@ class Fault:
 
 
 class FaultPlan:
-    """A list of faults in a folder of its own; a fault that fired leaves a file there.
+    """A list of faults in a folder; a fired fault leaves a file there.
 
     Args:
         folder: a new folder, or that of an earlier plan.
@@ -99,8 +103,8 @@ class FaultPlan:
 
     def add(self, kind: Kind, *, rank: int = 0, step: int, phase: str, visit: int = 0) -> "FaultPlan":
         """Add a fault; returns the plan, so that calls can be chained."""
-        if phase not in PHASES:
-            raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
+        if phase not in (known := (*PHASES, *RESUME_PHASES)):
+            raise ValueError(f"no phase {phase!r}: choose one of {', '.join(known)}")
         self.faults.append(Fault(kind, rank, step, phase, visit))
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "plan.json").write_text(json.dumps([asdict(fault) for fault in self.faults]))
@@ -143,6 +147,6 @@ class FaultPlan:
         return [fault for number, fault in enumerate(self.faults) if self._mark(number).exists()]
 
     def assert_all_fired(self) -> None:
-        """Fail when a fault of the plan never struck: what was tested is then not what was meant."""
+        """Fail when a fault of the plan never struck: the test then shows nothing."""
         silent = [fault for number, fault in enumerate(self.faults) if not self._mark(number).exists()]
         assert not silent, f"these faults never struck: {silent}"

@@ -1,4 +1,4 @@
-"""Lanes: equal parts of every global batch, which any number of ranks computes alike.
+"""Lanes: equal parts of each global batch, computed in the same way by any number of ranks.
 
 A run of 8 lanes is that of 8 ranks, whatever number of them computes it: samples, random numbers, gradients, buffers,
 logged values and metrics are functions of the lane, and what lanes have in common is added up in one order. A rank
@@ -37,12 +37,12 @@ class Lanes:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def by_lane(self, ranks: Iterable[Mapping[int, Any]]) -> list[Any]:
-        """Return what every lane has, in the order of lanes, given what each rank has of its own."""
+        """Return the values of all lanes in order, from those of each rank."""
         every = {lane: value for rank in ranks for lane, value in rank.items()}
         return [every[lane] for lane in sorted(every)]
 
     def each(self, in_lane: InLane, call: Callable[[], Any]) -> dict[int, Any]:
-        """Return what `call` gives in each lane of this rank."""
+        """Return the results of `call` in each lane of this rank."""
         results = {}
         for lane in self.own:
             with in_lane(lane):

@@ -73,7 +73,7 @@ class Generators:
 
     Args:
         device: a further one, if there is one.
-        alike: they are the same on every rank.
+        alike: whether all ranks draw the same numbers.
         devices: of this rank, in order; those that are no GPUs have no generator of their own.
     """
 

@@ -21,6 +21,7 @@ __all__ = [
     "map_leaves",
     "move",
     "named_leaves",
+    "other_length",
     "rebuilt",
     "samples_in",
     "to_host",
@@ -28,7 +29,7 @@ __all__ = [
 
 
 def items_of(nest: Any) -> list[Any] | None:
-    """Return what is directly in `nest`; None if it is no dict, list, tuple or dataclass."""
+    """Return the direct items of `nest`; None if it is no dict, list, tuple or dataclass."""
     if isinstance(nest, Mapping):
         return list(nest.values())
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
@@ -126,7 +127,7 @@ def convert(
     """Return `batch` with every tensor in it changed.
 
     Args:
-        batch: any nest; what is none stays.
+        batch: any nest; other values stay.
         change: of a tensor.
         change_other: of anything else that has `.to`.
     """
@@ -142,15 +143,32 @@ def convert(
 def samples_in(batch: Any) -> int:
     """Return the samples in `batch`: the length of its first tensor, 1 without one.
 
-    In a packed sequence it is the number of sequences.
+    In a packed sequence it is the number of sequences, in batches that have it their `batch_size`, as those of graphs.
     """
     return _samples_in(batch) or 1
+
+
+def other_length(batch: Any, samples: int) -> int | None:
+    """Return the length of a tensor in `batch` that differs from `samples`, if any."""
+    if _stated_size(batch) is not None:
+        return None
+    lengths = (_samples_in(leaf) for _, leaf in named_leaves(batch) if not isinstance(leaf, Tensor) or leaf.ndim)
+    return next((length for length in lengths if length not in (None, samples)), None)
+
+
+def _stated_size(batch: Any) -> int | None:
+    """Return the `batch_size` of a batch of graphs or of a TensorDict; None of others."""
+    size = getattr(batch, "batch_size", None) if hasattr(batch, "to") else None
+    size = size[0] if isinstance(size, torch.Size) and size else size
+    return int(size) if type(size) is int else None
 
 
 def _samples_in(batch: Any) -> int | None:
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
+        return batch.size(0) if batch.ndim else 1  # of nested ones the shape may be unknown
+    if (size := _stated_size(batch)) is not None:
+        return size
     items = list(batch) if isinstance(batch, tuple) else items_of(batch) or []
     return next((count for item in items if (count := _samples_in(item)) is not None), None)

@@ -1,10 +1,11 @@
 """Prefect flows, and the command line that runs them.
 
-Any flow can use two of them as subflows:
+Any flow can use them as subflows:
 
-    from midstride.flows import train, nightly
+    from midstride.flows import evaluate, nightly, train
 
 train           `train`: prepare, launch, evaluate, report
+evaluate        `evaluate`: test a run, also while it trains
 nightly         `nightly`: train on new data, promote the result if it is better
 run_states      names, tags and final states of flow runs
 cli             the command line `midstride`
@@ -23,14 +24,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from midstride.flows.evaluate import evaluate
     from midstride.flows.nightly import nightly
     from midstride.flows.train import train
 
-__all__ = ["nightly", "train"]
+__all__ = ["evaluate", "nightly", "train"]
 
 
 class _Flows(ModuleType):
-    """The package. Its `train` and `nightly` are flows, even after an import of their modules."""
+    """The package. Its flows are flows, even after an import of their modules."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in __all__ and isinstance(value, ModuleType)):  # as importing a module of the package would set it

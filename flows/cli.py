@@ -2,11 +2,15 @@
 
 import logging
 import os
+import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from importlib import import_module
+from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
@@ -27,15 +31,18 @@ from midstride.engine.runs.run import Run
 
 __all__ = ["app", "deploy", "main", "nightly", "serve", "setup_server", "train"]
 
-Name = Annotated[str, Parameter(help="Name of the deployment; the same name again replaces it.")]
-Flow = Annotated[Literal["train", "nightly"], Parameter(help="Flow to deploy.")]
+Name = Annotated[str, Parameter(help="Name of the deployment; repeat it to replace the deployment.")]
+Flow = Annotated[Literal["train", "nightly", "evaluate"], Parameter(help="Flow to deploy.")]
 Schedule = Annotated[
-    str | None, Parameter(name="--cron", help="Schedule, such as '0 2 * * *'; the flow runs on request only if empty.")
+    str | None,
+    Parameter(name="--cron", help="Schedule, such as '0 2 * * *'; without it, the flow runs only on request."),
 ]
 TimeZone = Annotated[str | None, Parameter(name="--timezone", help="Time zone of --cron; UTC if empty.")]
 
 _EMIT_TIMEOUT_S = 10.0
 _SIGNALS_HEEDED = 2  # the first stops the world in peace, the second at once
+#: seconds after the second in which Prefect's server can hear of it
+_LEFT_S = 10.0
 
 
 @app.command
@@ -104,6 +111,8 @@ def _failed(job: TrainingJob, view: Any, result: BaseException, again: str) -> i
         run = url_name(view.url)
         with suppress(OSError, SnapshotError):  # the credentials went with the flow, or the store has gone
             show_report(view.console, report_of(Run(job, run)), again.format(run=run))
+    elif not isinstance(result, Exception):
+        print("stopped before training began: the same command starts it", file=sys.stderr)
     return _code(result)
 
 
@@ -128,9 +137,11 @@ def deploy(
     quiet_prefect()
     with busy("asking Prefect's server"):
         from midstride.flows.deployment import deploy as to_server
+        from midstride.flows.serve import start_command
 
         address = to_server(loaded, name, pool=pool, flow=flow, cron=cron, timezone=timezone, variables=variables or ())
-    print(f"deployed: {flow}/{name}\n  see it:  {address}\n  run it:  prefect deployment run {flow}/{name}")
+    started = start_command(f"{flow}/{name}")
+    print(f"deployed: {flow}/{name}\n  see it:  {address}\n  run it:  {started}")
     return 0
 
 
@@ -154,7 +165,7 @@ def serve(
 
 @app.command
 def setup_server(
-    *, pool: Annotated[str | None, Parameter(help="Name of a process work pool to make, if it is missing.")] = None
+    *, pool: Annotated[str | None, Parameter(help="Name of a process work pool to create if missing.")] = None
 ) -> int:
     """Add automations for unattended runs to a self-hosted Prefect server. It can be repeated."""
     with busy("asking Prefect's server"):
@@ -176,7 +187,7 @@ def _load_portable(job: Path, overrides: list[str] | None, flow: str) -> Trainin
     loaded = load(job, overrides, None)
     with busy("importing its code as a deployment would"):
         faults = portability_errors(loaded, nightly=flow == "nightly")
-    if flow == "train":
+    if flow != "nightly":
         faults += date_errors(loaded)
     if faults:
         raise JobError.of(job, faults)
@@ -187,7 +198,7 @@ def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any
     """Return the report of the flow called `name`, or the exception or signal that ended it."""
     try:
         # In a flow SIGTERM is Prefect's, which turns it into an exception too, and then passes it on to this handler.
-        with stop_signals(lambda _: KeyboardInterrupt(), most=_SIGNALS_HEEDED), ExitStack() as stack:
+        with stop_signals(_interrupted(), most=_SIGNALS_HEEDED), ExitStack() as stack:
             with suppress(EngineError):  # the flow will raise it, where Prefect's server hears of it
                 stack.enter_context(job_fork_server(job))  # torch is imported while Prefect is
             with view.busy("starting Prefect"), collector_paused():
@@ -207,6 +218,27 @@ def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any
         if isinstance(error, (SystemExit, GeneratorExit)):
             raise
         return error
+
+
+def _interrupted() -> Callable[[signal.Signals], KeyboardInterrupt]:
+    """Return a maker of exceptions for signals, the second of which ends this process soon.
+
+    Its ranks end with it. While its server is away, Prefect would ask it for minutes.
+    """
+    presses = count(1)
+
+    def interrupt(_: signal.Signals) -> KeyboardInterrupt:
+        if next(presses) == _SIGNALS_HEEDED:
+            signal.signal(signal.SIGALRM, _leave_now)
+            signal.setitimer(signal.ITIMER_REAL, _LEFT_S)
+        return KeyboardInterrupt()
+
+    return interrupt
+
+
+def _leave_now(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, b"Prefect's server was not told of the stop: it does not answer\n")
+    os._exit(StopRequested.exit_code)
 
 
 def _code(error: BaseException) -> int:
@@ -235,7 +267,7 @@ def _emit_rollback(registry: ModelRegistry, left: Champion, back: Champion) -> N
     try:
         need_server()
     except ServerError as error:
-        print(f"Prefect's server gets no event of it: {error}")
+        print(f"no event was sent to Prefect's server: {error}")
         return
     emit(ModelRolledBack(run=back.run, weights=registry.weights_url(back), after=left.run), model(registry.name))
     EventsWorker.drain_all(timeout=_EMIT_TIMEOUT_S)
@@ -254,7 +286,7 @@ def main() -> NoReturn:
 
 
 def _leave_without_server(code: int) -> None:
-    """End at once with `code` if the server is gone.
+    """End at once with `code` if the server does not answer.
 
     Prefect would offer it logs and events for minutes.
     """

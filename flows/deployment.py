@@ -29,7 +29,11 @@ __all__ = ["FLOWS", "deploy", "serve"]
 
 
 #: name -> where the flow is; a worker imports it from there, so that no code has to be pulled
-FLOWS = {"train": "midstride.flows.train:train", "nightly": "midstride.flows.nightly:nightly"}
+FLOWS = {
+    "train": "midstride.flows.train:train",
+    "nightly": "midstride.flows.nightly:nightly",
+    "evaluate": "midstride.flows.evaluate:evaluate",
+}
 #: time zone of a schedule that names none
 _ZONE = "UTC"
 
@@ -95,12 +99,14 @@ def _deployment(
     faults = [*earlier, *name_faults("--name", name), *_schedule_faults(cron, timezone), *relative_paths(job)]
     if flow == "nightly":
         faults += nightly_errors(job)
+    if flow == "evaluate" and cron is not None:
+        faults.append(f"--cron {cron!r}: each evaluation needs the name of a run: --param run=NAME at its start")
     if faults:
         raise JobError.of(f"deployment {name} of job {job.name}", faults)
     if flow == "nightly" and cron and not _is_daily(cron):
         print(  # Prefect's log is not shown by the commands
-            f"--cron {cron!r}: more than one night in a day, and a date is trained and decided once: the later ones "
-            "take up one that failed, or end at once. To train each time: --flow train",
+            f"--cron {cron!r}: starts several nights a day, but a date is trained and decided once: later ones "
+            f"resume a failed night, or end at once. To train each time, use --flow train",
             file=sys.stderr,
         )
     deployment = RunnerDeployment.from_flow(
@@ -108,7 +114,7 @@ def _deployment(
         name,
         schedules=[Cron(cron, timezone=timezone or _ZONE)] if cron is not None else [],
         parameters={"job": job.model_dump(mode="json")},
-        description=f"Trains {job.name}: {job.code}.",
+        description=f"{'Tests' if flow == 'evaluate' else 'Trains'} {job.name}: {job.code}.",
         tags=[TAG],
         entrypoint_type=EntrypointType.MODULE_PATH,
         # A night that takes too long makes the next one wait. To cancel the newer one instead would cancel a
@@ -117,13 +123,13 @@ def _deployment(
         if cron is not None
         else None,
     )
-    show_first(deployment, "run", "take_over", "date", "if_new_data")
+    show_first(deployment, "run", "fork_of", "fork_step", "step", "take_over", "date", "if_new_data")
     return deployment
 
 
 def _flow(name: str) -> Flow[..., Any]:
     if name not in FLOWS:
-        raise JobError(f"--flow {name}: there are {', '.join(FLOWS)}")
+        raise JobError(f"--flow {name}: choose one of {', '.join(FLOWS)}")
     module, _, attribute = FLOWS[name].partition(":")
     flow: Flow[..., Any] = getattr(import_module(module), attribute)
     return flow
@@ -135,7 +141,7 @@ def _schedule_faults(cron: str | None, timezone: str | None) -> list[str]:
     faults = []
     if timezone and timezone not in (zones := available_timezones()):
         close = get_close_matches(timezone, zones, n=1)
-        hint = f"did you mean {close[0]}?" if close else "say Europe/Berlin"
+        hint = f"did you mean {close[0]}?" if close else "use Europe/Berlin"
         faults.append(f"--timezone {timezone}: is unknown, {hint}")
     try:
         Cron(cron, timezone=_ZONE)
@@ -170,5 +176,5 @@ def _pool_faults(client: Any, pool: str) -> list[str]:
         client.read_work_pool(pool)
     except ObjectNotFound:
         there = ", ".join(one.name for one in client.read_work_pools()) or "none yet"
-        return [f"--pool {pool}: is not there; there are: {there}; make it: midstride setup-server --pool {pool}"]
+        return [f"--pool {pool}: does not exist; there are: {there}; create it: midstride setup-server --pool {pool}"]
     return []

@@ -15,18 +15,20 @@ from midstride.flows.run_states import KEPT, PROMOTED, cancelled_if_paused, comp
 from midstride.flows.train import attempts_so_far, prepare_deployed_run, run_launch
 from midstride.tasks.compare import compare_and_promote
 from midstride.tasks.credentials import credentials_of
-from midstride.tasks.job_argument import JobLike, as_job
+from midstride.tasks.job_argument import JobLike, Text, as_job
 from midstride.tasks.prepare import prepare_data
 from midstride.tasks.report import publish_nightly_report, publish_report, stops_recorded
 
 __all__ = ["nightly"]
 
-Date = Annotated[str, Field(pattern=f"^{DATE}$", title="Date", description="Of the data; that of the start if empty.")]
+Date = Annotated[
+    Text, Field(pattern=f"^({DATE})?$", title="Date", description="Date of the data; that of the start if empty.")
+]
 IfNewData = Annotated[bool, Field(title="If new data", description="Train only on data that differ from the last.")]
 
 
 @flow(name="nightly", flow_run_name=nightly_name)
-def nightly(job: JobLike, date: Date | None = None, if_new_data: IfNewData = False) -> NightlyReport:
+def nightly(job: JobLike, date: Date = "", if_new_data: IfNewData = False) -> NightlyReport:
     """Train `job` on a date's data in a fresh run. Promote the result if it beats the champion.
 
     The run is named after the job and the date. Started again for the same date, the flow resumes it, or returns the

@@ -27,6 +27,7 @@ __all__ = [
     "RunCancelled",
     "cancelled_if_paused",
     "completed",
+    "evaluation_name",
     "failed",
     "is_automatic_retry",
     "nightly_name",
@@ -57,6 +58,13 @@ def train_name() -> str:
     """Return the name of a run of the flow `train`: job and run, or job and start."""
     parameters = flow_run.parameters
     return _name(as_job(parameters["job"]), parameters.get("run") or _start("%Y-%m-%d %H:%M"))
+
+
+def evaluation_name() -> str:
+    """Return the name of a run of the flow `evaluate`: job, run and step."""
+    parameters = flow_run.parameters
+    at = "" if (step := parameters.get("step")) is None else f" step {step}"
+    return _name(as_job(parameters["job"]), f"test of {parameters['run']}{at}")
 
 
 def nightly_name() -> str:
@@ -97,7 +105,7 @@ def is_automatic_retry() -> bool:
         return False
     before = takewhile(lambda state: not state.is_running(), reversed(states[: states.index(asked[-1])]))
     if any(state.is_cancelling() for state in before):
-        raise RunCancelled("It was cancelled, and its worker told of that as of a crash. Retry resumes it.")
+        raise RunCancelled("It was cancelled, but its worker reported a crash. Retry resumes it.")
     return True
 
 

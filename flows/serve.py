@@ -10,7 +10,7 @@ from prefect.runner import Runner
 
 from midstride.engine.processes.lifetime import children, signal_all
 
-__all__ = ["serve_until_asked"]
+__all__ = ["serve_until_asked", "start_command"]
 
 _ASKED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_S = 0.1
@@ -25,8 +25,13 @@ def serve_until_asked(deployment: RunnerDeployment) -> None:
     runner = Runner()
     runner.add_deployment(deployment)
     name = f"{deployment.flow_name}/{deployment.name}"
-    print(f"serving: {name}, until Ctrl-C\n  run it:  prefect deployment run {name}", flush=True)
+    print(f"serving: {name}, until Ctrl-C\n  run it:  {start_command(name)}", flush=True)
     asyncio.run(_serve(runner))
+
+
+def start_command(name: str) -> str:
+    """Return the command that starts a run of the deployment `name` ("train/nightly")."""
+    return f"prefect deployment run {name}{' --param run=NAME' if name.startswith('evaluate/') else ''}"
 
 
 async def _serve(runner: Runner) -> None:

@@ -49,7 +49,7 @@ def need_server() -> None:
 
     remedy = "start one with `prefect server start`, and set PREFECT_API_URL=http://HOST:4200/api"
     if get_current_settings().api.url is None:
-        raise ServerError(f"no Prefect server is configured, and deployments live on one: {remedy}")
+        raise ServerError(f"no Prefect server is configured, but deployments need one: {remedy}")
     _check_health(remedy)
 
 
@@ -57,7 +57,7 @@ def name_faults(option: str, name: str) -> list[str]:
     """Return messages about why `name`, given by `option`, cannot be a name on Prefect's server."""
     if name.strip() and not set(name) & set(_NOT_IN_NAMES):
         return []
-    return [f"{option} {name!r}: is no name for Prefect's server; say one without {' '.join(_NOT_IN_NAMES)}"]
+    return [f"{option} {name!r}: is not a valid name on Prefect's server; use one without {' '.join(_NOT_IN_NAMES)}"]
 
 
 @contextmanager

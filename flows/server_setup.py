@@ -112,7 +112,7 @@ def _automation(
     """Return an automation that looks at each flow run of ours by itself."""
     return AutomationCore(
         name=name,
-        description="Made by `midstride setup-server`, which may be run again at any time.",
+        description="Made by `midstride setup-server`, which you can repeat at any time.",
         trigger=EventTrigger(
             after=after,
             expect=expect,

@@ -12,6 +12,7 @@ from midstride.engine.jobs.portability import relative_paths
 from midstride.engine.launch.job_fork_server import job_fork_server
 from midstride.engine.launch.recovery import recover_orphaned_attempts
 from midstride.engine.registry.nightly import date_errors
+from midstride.engine.runs.forked_job import as_forked, make_fork
 from midstride.engine.runs.run import Run
 from midstride.engine.runs.run_report import Report
 from midstride.engine.storage.listing import FolderListing
@@ -26,7 +27,7 @@ from midstride.flows.run_states import (
 from midstride.tasks.credentials import credentials_of
 from midstride.tasks.detach import detach
 from midstride.tasks.evaluate import evaluate_best
-from midstride.tasks.job_argument import JobLike, as_job, default_run_name
+from midstride.tasks.job_argument import JobLike, Text, as_job, default_run_name
 from midstride.tasks.launch import launch_world
 from midstride.tasks.prepare import prepare_data
 from midstride.tasks.report import publish_report, stops_recorded
@@ -38,7 +39,13 @@ _RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 @flow(name="train", flow_run_name=train_name)
-def train(job: JobLike, run: str | None = None, take_over: bool = False) -> Report:
+def train(
+    job: JobLike,
+    run: Text = "",
+    take_over: bool = False,
+    fork_of: Text = "",
+    fork_step: int | None = None,
+) -> Report:
     """Train `job` to its end and return the report.
 
     Started again with the same run (a retry of this flow run or of its parent, or the same name), it resumes.
@@ -47,28 +54,35 @@ def train(job: JobLike, run: str | None = None, take_over: bool = False) -> Repo
         job: a job, or the path of its file.
         run: name of the run; if empty, the id of the flow run, or in a subflow a name that a retry finds again.
         take_over: take the run from another process that trains it now; else that is an error.
+        fork_of: start the new run from a snapshot of this one: its name, folder or URL.
+        fork_step: step of that snapshot; if empty, the newest.
     """
     job = as_job(job)
     try:
         with cancelled_if_paused():
-            report = _train(job, run, take_over)
+            report = _train(job, run, take_over, fork_of, fork_step)
     except EngineError as error:
         return cast(Report, failed(error))
     return completed(report, "Completed", report.why)
 
 
-def _train(job: TrainingJob, run: str | None, take_over: bool) -> Report:
+def _train(job: TrainingJob, run: str, take_over: bool, fork_of: str, fork_step: int | None) -> Report:
     prepare_deployed_run(job)
     if faults := date_errors(job):
         raise JobError.of(f"job {job.name}", faults)
     with credentials_of(job), job_fork_server(job):
         this = Run(job, run or _default_name(job))
+        if fork_of:
+            make_fork(this, fork_of, fork_step)
+        elif fork_step is not None:
+            raise JobError("fork_step: name the run to fork in fork_of")
+        this = as_forked(this)
         forgiven = attempts_so_far(this)
-        data = prepare_data(job)
+        data = prepare_data(this.job)
         with stops_recorded(this):
             run_launch(this, data, forgiven, take_over)
-            tested = evaluate_best(job, this.name)
-        return publish_report(job, this.name, tested)
+            tested = evaluate_best(this.job, this.name) if this.job.script is None else {}  # a script tests itself
+        return publish_report(this.job, this.name, tested)
 
 
 def _default_name(job: TrainingJob) -> str:

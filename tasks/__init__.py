@@ -13,14 +13,10 @@ evaluate        `evaluate_best`: test the best weights of a run
 compare         `compare_and_promote`: make the run champion if it is better
 assets          Prefect assets: data, weights, champions, and what each was made from
 report          `publish_report`: the report of a run or of a night, as an artifact
-job_form        the form of a job in Prefect's UI
 job_argument    a job in any of its forms, and the default name of its run
 stop_requests   requests to stop that reach every thread: signals, Cancel, Pause
 slots           `resources` of a job: slots of Prefect's concurrency limits
-monitor         reports a running world to Prefect
-progress        how far a world is: a bar, and a line of text under it
-validations     the result of a validation, in a line
-snapshot        snapshots as the orchestrator sees them, checked from outside
+monitor         reports a running world to Prefect: its bar, snapshots and validations
 run_page        the page of a run among artifacts: its report so far
 events          events for automations
 credentials     from a Prefect block into the environment, while a flow needs them

@@ -1,4 +1,4 @@
-"""Prefect assets: data, weights and champions, and what each was made from.
+"""Prefect assets: data, weights and champions, with their origins.
 
 A task names its assets when it succeeds: before that, only the job's own code knows where the data lie. Prefect then
 emits `prefect.asset.materialization.succeeded` for each.

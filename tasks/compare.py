@@ -76,6 +76,6 @@ def _publish(night: NightlyRun) -> None:
     try:
         errors = run_operation("publish", night.run, on_line=log.info, stop_if_asked=stop_if_asked)
     except WorldError as error:
-        errors = [f"loggers were not told who is champion of {night.job.name}, the next night tells them: {error}"]
+        errors = [f"loggers do not know the champion of {night.job.name} yet, the next night sends it: {error}"]
     for message in errors:
         log.warning(message)

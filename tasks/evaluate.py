@@ -4,6 +4,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from midstride.engine.jobs.operations import run_operation
+from midstride.engine.runs.forked_job import as_forked
 from midstride.tasks.job_argument import JobLike, run_of
 from midstride.tasks.slots import slots_claimed
 from midstride.tasks.stop_requests import stop_if_asked
@@ -24,7 +25,7 @@ def evaluate_best(job: JobLike, run: str | None = None, step: int | None = None)
         UserError: the job or the user's code is wrong.
         WorldError: the process died.
     """
-    this = run_of(job, run)
+    this = as_forked(run_of(job, run))
     with slots_claimed(this.job):
         values: dict[str, float] = run_operation(
             "evaluate", this, on_line=get_run_logger().info, stop_if_asked=stop_if_asked, arguments={"step": step}

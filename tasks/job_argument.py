@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from prefect.runtime import flow_run
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from midstride.engine.config.arguments import map_texts
@@ -15,9 +15,8 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError
 from midstride.engine.runs.run import Run
-from midstride.tasks.job_form import folded
 
-__all__ = ["JobLike", "as_job", "default_run_name", "run_of"]
+__all__ = ["JobLike", "Text", "as_job", "default_run_name", "run_of"]
 
 #: options of a job that say where and how its run is kept, and change nothing of the training
 _OPERATION = {
@@ -43,6 +42,9 @@ class _AsJob:
 
 #: a job, the path of its YAML file, or its document
 JobLike: TypeAlias = Annotated[TrainingJob | Path | str | Mapping[str, Any], _AsJob()]
+
+#: a text that can be left out; the UI shows a field for it in place of a choice between text and None
+Text: TypeAlias = Annotated[str, BeforeValidator(lambda value: value or "")]
 
 
 def as_job(job: JobLike) -> TrainingJob:
@@ -93,3 +95,52 @@ def _digest(job: TrainingJob) -> str:
 
 def _loaded(job: Any) -> Any:
     return TrainingJob.load(job) if isinstance(job, (str, Path)) else job
+
+
+Schema = dict[str, Any]
+
+#: option of a job in view -> in a group, its options in view
+_IN_VIEW: dict[str, Sequence[str]] = {
+    "module_args": (),
+    "data_args": (),
+    "seed": (),
+    "trainer": ("max_epochs", "max_steps", "precision"),
+    "world": ("strategy", "processes"),
+    "snapshots": ("every_steps",),
+    "args": (),
+}
+
+
+def folded(whole: Schema, resolve: Callable[[Schema], Schema]) -> Schema:
+    """Return the schema of a job as the UI shows it.
+
+    Args:
+        whole: reference to the schema of `TrainingJob`.
+        resolve: returns the schema that a reference names.
+    """
+    properties = resolve(whole)["properties"]
+    in_view = {name: _in_view(properties[name], names, resolve) for name, names in _IN_VIEW.items()}
+    return {
+        "title": "Job",
+        "anyOf": [
+            {"title": "Basics", "type": "object", "properties": in_view},
+            {"title": "All options", "allOf": [whole]},
+            {"title": "JSON"},  # it takes any value: `then` checks it, and names the option that is wrong
+        ],
+        "if": {},
+        "then": whole,
+    }
+
+
+def _in_view(option: Schema, names: Sequence[str], resolve: Callable[[Schema], Schema]) -> Schema:
+    if not names:
+        return option
+    group = resolve(_reference(option))
+    titles: Schema = {key: option[key] for key in ("title", "description") if key in option}
+    return {**titles, "type": "object", "properties": {name: group["properties"][name] for name in names}}
+
+
+def _reference(option: Schema) -> Schema:
+    """Return the reference in the schema of a group, which may be None."""
+    alternatives = [option, *option.get("allOf", ()), *option.get("anyOf", ())]
+    return next({"$ref": one["$ref"]} for one in alternatives if "$ref" in one)

@@ -14,6 +14,7 @@ from prefect.runtime import deployment, flow_run
 from midstride.engine.errors import JobError, SnapshotError, StopRequested, Superseded, UserError, WorldError
 from midstride.engine.launch.launch import launch
 from midstride.engine.runs.cause import cause_of
+from midstride.engine.runs.forked_job import as_forked
 from midstride.engine.runs.run import Run, job_of
 from midstride.engine.session.attempts import Verdict
 from midstride.engine.session.outcome import raise_for_outcome
@@ -99,7 +100,7 @@ def launch_world(
         SnapshotError: the store does not answer.
     """
     stop_if_asked()
-    this = run_of(job, run)
+    this = as_forked(run_of(job, run))
     if deployment.id:
         detach()
     with _trained_once(this):

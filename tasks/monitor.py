@@ -1,27 +1,33 @@
 """Reports a running world to Prefect: progress, snapshots, logs. Errors do not stop the run."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol
+from uuid import UUID
 
-from prefect import get_client, get_run_logger
+from prefect import get_client, get_run_logger, task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import Pause
 from prefect.transactions import CommitMode, transaction
 
+from midstride.engine.config.options import MonitorOptions
+from midstride.engine.formatting import format_number, format_seconds
 from midstride.engine.runs.run import Run
 from midstride.engine.session.events import Event
-from midstride.tasks.events import RoundBegun, RunResumed, StoreAwaited, emit
-from midstride.tasks.progress import Progress
+from midstride.engine.snapshots.inspection import check_announced
+from midstride.engine.snapshots.weights import best_of
+from midstride.tasks.events import RoundBegun, RunResumed, SnapshotCommitted, StoreAwaited, emit
+from midstride.tasks.resources import artifact_key
 from midstride.tasks.run_page import show_progress_page
-from midstride.tasks.snapshot import record_snapshot
 from midstride.tasks.stop_requests import stop_delayed
-from midstride.tasks.validations import Validations
 from midstride.tasks.without_retries import without_retries
 
-__all__ = ["RunMonitor", "View", "view_for", "warn"]
+__all__ = ["RunMonitor", "Validations", "view_for", "warn"]
 
 SNAPSHOTS_EVERY_S = 10.0
 PAGE_EVERY_S = 30.0
@@ -174,9 +180,158 @@ class RunMonitor:
                 self._silent_until = time.monotonic() + SILENCE_S
                 if not self._is_away:
                     self._is_away = True
-                    warn(f"Prefect's server takes no note of the run for now, and training continues: {error}")
+                    warn(f"Prefect's server does not record the run for now; training continues: {error}")
                 return
         self._silent_until = _NEVER
         if self._is_away:
             self._is_away = False
-            warn("Prefect's server takes note of the run again")
+            warn("Prefect's server records the run again")
+
+
+PROGRESS_EVERY_S = 2.0
+
+
+class Progress:
+    """A progress artifact that follows one world.
+
+    Args:
+        url: of the run.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._key = artifact_key(url, "progress")
+        self._artifact: UUID | None = None
+        self._shown_at = float("-inf")
+        self._shown = self._now = (0.0, "")
+        self._resumed = self._metrics = self._step = self._nodes = ""
+        self._over = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something new to show, and the last call of Prefect is long enough ago."""
+        return self._now != self._shown and time.monotonic() - self._shown_at >= PROGRESS_EVERY_S
+
+    def follow(self, event: Event) -> None:
+        """Take note of one event."""
+        fields = event.fields
+        if event.kind == "resumed" and fields.get("resumed_from"):
+            self._resumed = f"resumed at step {fields['step']:,}"
+        elif event.kind == "round":
+            self._nodes = f"round {fields['number']} on {', '.join(fields['nodes'])}"
+        elif event.kind == "validation":
+            self._metrics = ", ".join(f"{name} {format_number(value)}" for name, value in fields["metrics"].items())
+        elif event.kind == "step":
+            self._step = f"step {fields['step']:,}"
+            self._now = _percent(fields), self._sentence(*_progress_lines(fields))
+        elif event.kind == "finished":
+            self._over = True
+            self._now = 100.0, self._sentence(f"done, {fields['step']:,} steps")
+
+    def show(self) -> None:
+        """Show how far it is: one call of Prefect, of 20 ms."""
+        self._shown_at = time.monotonic()
+        percent, text = self._now
+        if self._artifact is None:
+            created = create_progress_artifact(percent, self._key, text)
+            assert isinstance(created, UUID)  # and not a coroutine: no event loop runs here
+            self._artifact = created
+        else:
+            update_progress_artifact(self._artifact, progress=percent, description=text)
+        self._shown = percent, text
+
+    def close(self) -> None:
+        """Show where the world ended."""
+        if self._step and not self._over:
+            self._now = self._now[0], self._sentence(f"ended after {self._step}")
+        if self._now != self._shown:
+            self.show()
+
+    def _sentence(self, *clauses: str) -> str:
+        return "; ".join(filter(None, [", ".join(clauses), self._metrics, self._resumed, self._nodes]))
+
+
+def _percent(fields: dict[str, Any]) -> float:
+    total = fields.get("steps_total")
+    return min(100.0, 100.0 * fields["step"] / total) if total else 0.0  # data without a length end when they end
+
+
+def _progress_lines(fields: dict[str, Any]) -> list[str]:
+    step, total, rate = fields["step"], fields.get("steps_total"), fields["rate"]
+    lines = [f"epoch {fields['epoch']}", f"step {step:,} of {total:,}" if total else f"step {step:,}"]
+    lines.append(f"{format_number(rate)} steps/s")
+    return [*lines, f"{format_seconds((total - step) / rate)} left"] if total and rate else lines
+
+
+class Validations:
+    """The validations of one world.
+
+    Args:
+        monitor: the deciding value, if any.
+        best: best value of the previous attempts, and its step; None without one.
+    """
+
+    def __init__(self, monitor: MonitorOptions | None, best: tuple[float, int] | None = None) -> None:
+        self._monitor = monitor
+        self._best = best
+
+    @classmethod
+    def of(cls, run: Run) -> "Validations":
+        """Return those of another world of `run`.
+
+        Raises:
+            SnapshotError: the store cannot be read.
+        """
+        monitor = run.job.monitor
+        if monitor is None:
+            return cls(None)
+        with run.store.errors_explained("read"):
+            weights = best_of(run.store, monitor.metric, monitor.mode)
+        value = weights.get("metrics", {}).get(monitor.metric)
+        return cls(monitor, None if value is None else (float(value), int(weights["step"])))
+
+    def line(self, event: Event) -> str:
+        """Return the results of `event`, and the best ones of the run so far.
+
+        >>> validations = Validations(MonitorOptions(metric="val/loss", mode="min"))
+        >>> validations.line(Event("validation", 0.0, {"step": 38, "epoch": 0, "metrics": {"val/loss": 0.5}}))
+        'validation at step 38, epoch 0: val/loss 0.5 (best so far)'
+        >>> validations.line(Event("validation", 0.0, {"step": 76, "epoch": 1, "metrics": {"val/loss": 0.75}}))
+        'validation at step 76, epoch 1: val/loss 0.75 (best so far: 0.5 at step 38)'
+        """
+        fields = event.fields
+        values = ", ".join(f"{name} {format_number(value)}" for name, value in fields["metrics"].items())
+        return f"validation at step {fields['step']:,}, epoch {fields['epoch']}: {values}{self._compared(fields)}"
+
+    def _compared(self, fields: dict[str, Any]) -> str:
+        monitor = self._monitor
+        value = math.nan if monitor is None else fields["metrics"].get(monitor.metric, math.nan)
+        if monitor is None or not math.isfinite(value):
+            return ""
+        sign, now = 1 if monitor.mode == "min" else -1, (value, fields["step"])
+        # Results of an attempt that died before its next snapshot come again.
+        if self._best is None or sign * value < sign * self._best[0] or self._best[1] > now[1] or self._best == now:
+            self._best = now
+            return " (best so far)"
+        best, step = self._best
+        return f" (best so far: {format_number(best)} at step {step:,})"
+
+
+@task(name="record snapshot", task_run_name="snapshot at step {step}", cache_policy=NO_CACHE)
+def record_snapshot(url: str, step: int, taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Check the newly `taken` snapshots, and emit events.
+
+    Args:
+        url: of the run.
+        step: of the newest of them.
+        taken: one dict for each, with time, name, step, epoch, bytes and stall_s, as in the engine's events.
+
+    Returns:
+        The snapshots taken, each with its findings as "state", newest first.
+
+    Raises:
+        SnapshotDamaged: a committed snapshot is damaged.
+    """
+    checked = check_announced(url, taken)[::-1]
+    for row in reversed(checked):
+        emit(SnapshotCommitted(run=url, **row))
+    return checked

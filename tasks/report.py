@@ -28,7 +28,7 @@ __all__ = ["publish_nightly_report", "publish_report", "stops_recorded"]
 log = logging.getLogger(__name__)
 
 _TELLING_S = 5.0
-_BEFORE_RETRY = "asked to stop before it tried again; before that: {}"
+_BEFORE_RETRY = "asked to stop before the next attempt; before that: {}"
 #: how the newest attempt of a run that was stopped had ended -> cause of the stop, with that of the end
 _STOPPED_AFTER = {
     "stopped": "{}",
@@ -94,7 +94,7 @@ def _record_stop(run: Run) -> None:
             emit(_stopped(report))
             EventsWorker.drain_all(timeout=_TELLING_S)  # after a SIGTERM nothing is sent at exit
     except Exception as error:  # the flow's end continues, with or without store and server
-        log.warning("automations may not hear that %s was stopped: %s", run.url, error)
+        log.warning("automations may miss that %s was stopped: %s", run.url, error)
 
 
 def _emit_end(report: Report) -> Event:

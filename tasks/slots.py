@@ -68,7 +68,7 @@ def claimed(name: str, slots: int) -> Iterator[None]:
 
 
 def _check_limit(name: str, slots: int) -> None:
-    remedy = f"make it: prefect gcl create {name} --limit {slots}"
+    remedy = f"create it: prefect gcl create {name} --limit {slots}"
     with stop_delayed(), get_client(sync_client=True) as client:
         try:
             limit = client.read_global_concurrency_limit_by_name(name)

@@ -177,8 +177,10 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "flows",
         "test_per_sample.py",
         "test_app.py",
+        "test_bad_samples.py",
         "test_build.py",
         "test_child_processes.py",
+        "test_data_check.py",
         "test_digits.py",
         "test_docs.py",
         "test_examples.py",
@@ -186,6 +188,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "test_portability.py",
         "test_runs.py",
         "test_s3.py",
+        "test_script.py",
         "test_stages.py",
     }
     if any(forking & set(item.path.parts) for item in request.session.items):
@@ -194,8 +197,10 @@ def _warm(request: pytest.FixtureRequest) -> None:
         from midstride.engine.testing.ranks import PRELOAD, run_ranks
 
         torch.set_num_threads(1)
-        # The faults' ranks write to S3.
-        more = ["s3fs"] if any("faults" in item.path.parts for item in request.session.items) else []
+        folders = {part for item in request.session.items for part in item.path.parts}
+        # The faults' ranks write to S3; what the laws train, each rank would import for itself.
+        more = ["s3fs"] if "faults" in folders else []
+        more += ["laws.strategies", "laws.streams"] if folders & {"laws", "faults", "distributed"} else []
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # where `support` is
             run_ranks(_nothing, timeout_s=LIMIT_S, preload=(*PRELOAD, *IN_RANKS, *more, "support.huge_pages"))

@@ -19,6 +19,7 @@ run_state      the state of a run as the checkpointer sees it: named parts, load
 run_store      the folder of a run as one attempt uses it: snapshots, weights, metric log, lease
 sample_log     the log of samples: the trained batches of each epoch, over all attempts of a run
 settings       settings that a snapshot overrides: warnings, and taking the new ones
+step_trace     digests of the steps of a replay, by which two runs are compared
 text_order     warns of sets of strings: without PYTHONHASHSEED their order differs in each interpreter
 unsaved_state  warns of user state that changes in training and that no snapshot holds
 world_size     resuming with another number of ranks: batches are divided anew, states merged

@@ -15,7 +15,12 @@ from typing import Any, Literal
 import torch
 
 from midstride.engine.checkpointing.context import RunContext
-from midstride.engine.checkpointing.identity import check_environment, check_identity, environment_changes
+from midstride.engine.checkpointing.identity import (
+    check_environment,
+    check_identity,
+    check_recorded,
+    environment_changes,
+)
 from midstride.engine.checkpointing.rank_warnings import RankWarnings
 from midstride.engine.checkpointing.replica_check import ReplicaCheck
 from midstride.engine.checkpointing.restore_check import check_restores
@@ -36,6 +41,7 @@ from midstride.engine.loggers.logger_processes import LoggerProcesses
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.processes.preload import collector_paused
 from midstride.engine.session.heartbeat import Phase
+from midstride.engine.session.replay_plan import ReplayPlan
 from midstride.engine.session.requests import Request, RequestKind
 from midstride.engine.snapshots.catalog import Snapshot
 from midstride.engine.snapshots.position import Position
@@ -43,14 +49,14 @@ from midstride.engine.snapshots.row_times import RowTimes
 from midstride.engine.snapshots.schedule import SnapshotSchedule
 from midstride.engine.snapshots.writer import PendingSnapshot
 from midstride.engine.state.codec import encode_lazily
-from midstride.engine.state.stateful import Reshardable, Stateful, restore_parts, state_of
+from midstride.engine.state.stateful import Reshardable, restore_parts, state_of
 from midstride.engine.strategies.mixins import Measures
 
 __all__ = ["Checkpointer"]
 
 log = logging.getLogger(__name__)
 
-#: number of first batches of an attempt as which are read changes are noted
+#: number of first batches of an attempt whose reading is watched for changes
 _READS = 1
 _END: Any = object()
 
@@ -89,14 +95,15 @@ class Checkpointer:
         self._loggers: LoggerProcesses | None = None
         self._row_times = RowTimes()
         self._resumed_from: Snapshot | None = None
+        self._trusted_step = 0  # the last step whose two executions were equal
         self._write_s = 0.0  # seconds that the last snapshot took until it was committed
 
     @staticmethod
-    def try_encoding(parts: Mapping[str, Stateful]) -> None:
-        """Raise the errors of a snapshot of `parts`: state that cannot be written or restored."""
-        with collector_paused():
-            encode_lazily(state_of(parts))
-        check_restores(parts, "before the first step")
+    def try_encoding(state: RunState) -> None:
+        """Raise the errors of a snapshot of `state`: parts that cannot be written or restored."""
+        with collector_paused(), state.reading():
+            encode_lazily(state_of(state.parts))
+        check_restores(state.parts, "before the first step")
 
     def resume(self, resume: Resume, *, take_over: bool = True) -> bool:
         """Restore the newest good snapshot, or that named by `resume`; return whether there is one.
@@ -105,17 +112,20 @@ class Checkpointer:
             RunHeld: another process advances the run, and it is not to be taken over.
         """
         if not take_over:
-            self.run.ensure_free()
+            self.run.ensure_free(self._context.reporter.announce)
         with self._warnings.merge_ranks():
             return self._resume(resume)
 
     def _resume(self, resume: Resume) -> bool:
-        found = self.run.resume(resume)
+        plan = ReplayPlan.from_environment()
+        if plan is not None and plan.recorded is not None:
+            check_recorded(plan.recorded, self._facts["bits"])
+        found = self.run.resume(resume, self._merged, lambda phase: self._context.inject_fault(phase, 0))
         if found is not None:
             self._restore(*found)
             self._resumed_from = found[0]
         else:
-            self.try_encoding(self.parts)  # raises now, rather than at the first snapshot
+            self.try_encoding(self._state)  # raises now, rather than at the first snapshot
         self._row_times.note(self._context.progress.step, time.time())
         self._is_verified = found is not None
         self._unsaved_state = UnsavedStateMonitor(self._state.watched, self._state.way_to_keep)
@@ -129,24 +139,27 @@ class Checkpointer:
         User code may have changed the state since.
         """
         assert self._resumed_from is not None
-        saved = self._resharded(self._resumed_from, self.run.tree_of(self._resumed_from))
+        saved = self._resharded(self._resumed_from, self.run.trees_of(self._resumed_from, self._merged))
         again = [name for name in self.parts if name != "strategy"]  # its sums are replayed once
         restore_parts({name: self.parts[name] for name in again}, {name: saved[name] for name in again})
         self._state.loaders.restored()
 
-    def _restore(self, snapshot: Snapshot, tree: dict[str, Any]) -> None:
-        """Restore every part of the run from this rank's `tree` in `snapshot`.
+    def _restore(self, snapshot: Snapshot, trees: list[dict[str, Any]]) -> None:
+        """Restore every part of the run from `trees`, as `RunStore.resume` returns them.
 
         Raises:
             UserError: the snapshot is of another run, or cannot be resumed by this world.
-            ReadBackDiffers: the state of a part after the restore is not what was saved.
+            ReadBackDiffers: the restored state of a part differs from the saved one.
         """
         facts = snapshot.manifest["facts"]
         where = f"{self.run.store.url}/snapshots/{snapshot.name}"
-        self._resize_loaders(snapshot, tree, where)
+        self._resize_loaders(snapshot, trees[0], where)
         self._check(snapshot.manifest, where)
         self._state.settings.check(facts, where)
-        restore_parts(self.parts, self._resharded(snapshot, tree))
+        saved = self._resharded(snapshot, trees)
+        if facts["identity"].get("strategy") != self._facts["identity"].get("strategy"):  # an accepted change
+            saved = {**saved, "strategy": self.parts["strategy"].state_dict()}
+        restore_parts(self.parts, saved)
         self._state.loaders.restored()
         self._row_times = RowTimes(facts.get("row_times", ()))
         self._taken_at = self._context.progress.state_dict()
@@ -210,7 +223,7 @@ class Checkpointer:
         """Take the requested snapshot, if there is time; every rank calls this at the same boundary.
 
         Raises:
-            StopRequested: the request was to stop. The message says what a retry resumes from.
+            StopRequested: the request was to stop. The message names the snapshot from which a retry resumes.
         """
         run = self.run
         everyone = self._context.collective.gather((request.left_s, self._write_s))
@@ -224,7 +237,11 @@ class Checkpointer:
                 self._warn(["no snapshot is taken here: the data have changed since the epoch began"])
             run.flush()
         elif self._context.world.is_first:
-            log.warning("no snapshot is taken: the last one took %.1f s, %.1f s are left of the grace", write_s, left_s)
+            log.warning(
+                "no snapshot is taken: the last one took %.1f s, %.1f s remain before the process is killed",
+                write_s,
+                left_s,
+            )
         if request.kind is RequestKind.STOP:
             raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resume_message()}")
 
@@ -266,7 +283,7 @@ class Checkpointer:
         with self._warnings.merge_ranks():
             if self._unsaved_state is not None:
                 self._unsaved_state.check(epoch)
-            with self._watching_hooks(), collector_paused():
+            with self._watching_hooks(), collector_paused(), self._state.reading():
                 state = state_of(self.parts)
         self._replica_check.check(state)
         self.run.snapshot(position, state, written, facts, probe, committed)
@@ -327,7 +344,7 @@ class Checkpointer:
         weights are those after them.
 
         Args:
-            end_hooks: calls the hooks at the end of training, if there are any; what they log joins the last row.
+            end_hooks: calls the hooks at the end of training, if there are any; their logged values join the last row.
 
         Raises:
             StoreSilent: the store did not answer; a retry resumes from the last snapshot in it.
@@ -351,6 +368,7 @@ class Checkpointer:
             self.run.flush()
             self._save_last_weights()
             self.run.flush_weights()
+            self.run.verify_best()
             self.run.assemble_metric_log()
             if self._loggers is not None:
                 with context.heartbeat.during(Phase.WAITING):
@@ -360,6 +378,18 @@ class Checkpointer:
                 f"{error}\nThe training is over, after step {context.progress.step}, but its end could not be written: "
                 f"{self.run.resume_message()}, and a retry ends with the same bits."
             ) from error
+
+    def trust(self, step: int) -> None:
+        """Note that two executions of `step` were equal: the newest snapshot up to it stays."""
+        self._trusted_step = step
+        self.run.trust(step)
+
+    def distrust(self) -> str:
+        """Set snapshots since the last verified step aside; return the one to resume from as text.
+
+        Every rank calls this at the same point.
+        """
+        return self.run.distrust(self._trusted_step)
 
     def cause_of(self, error: Exception) -> Exception:
         """Return the writing thread's error if `error`, such as another rank's end, follows from it."""
@@ -389,7 +419,9 @@ class Checkpointer:
         except UnsupportedState as error:
             if self._end_hooks is None:
                 raise
-            log.warning("last has the weights before on_train_end, since no file can hold those after it: %s", error)
+            log.warning(
+                "`last` holds the weights from before on_train_end: those after it cannot be written: %s", error
+            )
             self._save("last", self.run.newest_weights())
 
     def _resize_loaders(self, snapshot: Snapshot, tree: dict[str, Any], where: str) -> None:
@@ -414,14 +446,15 @@ class Checkpointer:
         )
         self._facts = facts_of(self._state.facts, self._context.device)
 
-    def _resharded(self, snapshot: Snapshot, tree: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def _merged(self) -> list[str]:
+        """The parts whose states of all old ranks are merged in a world of another size."""
+        return [name for name, part in self.parts.items() if isinstance(part, Reshardable)]
+
+    def _resharded(self, snapshot: Snapshot, trees: list[dict[str, Any]]) -> dict[str, Any]:
         """Return this rank's tree, merged from all trees of a snapshot with other ranks."""
-        was, world = snapshot.manifest["world_size"], self._context.world
-        if was == world.size:
-            return tree
-        own = [name for name, part in self.parts.items() if isinstance(part, Reshardable) and name in tree]
-        others = [{name: other[name] for name in own} for other in self.run.other_trees(snapshot)]
-        return reshard(self.parts, [tree, *others], world.rank)
+        world = self._context.world
+        return trees[0] if snapshot.manifest["world_size"] == world.size else reshard(self.parts, trees, world.rank)
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:
         saved, world = manifest["facts"], self._context.world
@@ -446,12 +479,8 @@ class Checkpointer:
                 log.warning("%s", line)
 
     def _report_resume(self, generation: int, resumed_from: str | None) -> None:
-        context = self._context
-        if resumed_from is None or not context.world.is_first:
-            return
-        step = context.progress.step
-        context.reporter.announce(f"generation {generation} resumes from snapshot {resumed_from}, step {step}")
-        context.reporter.emit("resumed", generation=generation, resumed_from=resumed_from, step=step)
+        if resumed_from is not None:
+            self._context.reporter.resumed(generation, resumed_from, self._context.progress.step)
 
 
 def _other_world(size: int, was: int) -> str:

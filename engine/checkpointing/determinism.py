@@ -8,10 +8,11 @@ from types import TracebackType
 
 import torch
 from torch import nn
+from torch.backends.cudnn import set_flags
 
 from midstride.engine.errors import NotExact, UserError
 
-__all__ = ["REPEATABLE", "Determinism", "refuse_cudnn_dropout"]
+__all__ = ["REPEATABLE", "Determinism", "refuse_cudnn_dropout", "repeatable_form"]
 
 #: prefix of torch's name of an operation that is not deterministic on a GPU -> what uses it, and a substitute
 REPEATABLE: dict[str, tuple[str, str]] = {
@@ -40,8 +41,7 @@ _REFUSED = re.compile(r"(\w[\w ]*?)(?: with indices output)? does not have a det
 _SEARCHED_CHARS = 1000
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _WAY_ON = (
-    "Or say deterministic=False (in a job trainer.deterministic: false): then a run that is resumed is as good as the "
-    "one undisturbed, but its last bits may differ"
+    "Or set deterministic=False (in a job trainer.deterministic: false): then the last bits of a resumed run can differ"
 )
 
 
@@ -51,12 +51,23 @@ class Determinism:
     Args:
         chosen: the user's choice; None uses `on`.
         on: whether deterministic algorithms are needed, since snapshots are taken.
+        benchmark: whether cuDNN measures which algorithms are fastest; None leaves it as it is.
     """
 
-    def __init__(self, chosen: bool | None, *, on: bool) -> None:
-        self._on = on if chosen is None else chosen
+    def __init__(self, chosen: bool | None, *, on: bool, benchmark: bool | None = None) -> None:
+        self._on, self._benchmark = on if chosen is None else chosen, benchmark
 
     def __enter__(self) -> None:
+        """Switch.
+
+        Raises:
+            UserError: `benchmark` would choose the algorithms of a fit that needs deterministic ones.
+        """
+        if self._benchmark and self._on and torch.cuda.device_count():
+            raise UserError(
+                "benchmark=True lets each attempt choose its fastest algorithms, so a resumed run could have other "
+                f"bits. Leave it out. {_WAY_ON}"
+            )
         self._before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
         if self._on:
             if torch.cuda.device_count():  # unlike is_available, it does not keep this process from forking GPU ranks
@@ -64,7 +75,9 @@ class Determinism:
                 os.environ.setdefault(_CUBLAS, ":4096:8")
             # use_deterministic_algorithms(True) does the same, but imports the compiler first: 2.5 s.
             torch.set_deterministic_debug_mode("error")
-            torch.backends.cudnn.benchmark = False
+            set_flags(_benchmark=False)
+        if self._benchmark is not None:
+            set_flags(_benchmark=self._benchmark)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -74,7 +87,8 @@ class Determinism:
         Raises:
             UserError: an operation has no deterministic implementation; it is named, with a substitute if one is known.
         """
-        mode, torch.backends.cudnn.benchmark = self._before
+        mode, measured = self._before
+        set_flags(_benchmark=measured)
         torch.set_deterministic_debug_mode(mode)
         if self._on and isinstance(error, Exception) and (message := _explanation(error)):
             raise UserError(message) from error
@@ -99,10 +113,16 @@ def refuse_cudnn_dropout(module: nn.Module) -> None:
     if drawing:
         raise NotExact(
             f"the module's {', '.join(drawing)}: on a GPU, dropout between recurrent layers is drawn by cuDNN from a "
-            "generator that no snapshot can hold. Use one layer of nn.LSTM, nn.GRU or nn.RNN after the other, with "
-            "nn.Dropout between them; or, more slowly, set torch.backends.cudnn.enabled = False before the fit. "
+            "generator that no snapshot can hold. Stack single layers of nn.LSTM, nn.GRU or nn.RNN with nn.Dropout "
+            "between them, or set torch.backends.cudnn.enabled = False before the fit (slower). "
             f"{_WAY_ON}"
         )
+
+
+def repeatable_form(name: str) -> str:
+    """Return a sentence with a substitute of the operation `name`; "" if none is known."""
+    known = next((row for start, row in REPEATABLE.items() if name.lstrip("_").startswith(start)), None)
+    return f"Instead of {known[0]}, this is: {known[1]}." if known else ""
 
 
 def _explanation(error: BaseException) -> str:
@@ -114,16 +134,15 @@ def _explanation(error: BaseException) -> str:
         said = "".join(traceback.format_exception_only(cause))[:_SEARCHED_CHARS]
         if found := _REFUSED.search(said):
             name = found[1].strip()
-            known = next((row for start, row in REPEATABLE.items() if name.lstrip("_").startswith(start)), None)
-            instead = f" Instead of {known[0]}, this is: {known[1]}." if known else ""
+            instead = f" {known}" if (known := repeatable_form(name)) else ""
             return (
-                f"{name}, an operation of the module on this device, gives other bits each time, and this fit promises "
-                f"the same ones.{instead} {_WAY_ON}. Common layers: docs/gpu.md"
+                f"{name}, an operation of the module on this device, gives other bits each time, but this fit "
+                f"promises equal ones.{instead} {_WAY_ON}. Common layers: docs/gpu.md"
             )
         if _CUBLAS in said:
             return (
                 f"cuBLAS was in use before this fit, without {_CUBLAS}=:4096:8, and would give other bits each time: "
-                f"set that variable before the program starts, or touch no GPU before the fit. {_WAY_ON}"
+                f"set that variable before the program starts, or use no GPU before the fit. {_WAY_ON}"
             )
     return ""
 

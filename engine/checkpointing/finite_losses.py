@@ -66,6 +66,6 @@ class FiniteLosses:
         epoch, batch, step = position
         return LossNotFinite(
             f"the loss is {value} (epoch {epoch}, batch {batch}, step {step}, rank {self._rank}). Nothing was written "
-            "since; earlier snapshots are intact. The same command reaches it again: lower the learning rate, clip "
+            "since; earlier snapshots are intact. Repeating the command fails again: lower the learning rate, clip "
             "gradients (gradient_clip_val), or leave such batches out (on_nan: skip)."
         )

@@ -56,8 +56,8 @@ class HookChanges:
         before, self._last = self._last, self._state()
         if found := differences(before, self._last):
             log.warning(
-                "%s changes the training while a snapshot is taken: %s. The snapshot may hold values of before and "
-                "after, and a run without snapshots would train otherwise: put them back before the hook returns",
+                "%s changes the training while a snapshot is taken: %s. The snapshot can mix old and new values, and "
+                "a run without snapshots would train differently. Restore them before the hook returns",
                 hook,
                 format_names(found, _MOST),
             )

@@ -32,15 +32,17 @@ import torch
 import xxhash
 from torch import Tensor
 
-from midstride.engine.errors import IdentityChanged
+from midstride.engine.errors import IdentityChanged, UserError
 from midstride.engine.formatting import format_value
 from midstride.engine.objects.kinds.functions import digest_of_code
 from midstride.engine.objects.user_modules import functions_of, names_in, user_modules
+from midstride.engine.session.replay_plan import recorded_changes
 
 __all__ = [
     "FREE_ARGUMENTS",
     "check_environment",
     "check_identity",
+    "check_recorded",
     "environment_changes",
     "environment_of",
     "identity_changes",
@@ -53,7 +55,7 @@ __all__ = [
 #: bytes of an array whose values are compared
 _SMALL_BYTES = 1 << 12
 #: keys of the environment that decide how sums are computed
-_SUM_KEYS = ("threads", "cpu", "machine", "gpu", "cuda", "torch")
+_SUM_KEYS = ("threads", "cpu", "machine", "gpu", "cuda", "torch", "compiled")
 #: arguments of a data module that are not part of the identity; the global batch size is compared instead
 FREE_ARGUMENTS = frozenset({"batch_size", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers"})
 
@@ -179,13 +181,28 @@ def check_environment(saved: dict[str, Any], running: dict[str, Any], *, where: 
     raise IdentityChanged(
         "\n".join(
             [
-                f"with lanes, what goes on from {where} has the bits of a run undisturbed, and here they may differ:",
+                f"with lanes, a run resumed from {where} has the bits of an undisturbed one, but here they could "
+                f"differ:",
                 *lines,
-                "to resume exactly: start it on processes that are like those of the snapshot",
+                "to resume exactly: start it on processes like those of the snapshot",
                 "to go on anyway:   --accept-change bits  (accept_change=['bits'] in a script)",
             ]
         )
     )
+
+
+def check_recorded(recorded: dict[str, Any], running: dict[str, Any]) -> None:
+    """Check that a replay has the versions, the hardware and the code of its run.
+
+    Raises:
+        UserError: it has not; the message has all differences.
+    """
+    if lines := recorded_changes(recorded, running):
+        changed = "\n".join(f"  {line}" for line in lines)
+        raise UserError(
+            f"the run was trained in another environment, so its bits may not come back:\n{changed}\n"
+            "to replay it all the same: --anyway"
+        )
 
 
 def environment_changes(saved: dict[str, Any], running: dict[str, Any]) -> list[str]:
@@ -245,6 +262,6 @@ def source_changes(saved: Mapping[str, str], running: Mapping[str, str]) -> list
         return []
     be = "have" if len(changed) > 1 else "has"
     return [
-        f"{', '.join(changed)} {be} changed since the snapshot was taken: from here on the code as it is now is "
-        "trained. If that is not meant, put it back, or start another run"
+        f"{', '.join(changed)} {be} changed since the snapshot was taken: the run continues with the new code. If "
+        f"this is not intended, restore the old code, or start another run"
     ]

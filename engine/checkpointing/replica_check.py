@@ -50,9 +50,9 @@ class ReplicaCheck:
         self._has_warned = bool(found)
         if found and self._strategy.world.is_first:
             log.warning(
-                "strategy %s has these alike on all ranks, and user code has written to those of one rank alone: %s. "
-                "A resumed run has on every rank what one of them had. Write the same on every rank, or keep what is "
-                "each rank's own in an attribute",
+                "strategy %s keeps these equal on all ranks, but user code has changed them on one rank only: %s. A "
+                "resumed run restores one rank's values on all ranks. Write the same values on every rank, or keep a "
+                "rank's own value in an attribute",
                 self._strategy.name,
                 format_names([path.replace("/", ".") for path in found]),
             )

@@ -97,6 +97,12 @@ class Reporter:
         if self._view is not None:
             self._view.event(Event(kind, time.time(), fields))
 
+    def resumed(self, generation: int, resumed_from: str, step: int) -> None:
+        """Report the snapshot that this attempt resumes from; without a launcher, log a line."""
+        if self._log is None:
+            self.announce(f"generation {generation} resumes from snapshot {resumed_from}, step {step}")
+        self.emit("resumed", generation=generation, resumed_from=resumed_from, step=step)
+
     def store_waits(self, waited_s: float, why: str) -> None:
         """Report a wait for the store, at most once a second for each reason.
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,10 @@ class RunFacts(ABC):
     def classes(self) -> set[type]:
         """Return the classes of the objects that take part in the training."""
 
+    def environment(self) -> dict[str, Any]:
+        """Return properties of this attempt that may change last bits, beside machine and versions."""
+        return {}
+
     @abstractmethod
     def hyperparameters(self) -> dict[str, Any]:
         """Return "hparams": hyperparameters for trackers outside of the identity, if any."""
@@ -47,11 +52,12 @@ class RunState:
         loaders: loaders of the batches; also one of the parts.
         samples: log of the samples that were trained on; also one of the parts.
         settings: settings of optimizers and schedulers, as this attempt makes them.
-        facts: what the run is of.
-        weights: returns the state_dict of the whole module, for rank 0 to write; every rank calls it.
+        facts: module, data and settings of the run.
+        weights: returns the part of the module's state_dict that this rank writes; every rank calls it.
         watched: yields names and values that user code may change and no part holds.
         way_to_keep: advice on how to keep such a value.
         hook_changes: names hooks that change the training while a snapshot is taken; None if there are no hooks.
+        reading: entered while the states of all parts are read.
     """
 
     parts: Mapping[str, Stateful]
@@ -63,12 +69,13 @@ class RunState:
     watched: Callable[[], Iterator[tuple[str, object]]]
     way_to_keep: str
     hook_changes: HookChanges | None = None
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def facts_of(facts: RunFacts, device: torch.device) -> dict[str, Any]:
     """Return the run's "identity", and "bits", its environment; every rank calls this."""
     return {
         "identity": identity_of(facts.identity()),
-        "bits": environment_of(facts.classes(), device),
+        "bits": {**environment_of(facts.classes(), device), **facts.environment()},
         **text_order_facts(),
     }

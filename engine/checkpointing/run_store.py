@@ -2,29 +2,41 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from midstride.engine.errors import EngineError, SnapshotError, SnapshotMissing, StoreSilent, UserError
+from midstride.engine.errors import EngineError, SnapshotDamaged, SnapshotError, SnapshotMissing, StoreSilent, UserError
 from midstride.engine.formatting import url_name
 from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
 from midstride.engine.session.heartbeat import Heartbeat, Phase
-from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS, WEIGHTS, Catalog, Snapshot, SnapshotCatalog
+from midstride.engine.session.session import Session
+from midstride.engine.snapshots.beat import beating, ensure_none_elsewhere
+from midstride.engine.snapshots.catalog import (
+    MANIFEST,
+    RUN_FILES,
+    RUN_FOLDERS,
+    WEIGHTS,
+    Catalog,
+    Snapshot,
+    SnapshotCatalog,
+)
 from midstride.engine.snapshots.holder import ensure_free, held, holder_facts
 from midstride.engine.snapshots.lease import Lease, acquire, ensure_newest
 from midstride.engine.snapshots.parent import PARENT, parent_of, with_parent
 from midstride.engine.snapshots.position import Position
-from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.reader import SnapshotReader, unread
 from midstride.engine.snapshots.weights import missing_weights
 from midstride.engine.snapshots.weights_rebuild import weights_in
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
+from midstride.engine.state.tensor_file import Run
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.storage.urls import absolute_url, url_fault
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import SideChannel
+from midstride.engine.strategies.mixins import ModelParallel, ShardsWeights
 
 __all__ = ["Resume", "RunStore", "run_url_of"]
 
@@ -44,7 +56,7 @@ def run_url_of(run: object) -> str:
         UserError: it names no folder.
     """
     if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):
-        raise UserError(f'run={run!r}: the folder or URL of a run is needed, such as "runs/first"; None keeps nothing')
+        raise UserError(f'run={run!r}: name the folder or URL of a run, such as "runs/first"; None keeps nothing')
     if fault := url_fault(os.fspath(run)):
         raise UserError(f"run: {fault}")
     return absolute_url(os.fspath(run))
@@ -84,42 +96,166 @@ class RunStore:
             self.store = with_parent(self.store)
         self._catalog = SnapshotCatalog(self.store)
 
-    def ensure_free(self) -> None:
-        """Check that no other process on this machine advances the run.
+    def ensure_free(self, say: Callable[[str], object]) -> None:
+        """Check that no other process advances the run, on this machine or another one.
+
+        Args:
+            say: called with a line before rank 0 watches for up to half a minute.
 
         Raises:
             RunHeld: one does.
         """
-        self._on_rank0(partial(ensure_free, self.store))
 
-    def resume(self, resume: Resume) -> tuple[Snapshot, Any] | None:
-        """Return the snapshot to resume from and this rank's tree in it; None to start anew.
+        def ensure() -> None:
+            ensure_free(self.store)
+            ensure_none_elsewhere(self.store, say)
 
-        It is the newest one that every rank could verify; others are set aside. In a world of another size, every
-        rank gets the tree of rank 0; `other_trees` yields the others.
+        self._on_rank0(ensure)
+
+    def resume(
+        self, resume: Resume, merged: Collection[str], probe: Callable[[str], object] = lambda phase: None
+    ) -> tuple[Snapshot, list[Any]] | None:
+        """Return the snapshot to resume from, and trees in it; None for a fresh start.
+
+        It is the newest one whose every byte was verified, each by one rank; others are set aside. The trees are this
+        rank's alone, or in a world of another size those of all old ranks, with this rank's rows of sharded tensors.
+
+        Args:
+            resume: which snapshot.
+            merged: parts of the trees that are merged from all old ranks; of others, rank 0's alone is read.
+            probe: called with each of `RESUME_PHASES`, for injected faults.
 
         Raises:
             SnapshotMissing: `resume` is a step without a good snapshot.
         """
-        while (snapshot := self._on_rank0(lambda: self._choose(resume))) is not None:
-            with self._waiting():
-                tree, fault = self._read(snapshot)
-            faults = [text for text in self._strategy.collective.gather(fault) if text]
-            if not faults:
-                self._on_rank0(lambda: self._warn_of_damages(snapshot))
-                return snapshot, tree
-            self._on_rank0(partial(self._catalog.set_aside_with_warning, snapshot.name, faults[0]))
-        return None
+        trees: list[Any] = []
+
+        def read(snapshot: Snapshot) -> EngineError | None:
+            trees.clear()  # before the next ones are read
+            fault, found = self._read(snapshot, partial(self._plan, merged=merged), probe)
+            trees.extend(found)
+            return fault
+
+        snapshot = self._agreed(lambda verify: self._choose(resume, verify), read)
+        if snapshot is None:
+            return None
+        self._on_rank0(partial(self._warn_of_damages, snapshot))
+        for fault in self._on_rank0(lambda: missing_weights(self.store, snapshot)).values():
+            if self._strategy.world.is_first:
+                log.warning("%s: older ones count, or none", fault)
+        return snapshot, trees
+
+    def trees_of(self, snapshot: Snapshot, merged: Collection[str]) -> list[Any]:
+        """Return once more the trees in a snapshot that `resume` returned.
+
+        Raises:
+            SnapshotError: it was damaged since.
+        """
+        reader = SnapshotReader(self.store, snapshot)
+        with self._waiting():
+            self._plan(reader, merged)
+            reader.read()
+            return reader.trees()
+
+    def _plan(self, reader: SnapshotReader, merged: Collection[str]) -> None:
+        """Plan the trees that this rank needs."""
+        strategy = self._strategy
+        if reader.world_size == strategy.world.size:
+            reader.plan(strategy.world.rank)
+        else:
+            rank, shards = strategy.row_shard if isinstance(strategy, ModelParallel) else (0, 1)
+            reader.plan_merged(rank, shards, merged)
+
+    def _read(
+        self,
+        snapshot: Snapshot,
+        plan: Callable[[SnapshotReader], None] = lambda reader: None,
+        probe: Callable[[str], object] = lambda phase: None,
+    ) -> tuple[EngineError | None, list[Any]]:
+        """Read the planned trees; the ranks verify all other bytes together. Every rank calls this.
+
+        Returns the first error of a rank, the same on all of them, and the trees.
+        """
+        reader, world = SnapshotReader(self.store, snapshot), self._strategy.world
+
+        def planned() -> dict[str, list[Run]]:
+            probe("resume_plan")
+            plan(reader)
+            return reader.runs
+
+        def read() -> None:
+            probe("resume_read")
+            reader.read(unread(snapshot, everyone, world.rank, world.size))
+            trees.extend(reader.trees())
+            probe("resume_agree")
+
+        trees: list[Any] = []
+        everyone, fault = self._exchange(planned)
+        if fault is None:
+            _, fault = self._exchange(read)
+        return fault, trees
+
+    def _agreed(
+        self,
+        choose: Callable[[Callable[[Snapshot], None]], Snapshot | None],
+        read: Callable[[Snapshot], EngineError | None],
+    ) -> Snapshot | None:
+        """Return the snapshot that rank 0 chooses, which every rank has read; every rank calls this.
+
+        Args:
+            choose: called on rank 0 with a function that has all ranks call `read`, and raises what that returns.
+            read: returns the first error of a rank, the same on all.
+        """
+        broadcast = self._strategy.collective.broadcast
+
+        def choose_with_all() -> Snapshot | None:
+            try:
+                chosen = choose(partial(self._read_by_all, read))
+            except Exception as error:
+                if not self._strategy.collective.is_peer_failure(error):
+                    broadcast(None)
+                raise
+            broadcast(None)
+            return chosen
+
+        if not self._strategy.world.is_first:
+            while (candidate := broadcast(None)) is not None:
+                read(candidate)
+        return self._on_rank0(choose_with_all)
+
+    def _read_by_all(self, read: Callable[[Snapshot], EngineError | None], snapshot: Snapshot) -> None:
+        """Have all ranks `read` a snapshot, and raise the first error of one; rank 0 calls this."""
+        self._strategy.collective.broadcast(snapshot)
+        fault = read(snapshot)
+        if isinstance(fault, SnapshotDamaged) and not self.store.exists(f"{snapshot.path}/{MANIFEST}"):
+            raise SnapshotMissing(
+                f"{self.store.url}/{snapshot.path} was removed while it was read: try again"
+            ) from fault
+        if fault is not None:
+            raise fault
+
+    def verify_best(self) -> None:
+        """Set the best weights of an earlier attempt aside if they are damaged.
+
+        All ranks call this, and read them together.
+        """
+        catalog, generation = Catalog(self.store, "best"), self.lease.generation if self.lease is not None else 0
+
+        def choose(verify: Callable[[Snapshot], None]) -> Snapshot | None:
+            return catalog.newest_good(lambda best: None if best.generation == generation else verify(best))
+
+        self._agreed(choose, lambda best: self._read(best)[0])
 
     def _warn_of_damages(self, snapshot: Snapshot) -> None:
-        """Warn of damaged files other than `snapshot`, which do not prevent a resume."""
+        """Warn of damaged files other than `snapshot`, which do not prevent a resume.
+
+        Weights are not restored, so only their sizes are compared here.
+        """
         self._catalog.set_damaged_aside(before=snapshot)
+        for catalog in (Catalog(self.store, folder) for folder in WEIGHTS):
+            catalog.newest_good(partial(catalog.verify, sizes_only=True))
         for fault in self._catalog.log_faults():
             log.warning("%s: metrics.csv will have a gap, unless it has these rows. The training continues", fault)
-        for folder in WEIGHTS:
-            Catalog(self.store, folder).newest_good()
-        for fault in missing_weights(self.store, snapshot).values():
-            log.warning("%s: older ones count, or none", fault)
 
     def newest_facts(self) -> dict[str, Any]:
         """Return the facts of the newest snapshot; {} if there is none."""
@@ -130,27 +266,27 @@ class RunStore:
 
         return self._on_rank0(facts)
 
-    def _choose(self, resume: Resume) -> Snapshot | None:
+    def _choose(self, resume: Resume, verify: Callable[[Snapshot], None]) -> Snapshot | None:
         if resume == "never":
             return None
         if resume == "auto":
             self._set_fatal_aside()
-            if (newest := self._catalog.newest_good()) is None:
+            if (newest := self._catalog.newest_good(verify)) is None:
                 self._ensure_parent()
             return newest
         found = [snapshot for snapshot in self._catalog.snapshots() if snapshot.position.step == resume]
         if not found:
             steps = ", ".join(str(s.position.step) for s in self._catalog.snapshots()) or "none"
-            raise SnapshotMissing(f"no snapshot of step {resume} in {self.store.url}; there are those of: {steps}")
-        self._catalog.verify(found[-1])
+            raise SnapshotMissing(f"no snapshot of step {resume} in {self.store.url}; choose one of {steps}")
+        verify(found[-1])
         return found[-1]
 
     def _ensure_parent(self) -> None:
-        """Refuse to start a fork over whose parent has gone."""
+        """Refuse to start a fork over if its parent no longer exists."""
         if (parent := parent_of(self.store)) is not None:
             raise SnapshotMissing(
-                f"{self.store.url} is a fork of {parent.url_from(self.store.url)}, and snapshot {parent.snapshot} is "
-                "no longer there: put it back, or fork again from another step"
+                f"{self.store.url} is a fork of {parent.url_from(self.store.url)}, and snapshot {parent.snapshot} no "
+                f"longer exists: restore it, or fork again from another step"
             )
 
     def _set_fatal_aside(self) -> None:
@@ -163,46 +299,21 @@ class RunStore:
                 log.warning("snapshot %s is set aside, an older one is taken: %s", name, reason)
                 self._catalog.set_aside(name, reason)
 
-    def _read(self, snapshot: Snapshot) -> tuple[Any, str]:
-        world = self._strategy.world
-        try:
-            # In a world of another size, merging starts with the tree of rank 0.
-            return read(self.store, snapshot, world.rank if snapshot.manifest["world_size"] == world.size else 0), ""
-        except SnapshotError as error:
-            return None, str(error)
-
-    def tree_of(self, snapshot: Snapshot) -> Any:
-        """Return this rank's tree in a snapshot that `resume` returned.
-
-        Raises:
-            SnapshotError: it was damaged since.
-        """
-        with self._waiting():
-            tree, fault = self._read(snapshot)
-        if fault:
-            raise SnapshotError(fault)
-        return tree
-
-    def other_trees(self, snapshot: Snapshot) -> Iterator[Any]:
-        """Yield the trees of ranks 1, 2, ... of `snapshot`, for a world of another size."""
-        for rank in range(1, snapshot.manifest["world_size"]):
-            with self._waiting():
-                tree = read(self.store, snapshot, rank)
-            yield tree
-
     def begin(self, resumed_from: Snapshot | None) -> Lease:
         """Acquire the lease of the next generation, which supersedes older attempts of this run."""
         facts = {**process_identity(), **holder_facts()}
         name = resumed_from.name if resumed_from else None
         if self.store.options.lease == "none" and self._strategy.world.is_first:
             log.warning(
-                "snapshots.lease is none: nothing keeps a second world from advancing %s; what two of them "
-                "write is one mess",
+                "snapshots.lease is none: nothing stops a second attempt from writing to %s at the same time, which "
+                "would mix both. Ensure that only one runs",
                 self.store.url,
             )
         self.lease = lease = self._on_rank0(lambda: acquire(self.store, name, facts))
         if self._strategy.world.is_first:
             self._held.enter_context(held(lease))
+            if Session.from_environment() is None:  # else its launcher does
+                self._held.enter_context(beating(self.store))
         self._channel = channel = self._strategy.collective.side_channel()
         self._writer = Writer(
             self.store,
@@ -213,6 +324,7 @@ class RunStore:
             keep=self._keep,
             replicated=self._strategy.is_replicated,
             archive_every_steps=self._archive_every_steps,
+            shards_weights=self._shards_weights,
         )
         return lease
 
@@ -227,7 +339,7 @@ class RunStore:
     ) -> PendingSnapshot:
         """Take a snapshot, which a thread commits in the background; arguments as of `Writer.take`."""
         if self._writer is None:
-            raise RuntimeError("begin() comes before snapshot()")
+            raise RuntimeError("call begin() before snapshot()")
         with self._waiting():
             return self._writer.take(position, state, rows, facts, probe, committed)
 
@@ -248,30 +360,47 @@ class RunStore:
                 self._writer.flush()
 
     def save_weights(self, folder: str, position: Position, state_dict: dict[str, Any], facts: dict[str, Any]) -> str:
-        """Write weights in the background on rank 0; return their name.
+        """Write weights in the background on the ranks that hold them; return their name there.
 
-        Arguments as of `Writer.save_weights`.
+        Arguments as of `Writer.save_weights`. `flush_weights` waits for them.
 
-        `flush_weights` waits for them.
+        Raises:
+            UnsupportedState: those of some rank cannot be written.
         """
-        if self._writer is None or not self._strategy.world.is_first:
+        if self._writer is None:
+            return ""
+        if self._shards_weights:
+            return self._writer.save_weights(folder, position, state_dict, facts, self._on_every_rank)
+        if not self._strategy.world.is_first:
             return ""
         with self._waiting():
             return self._writer.save_weights(folder, position, state_dict, facts)
 
+    def _on_every_rank(self, act: Callable[[], None]) -> None:
+        """Call `act` on every rank; raise the first error of one on all."""
+        _, fault = self._exchange(act)
+        if fault is not None:
+            raise fault
+
+    @property
+    def _shards_weights(self) -> bool:
+        return isinstance(self._strategy, ShardsWeights)
+
     def newest_weights(self) -> dict[str, Any]:
-        """Return the whole weights in the newest snapshot.
+        """Return the whole weights in the newest snapshot; {} on ranks that need not write them.
 
         Raises:
             SnapshotError: there is no snapshot, or no rank has all of them.
         """
         if (snapshot := self._catalog.newest()) is None:
             raise SnapshotMissing(f"no snapshot in {self.store.url}")
-        return weights_in(self.store, snapshot)
+        return weights_in(self.store, snapshot) if self._strategy.world.is_first else {}
 
     def flush_weights(self) -> None:
         """Wait until the weights are written; an error is raised on every rank."""
-        if (writer := self._writer) is not None:
+        if (writer := self._writer) is not None and self._shards_weights:
+            self._on_every_rank(writer.flush_weights)
+        elif writer is not None:
             self._on_rank0(writer.flush_weights)
 
     def write(self, path: str, text: str) -> None:
@@ -282,8 +411,26 @@ class RunStore:
         """Write `metrics.csv` for users, from the rows in committed snapshots."""
         self._replace("metrics.csv", self._catalog.metric_log)
 
+    def trust(self, step: int) -> None:
+        """Keep the newest snapshot up to `step`, whose two executions were equal."""
+        if self._writer is not None:
+            self._writer.trust(step)
+
+    def distrust(self, trusted_step: int) -> str:
+        """Set own snapshots after `trusted_step` aside; return the one to resume from as text."""
+        self.flush()
+        return self._on_rank0(lambda: self._distrust(trusted_step))
+
+    def _distrust(self, trusted_step: int) -> str:
+        generation = self.lease.generation if self.lease is not None else 0
+        for snapshot in self._catalog.snapshots():
+            if snapshot.generation == generation and snapshot.position.step > trusted_step:
+                self._catalog.set_aside_with_warning(snapshot.name, f"no step after {trusted_step} was verified")
+        kept = self._catalog.snapshots()[-1:]
+        return f"a retry resumes from snapshot {kept[0].name}" if kept else "a retry starts over"
+
     def resume_message(self) -> str:
-        """Return text that says what the next attempt of this run resumes from."""
+        """Return text that names the snapshot from which the next attempt resumes."""
         newest = self._writer.newest if self._writer is not None else None
         name = newest.name if newest else self.lease.resumed_from if self.lease else None
         return f"the run resumes from snapshot {name}" if name else "the run has no snapshot and starts over"
@@ -318,27 +465,36 @@ class RunStore:
 
     def _on_rank0(self, act: Callable[[], T]) -> T:
         """Call `act` on rank 0; return its result, or raise its error, on every rank."""
-        result: tuple[Any, EngineError | None] = None, None
-        if self._strategy.world.is_first:
-            try:
-                with self._waiting():
-                    result = act(), None
-            except EngineError as error:
-                result = None, error
-            except Exception as error:
-                result = None, self._worded(error)
-                if not isinstance(error, OSError):  # whose message is enough
-                    log.exception("in %s", self.store.url)
+        result = self._result_of(act) if self._strategy.world.is_first else (None, None)
         value: T
         value, failure = self._strategy.collective.broadcast(result)
         if failure is not None:
             raise failure
         return value
 
+    def _exchange(self, act: Callable[[], T]) -> tuple[list[T], EngineError | None]:
+        """Call `act` on every rank; return the results by rank, and the first error of one."""
+        answers = self._strategy.collective.gather(self._result_of(act))
+        return [result for result, _ in answers], next((error for _, error in answers if error is not None), None)
+
+    def _result_of(self, act: Callable[[], T]) -> tuple[T | None, EngineError | None]:
+        """Return the result of `act`, or its error."""
+        try:
+            with self._waiting():
+                return act(), None
+        except EngineError as error:
+            return None, error
+        except Exception as error:
+            if self._strategy.collective.is_peer_failure(error):
+                raise
+            if not isinstance(error, OSError):  # whose message is enough
+                log.exception("in %s", self.store.url)
+            return None, self._worded(error)
+
     def _worded(self, error: Exception) -> EngineError:
         """Return `error` as the store's fault, or as that of the code, which no store raises."""
         if isinstance(error, _FAULTS_OF_CODE):
             what = f"{type(error).__name__}: {error}"
-            return EngineError(f"a fault in midstride itself, not in {self.store.url}, is in the log: {what}")
+            return EngineError(f"a bug in midstride itself, not damage in {self.store.url}, is in the log: {what}")
         kind = StoreSilent if self.store.is_transient(error) else SnapshotError
         return self.store.advice(error) or kind(f"{self.store.url}: {type(error).__name__}: {error}")

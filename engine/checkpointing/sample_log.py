@@ -12,6 +12,8 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
+from midstride.engine.data.bad_samples import ON_REQUEST
+
 __all__ = ["BatchRange", "SampleLog", "digest_of"]
 
 _MASK = (1 << 64) - 1
@@ -82,6 +84,10 @@ class SampleLog:
         self._open_bad: list[tuple[int, int, int, str, str]] = []
         #: number of batches left out since the last one that was trained on
         self.left_out_in_a_row = 0
+        #: epoch and batch of batches that `skip_batches` left out
+        self.skipped: list[tuple[int, int]] = []
+        #: number of steps that these would have been
+        self.skipped_steps = 0
         self._open: list[BatchRange] = []
         #: epoch -> batches that sampler or stream gave this rank; `merge_ranks` moves them, of all ranks, to `_planned`
         self._plans: dict[int, BatchRange] = {}
@@ -145,13 +151,27 @@ class SampleLog:
         self.left_out.append((epoch, batch))
         self.left_out_in_a_row += 1
 
-    def note_bad(self, epoch: int, batch: int, index: str, error: str) -> None:
-        """Record a sample that could not be read, and was left out of this batch of this rank."""
-        self._open_bad.append((epoch, batch, self._rank, index, error))
+    def skip_on_request(self, epoch: int, batch: int, *, ends_step: bool) -> None:
+        """Record a batch that `skip_batches` left out, in addition to `record`."""
+        self.skipped.append((epoch, batch))
+        self.skipped_steps += ends_step
 
-    def bad_indices(self) -> set[str]:
-        """Return the unreadable samples: of all ranks at the last `merge_ranks`, and of this one."""
-        return {one[3] for one in (*self.bad, *self._open_bad)}
+    def rollback_point(self) -> Callable[[], None]:
+        """Return a function that forgets the batches left out from now on."""
+        left_out, in_a_row = list(self.left_out), self.left_out_in_a_row
+
+        def back() -> None:
+            self.left_out, self.left_out_in_a_row = left_out, in_a_row
+
+        return back
+
+    def note_bad(self, epoch: int, batch: int, rank: int, index: str, error: str) -> None:
+        """Record a sample that could not be read, and was left out of this batch of `rank`."""
+        self._open_bad.append((epoch, batch, rank, index, error))
+
+    def bad_samples(self) -> dict[str, str]:
+        """Return the recorded unreadable samples with their errors."""
+        return {one[3]: one[4] for one in (*self.bad, *self._open_bad) if one[4] != ON_REQUEST}
 
     def break_off(self, epoch: int) -> None:
         """Record that training was stopped within `epoch`, and its rest is left out on all ranks."""
@@ -190,6 +210,7 @@ class SampleLog:
         state: dict[str, Any] = {"stretches": [astuple(one) for one in self._merged], "left_out": list(self.left_out)}
         state |= {"planned": [astuple(one) for one in self._planned]} if self._planned else {}
         state |= {"left_out_in_a_row": self.left_out_in_a_row} if self.left_out_in_a_row else {}
+        state |= {"skipped": [list(self.skipped), self.skipped_steps]} if self.skipped else {}
         state |= {"broken_off": list(self._broken_off)} if self._broken_off else {}
         state |= {"bad_samples": [list(one) for one in self.bad]} if self.bad else {}
         return {**state, "stateful": sorted(self._stateful)} if self._stateful else state
@@ -201,5 +222,7 @@ class SampleLog:
         self._stateful = set(state_dict.get("stateful", ()))
         self._broken_off = list(state_dict.get("broken_off", ()))
         self.left_out_in_a_row = state_dict.get("left_out_in_a_row", 0)
+        skipped, self.skipped_steps = state_dict.get("skipped", ((), 0))
+        self.skipped = [(*one,) for one in skipped]
         self.bad, self._open_bad = [(*one,) for one in state_dict.get("bad_samples", ())], []
         self.left_out, self._open, self._plans = list(state_dict["left_out"]), [], {}

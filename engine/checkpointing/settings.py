@@ -34,7 +34,7 @@ class Settings:
     Args:
         optimizers: optimizers, as this attempt makes them, before anything is restored.
         schedulers: schedulers, likewise.
-        maker: what makes them, for messages: a subject and its verb.
+        maker: subject and verb for messages, such as "configure_optimizers returned".
         place: where a setting can be set again, for messages.
         is_accepted: whether settings that differ are taken from this attempt.
         attributes: returns, after the restore, path -> texts of the value in force and of the value asked for, of each
@@ -92,7 +92,7 @@ class Settings:
         self._began_with = self._asked if self._is_accepted else {**self._asked, **before}
         if self._overridden:
             lines.append(
-                f"to train on with what is asked for now: set it {self._place}, accept it by --accept-change settings "
+                f"to train with the new values: set them {self._place}, accept them by --accept-change settings "
                 "(accept_change='settings' in a script), or start another run, with the weights of this one"
             )
         attributes = self._attributes().items()  # which are named where they are restored
@@ -112,7 +112,7 @@ class Settings:
             return f"{name} is {format_value(name, in_force)} now, and takes effect"
         self._overridden[name] = {"asked": asked, "in_force": in_force}
         values = f"{format_value(name, asked)} now, and stays {format_value(name, in_force)}"
-        return f"{name} is asked to be {values}: the snapshot brings it along"
+        return f"{name} is asked to be {values}: the snapshot's value is used"
 
     def facts(self) -> dict[str, Any]:
         """Return settings at the start of the run, those in force, and those overridden."""

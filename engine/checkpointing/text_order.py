@@ -50,8 +50,8 @@ def text_order_warnings(
         return []
     return [
         f"strings hash differently {' and '.join(others)}, so sets of strings have another order; "
-        f"{format_names(places, _PLACES)} make sets. Where their order decides what is trained, sort them, or start "
-        "the script with PYTHONHASHSEED=0 each time"
+        f"{format_names(places, _PLACES)} make sets. If their order affects the training, sort them, or always start "
+        f"the script with PYTHONHASHSEED=0"
     ]
 
 

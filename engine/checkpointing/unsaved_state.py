@@ -7,7 +7,7 @@ since a resumed run would lose it. What reading data changes by itself, such as 
 
 import dis
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch.utils.data import IterableDataset
@@ -44,19 +44,19 @@ class UnsavedStateMonitor:
         self._watched, self._way_to_keep, self._snapshots = watched, way_to_keep, 0
         self._reported: set[str] = set()
         self._epoch: int | None = None
-        #: lines that reading data changes, and containers that it fills
+        #: lines that reading data changes, and prefixes of lines in containers that it fills
         self._read: set[str] = set()
         self._filled: tuple[str, ...] = ()
         self._before = self._lines()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Take note of what changes in the block, in which data are read and nothing is trained."""
+        """Record changes in the block, in which data are read and nothing is trained."""
         before = self._lines()
         yield
         for name, now in self._lines().items():
             self._read.update(_differing(before.get(name, {}), now))
-        self._filled = tuple(line.removesuffix(_HOLDS) for line in self._read if line.endswith(_HOLDS))
+        self._filled = _insides_of_grown(self._read)
 
     def check(self, epoch: int | None = None) -> None:
         """Compare the values with those at the start of training; called at every snapshot."""
@@ -89,13 +89,16 @@ class UnsavedStateMonitor:
     def _new_changes(self, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         """Return the lines that differ, without reported ones and those that reading changes."""
         lines = [line for line in _differing(before, now) if line not in self._reported | self._read]
-        return [line for line in lines if not (self._filled and line.startswith(self._filled))]
+        grown = _insides_of_grown(self._reported)  # each further item needs no line of its own
+        return [line for line in lines if not line.startswith(self._filled if line in before else self._filled + grown)]
 
     def _is_of_new_code(self, name: str) -> bool:
         """Return whether `name` is of a module, class or function imported since the start."""
         if name in self._before:
             return False
         if name.startswith("library function "):  # some libraries import on first use
+            return True
+        if name.startswith("function ") and ": " not in name:  # one set in training is a global's or a class's, too
             return True
         if not name.startswith(("global ", "class ", "function ")):
             return False
@@ -104,6 +107,12 @@ class UnsavedStateMonitor:
 
     def _lines(self) -> dict[str, dict[str, str]]:
         return {name: _lines_of(name, value) for name, value in self._watched()}
+
+
+def _insides_of_grown(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return the prefixes of lines inside of containers whose lengths are in `lines`."""
+    grown = [line.removesuffix(_HOLDS) for line in lines if line.endswith(_HOLDS)]
+    return tuple(f"{container}{end}" for container in grown for end in "[.")
 
 
 def is_checked_at(snapshot: int) -> bool:
@@ -128,7 +137,7 @@ def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 #: whether the loader has a length -> advice
 _WAYS_OUT = {
     True: "with num_workers=0 they are taken anywhere",
-    False: "a data set with state_dict and load_state_dict is taken up anywhere",
+    False: "a data set with state_dict and load_state_dict resumes at any position",
 }
 
 

@@ -160,5 +160,5 @@ def padding_change(samples: int, was: int, size: int) -> str | None:
         return None
     return (
         f"{samples} samples are no multiple of the ranks: {was} ranks padded the last batch of an epoch with {then} "
-        f"samples from its start, {size} pad it with {now}. From that batch on the run is another one"
+        f"samples from its start, {size} pad it with {now}. From that batch on the run differs"
     )

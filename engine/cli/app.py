@@ -24,23 +24,23 @@ from midstride.engine.cli.output import (
     show_outcome,
     surroundings_fault,
 )
-from midstride.engine.cli.project import init
+from midstride.engine.cli.project import init, schema
 from midstride.engine.cli.report_view import show_report
-from midstride.engine.cli.runs import report, runs
-from midstride.engine.cli.schema import schema
-from midstride.engine.cli.snapshots import Url, runs_at, snapshots
+from midstride.engine.cli.snapshots import Url, report, runs, runs_at, snapshots
 from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, SnapshotError, StopRequested
 from midstride.engine.registry.nightly import date_errors, date_to_try, with_date
+from midstride.engine.runs.forked_job import as_forked
 from midstride.engine.runs.run import Run
+from midstride.engine.session.crash import show_crashes
 from midstride.engine.session.requests import GRACE_S
 from midstride.engine.session.terminal_view import LastingOutput, TerminalView
 
 __all__ = ["Accepted", "Date", "JobFile", "Overrides", "RunName", "TakesOver", "app", "load", "main"]
 
 JobFile = Annotated[Path, Parameter(help="The job, a YAML file.")]
-RunName = Annotated[str, Parameter(help="Name of the run; the same name again resumes it.", metavar="NAME")]
+RunName = Annotated[str, Parameter(help="Name of the run; repeat it to resume.", metavar="NAME")]
 Overrides = Annotated[
     list[str],
     Parameter(name="--set", help="Override a key of the job: trainer.max_epochs=2", metavar="KEY=VALUE", negative=()),
@@ -59,27 +59,31 @@ Accepted = Annotated[
 ]
 
 TakesOver = Annotated[
-    bool, Parameter(help="Take the run from another process that trains it now.", negative=(), name="--take-over")
+    bool, Parameter(help="Take over the run from another process that is training it.", negative=(), name="--take-over")
 ]
 Resumes = Annotated[
     bool,
     Parameter(help="Also interrupt and resume a few steps, on the CPU, and compare the bits.", negative=()),
 ]
 
-app = App(name="midstride", help="PyTorch training that picks up in mid-stride, bit for bit.")
+Determinism = Annotated[
+    bool, Parameter(help="Also execute two steps twice, and name operations that are not repeatable.", negative=())
+]
+
+app = App(name="midstride", help="PyTorch training that resumes in the middle of an epoch, bit for bit.")
 for command in (snapshots, champion, runs, report, export, init, schema):
     app.command(command)
 STAGES = {  # command -> function by name: their file imports this one
     "prepare": (
         "prepare",
-        "Prepare the data of a job, in a process of its own; show their folder, number and size.",
+        "Prepare the data of a job in a separate process; show their folder, number and size.",
     ),
-    "status": ("status", "Show how far a run of a job is, or how it ended."),
+    "status": ("status", "Show the progress or the end of a run of a job."),
     "evaluate": (
         "evaluate",
-        "Test the best weights of a run, or a snapshot, on the job's test data, in a process of its own.",
+        "Test the best weights of a run, or a snapshot, on the job's test data, in a separate process.",
     ),
-    "test": ("score", "Test the weights of a run on the test data of its job, or on others, in a process of its own."),
+    "test": ("score", "Test the weights of a run on the test data of its job, or on others, in a separate process."),
     "predict": ("predict", "Predict with the weights of a run; write the outputs of predict_step into one file."),
     "compare": ("compare", "Show runs side by side; or, with --run, compare a run with the champion of its job."),
 }
@@ -89,7 +93,7 @@ FORKS = {
     "fork": "Start a new run from a snapshot of another run; nothing is copied.",
     "verify": "Compute a run again between its kept snapshots, and compare the whole state.",
     "diff": "Name the first step at which two runs differ, and its cause.",
-    "replay": "Compute a step of a run again, look into it, and compare it with the run.",
+    "replay": "Compute a step of a run again, inspect it, and compare it with the run.",
 }
 for name, summary in FORKS.items():
     app.command(f"midstride.engine.cli.{name}:{name}", name=name, help=summary)
@@ -106,7 +110,7 @@ def fit(
     overrides: Overrides | None = None,
     accepted: Accepted | None = None,
 ) -> int:
-    """Train, in processes of its own, resuming the run if it has been started before."""
+    """Train in separate processes; resume the run if it exists."""
     from midstride.engine.launch.job_fork_server import job_fork_server
     from midstride.engine.launch.launch import launch
     from midstride.engine.runs.report_files import write_report
@@ -150,7 +154,7 @@ def rank(
             f"set. Put torchrun, srun or mpirun before it, or let midstride start the ranks: midstride fit {job} --run "
             f"{run}"
         )
-    end_process(train_as_rank(Run(load_undated(job, overrides, accepted), run), world).code)
+    end_process(train_as_rank(as_forked(Run(load_undated(job, overrides, accepted), run)), world).code)
 
 
 @app.command
@@ -176,7 +180,7 @@ def join(
 
 
 def load(job: Path, overrides: list[str] | None, accepted: list[str] | None) -> TrainingJob:
-    """Return the job in a file, with what the command line says on top."""
+    """Return the job in a file with the overrides of the command line."""
     return TrainingJob.load(job, overrides or (), accepted or ())
 
 
@@ -189,14 +193,22 @@ def load_undated(job: Path, overrides: list[str] | None, accepted: list[str] | N
 
 
 @app.command
-def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overrides: Overrides | None = None) -> int:
+def check(
+    job: JobFile,
+    /,
+    *,
+    resume: Resumes = False,
+    determinism: Determinism = False,
+    date: Date = None,
+    overrides: Overrides | None = None,
+) -> int:
     """Find all faults of a job: one step is tried, and one batch of validation and test.
 
     Nothing is kept.
     """
     loaded = TrainingJob.load(job, overrides or ())
+    show_crashes()
     say_stage("importing torch and the code of the job")  # which takes seconds
-    from midstride.engine.cli.resume_check import resume_errors
     from midstride.engine.jobs.check import job_errors
     from midstride.engine.jobs.portability import portability_errors
     from midstride.engine.lanes import allowed_sizes
@@ -207,24 +219,45 @@ def check(job: JobFile, /, *, resume: Resumes = False, date: Date = None, overri
     if faults := [*own_launcher_faults(loaded), *job_errors(loaded, date, say=say_stage, warn=warnings.append)]:
         raise JobError.of(job, faults)
     night = date_to_try(loaded, date)
-    if resume:
-        say_stage("interrupting a few steps, and resuming them")
-        if faults := resume_errors(loaded if night is None else with_date(loaded, night)):
-            raise JobError.of(job, faults)
+    shown = _shown(job, loaded if night is None else with_date(loaded, night), resume, determinism)
     say_stage("importing its code as a deployment would")
     if elsewhere := portability_errors(loaded):
         warnings.append("\n  ".join(["in a deployment it would not be:", *elsewhere]))
     tried = f" as the night of {night}" if night is not None else ""
-    print(f"{job} is in order{tried}" + (", and resumes exactly" if resume else ""))
+    print(f"{job} is in order{tried}{shown}")
     if loaded.world.launched_by == "join":
         print("\n".join(loaded.world.machines.sentences()))
     if (cluster := build_cluster(Run(loaded, "RUN"), GRACE_S)) is not None:
-        print(f"it would ask for them by: {cluster.describe(loaded.world.rendezvous or 'HOST:PORT')}")
+        print(f"it would request machines with: {cluster.describe(loaded.world.rendezvous or 'HOST:PORT')}")
     if (lanes := loaded.world.lanes) is not None:
         *some, most = allowed_sizes(lanes)
         print(f"{lanes} lanes: {', '.join(map(str, some))} or {most} processes end with the same bits")
     print("".join(f"{warning}\n" for warning in warnings), end="")
     return 0
+
+
+def _shown(path: Path, job: TrainingJob, resume: bool, determinism: bool) -> str:
+    """Return what trials of a few steps have shown, as the end of a sentence.
+
+    Raises:
+        JobError: a trial failed.
+    """
+    from midstride.engine.cli.replay import launch_quietly
+    from midstride.engine.cli.resume_check import resume_errors
+    from midstride.engine.runs.repeatability import unrepeatable
+
+    shown = ""
+    if resume:
+        say_stage("interrupting a few steps, and resuming them")
+        if faults := resume_errors(job):
+            raise JobError.of(path, faults)
+        shown += ", and resumes exactly"
+    if determinism:
+        say_stage("executing two steps twice")
+        if found := unrepeatable(job, launch_quietly(Run(job, "check"), None)):
+            raise JobError.of(path, [str(found)])
+        shown += ", and repeats its bits"
+    return shown
 
 
 @app.command
@@ -243,10 +276,11 @@ def audit(url: Url, /) -> int:
 
 
 def _usage_error(error: CycloptsError) -> str:
-    """Say what is wrong with a command line, and where to read what is right."""
+    """Return the fault of a command line, and where to read on."""
     message = str(error)
     if isinstance(error, UnusedCliTokensError):
-        message = f"unexpected argument: {' '.join(error.unused_tokens or ())!r}"
+        way = "; write --set KEY=VALUE, without spaces" if "--set" in (error.root_input_tokens or ()) else ""
+        message = f"unexpected argument: {' '.join(error.unused_tokens or ())!r}{way}"
     elif (
         isinstance(error, MissingArgumentError)
         and (missing := error.argument)

@@ -21,12 +21,12 @@ from midstride.engine.storage.store import Store
 __all__ = ["champion", "listeners"]
 
 Url = Annotated[str, Parameter(help="The store of all runs: a folder or an fsspec URL.")]
-Job = Annotated[str | None, Parameter(help="Name of the job, where the store has champions of several.")]
+Job = Annotated[str | None, Parameter(help="Name of the job, if the store has champions of several.")]
 
 #: who else hears of a roll-back: the registry, who left, who is back. `midstride` tells Prefect's server
 listeners: list[Callable[[ModelRegistry, Champion, Champion], object]] = []
 
-champion = App(name="champion", help="See whose weights are in charge of a job, or go back to those before.")
+champion = App(name="champion", help="Show the champion of a job, or restore the previous one.")
 
 
 @champion.command(name="list")
@@ -92,7 +92,7 @@ def _only_registry(url: str, job: str | None) -> ModelRegistry:
     registries = _registries(url, job)
     if len(registries) > 1:
         raise UserError(
-            f"{url} has champions of several jobs: say --job, one of {', '.join(one.name for one in registries)}."
+            f"{url} has champions of several jobs: choose one with --job: {', '.join(one.name for one in registries)}."
         )
     return registries[0]
 

@@ -10,6 +10,7 @@ from midstride.engine.cli.replay import launch_quietly
 from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import printable
+from midstride.engine.runs.run import check_there
 from midstride.engine.snapshots.parent import open_run
 from midstride.engine.storage.urls import absolute_url
 
@@ -24,8 +25,9 @@ def diff(a: RunUrl, b: RunUrl, /, *, as_json: AsJson = False) -> int:
     for url in urls:
         store = open_run(url)
         with store.errors_explained("read"):
+            check_there(store)
             if not store.list("lease"):
-                raise UserError(f"{url} is no run, or was never trained")
+                raise UserError(f"{url} was never trained: there is nothing to compare")
     from midstride.engine.runs.run_difference import run_difference  # with torch, which takes seconds
 
     with stoppable():
@@ -33,7 +35,9 @@ def diff(a: RunUrl, b: RunUrl, /, *, as_json: AsJson = False) -> int:
     if as_json:
         print_json({**asdict(found), "is_equal": found.is_equal})
         return 0 if found.is_equal else 1
-    lines = _lines(found) if not found.is_equal else ["equal: every row of the metric log and every common snapshot"]
+    whole = "every common snapshot" if not found.damaged else "every common snapshot that is whole"
+    lines = _lines(found) if not found.is_equal else [f"equal: every row of the metric log and {whole}"]
+    lines += [f"not compared      {reason}" for reason in found.damaged]
     print(printable("\n".join(lines)))
     return 0 if found.is_equal else 1
 
@@ -49,6 +53,6 @@ def _lines(found: Any) -> list[str]:
     if found.equal_step is not None:
         lines.append(f"equal snapshots   up to step {found.equal_step}")
     if found.state:
-        lines.append(f"first snapshot    {found.state}")
+        lines.append(f"first snapshot    {found.state.text()}")
     lines += [f"setting           {key}: {ours}, {theirs}" for key, (ours, theirs) in found.settings.items()]
     return [*lines, *(f"changed           {line}" for line in found.changed)]

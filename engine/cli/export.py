@@ -17,8 +17,9 @@ from midstride.engine.formatting import url_name
 from midstride.engine.jobs.operations import run_operation
 from midstride.engine.loggers.build_logger import build_logger
 from midstride.engine.loggers.delivery import Delivery, read_run_json
-from midstride.engine.runs.run import job_of, run_at
+from midstride.engine.runs.run import check_there, job_of, run_at
 from midstride.engine.snapshots.parent import open_run
+from midstride.engine.snapshots.weights import folder_to_test
 from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store
 
@@ -29,7 +30,7 @@ _SUFFIXES = {"safetensors": ".safetensors", "pt2": ".pt2", "onnx": ".onnx", "hub
 RunUrl = Annotated[str, Parameter(help="A run's folder or URL.")]
 To = Annotated[
     str | None,
-    Parameter(help="tensorboard, mlflow, wandb or package.module:Class; by default the loggers that the run has."),
+    Parameter(help="tensorboard, mlflow, wandb or package.module:Class; by default the run's loggers."),
 ]
 Arguments = Annotated[
     list[str],
@@ -45,7 +46,10 @@ Kind = Annotated[
     Parameter(name="--format", help="Write the weights: as tensors, by torch.export, for ONNX, for from_pretrained."),
 ]
 Output = Annotated[Path | None, Parameter(help="File to write with --format; a folder for hub.")]
-Weights = Annotated[Literal["best", "last"], Parameter(help="Which weights --format writes.")]
+Weights = Annotated[
+    Literal["best", "last"] | None,
+    Parameter(help="Which weights --format writes; by default the best, else the last."),
+]
 
 
 def export(
@@ -54,7 +58,7 @@ def export(
     *,
     kind: Kind = None,
     output: Output = None,
-    weights: Weights = "best",
+    weights: Weights = None,
     to: To = None,
     arguments: Arguments | None = None,
 ) -> int:
@@ -63,10 +67,13 @@ def export(
         return _to_trackers(url, to, arguments or [])
     if to is not None:
         raise UserError(f"--to={to} sends to a tracker and --format={kind} writes a file: give one of them")
-    place = Path.cwd() / (output or Path(f"{url_name(url)}-{weights}{_SUFFIXES[kind]}"))
-    with stoppable(), busy(f"exporting the {weights} weights of {url}"):
-        chosen = {"kind": kind, "output": str(place), "weights": weights}
-        print(run_operation("export", run_at(url, arguments or []), on_line=lambda _: None, arguments=chosen))
+    run = run_at(url, arguments or [])
+    with run.store.errors_explained("read"):
+        folder = weights or folder_to_test(run.store)
+    place = Path.cwd() / (output or Path(f"{url_name(url)}-{folder}{_SUFFIXES[kind]}"))
+    with stoppable(), busy(f"exporting the {folder} weights of {url}"):
+        chosen = {"kind": kind, "output": str(place), "weights": folder}
+        print(run_operation("export", run, on_line=lambda _: None, arguments=chosen))
     return 0
 
 
@@ -93,7 +100,7 @@ def _to_trackers(url: str, to: str | None, arguments: list[str]) -> int:
 
 
 def _send(store: Store, options: LoggerOptions, key: str, folder: str) -> int:
-    """Send what a logger's tracker lacks; return the step up to which it has the rows."""
+    """Send missing rows to a logger's tracker; return the step up to which it has them."""
     with closing(Delivery(store, build_logger(options, key, folder))) as delivery:
         delivery.finish()
         return delivery.step
@@ -110,9 +117,10 @@ def _loggers(store: Store, to: str | None, arguments: list[str]) -> list[LoggerO
     Raises:
         UserError: there is no run at the URL, or none is named and the run has none.
         JobError: there is no such logger, or an argument cannot be read.
-        SnapshotDamaged: the run's run.json is not what was written.
+        SnapshotDamaged: the run's run.json has unexpected content.
     """
     if not store.exists("run.json"):
+        check_there(store)
         raise UserError(f"{store.url} is no run: it has no run.json")
     with damaged_on_error(f"{store.url}/run.json"):
         own = [LoggerOptions.model_validate(one) for one in read_run_json(store).get("loggers", [])]
@@ -121,7 +129,7 @@ def _loggers(store: Store, to: str | None, arguments: list[str]) -> list[LoggerO
         found, faults = checked_loggers([to])
         chosen, faults = [*found], [fault.replace("loggers.0.path", "--to", 1) for fault in faults]
     elif not chosen:
-        raise UserError(f"{store.url} has no loggers of its own: say --to {', --to '.join(LOGGERS)}")
+        raise UserError(f"{store.url} has no loggers of its own: add --to {', --to '.join(LOGGERS)}")
     else:
         faults = []
     given: dict[str, Any] = {}

@@ -50,7 +50,7 @@ def busy(text: str) -> Iterator[None]:
 
 
 def say_stage(text: str) -> None:
-    """Print the current stage of a command on a terminal, in a line of its own."""
+    """Print the current stage of a command as one line on a terminal."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)
 
@@ -67,7 +67,7 @@ def say_stopping(number: int, *, again: bool) -> None:
 
 
 def reader_has_gone() -> bool:
-    """Return whether the reader of standard output has gone, as in `midstride report | head`."""
+    """Return whether standard output is closed, as in `midstride report | head`."""
     poll = select.poll()
     try:
         poll.register(sys.stdout, 0)
@@ -84,11 +84,11 @@ def surroundings_fault() -> str:
     try:
         Path.cwd()
     except FileNotFoundError:
-        return "the folder in which this was started has been removed: change to one that is there"
+        return "the current folder has been removed: change to an existing one"
     try:
         os.write(1, b"\n")  # Python forgets what it could not write
     except OSError as error:
-        return f"standard output takes no more ({error.strerror}): what else it would show is left out"
+        return f"standard output takes no more ({error.strerror}): further output is dropped"
     return ""
 
 
@@ -114,7 +114,7 @@ def show_error(text: str) -> None:
 
 
 def show_audit(run: str, audit: "Audit") -> None:
-    """Print the samples of each epoch of a run, equal epochs in one line, and breaches of law 3."""
+    """Print the samples of each epoch of a run, equal epochs in one line, and every fault."""
     columns = ("epoch", "batches", "samples", "once", "repeated", "missing", "padding", "left over", "verdict")
     rows = []
     for cells, epochs in itertools.groupby(audit.epochs, lambda epoch: (*_epoch_cells(epoch), escape(_verdict(epoch)))):
@@ -127,9 +127,9 @@ def show_audit(run: str, audit: "Audit") -> None:
     for bad in audit.bad_samples:
         console.print(escape(bad), style="yellow")
     uncounted = [str(epoch.epoch) for epoch in audit.epochs if not epoch.is_counted]
-    state = "law 3 holds" if audit.is_clean else "law 3 is broken"
+    state = "each sample was used once" if audit.is_clean else "samples or rows are wrong"
     if audit.is_clean and uncounted:
-        state = f"nothing breaks law 3, but the samples of epochs {', '.join(uncounted)} were not counted"
+        state = f"no fault found, but the samples of epochs {', '.join(uncounted)} were not counted"
     origin = f" (fork of {escape(audit.parent)})" if audit.parent else ""
     console.print(f"up to snapshot {audit.snapshot}, {audit.rows} rows in the metric log{origin}: {state}")
 
@@ -144,9 +144,10 @@ def _epoch_cells(epoch: "EpochAudit") -> list[str]:
 
 def _verdict(epoch: "EpochAudit") -> str:
     left_out = f"; left out, loss not finite: batches {', '.join(map(str, epoch.left_out))}" if epoch.left_out else ""
+    left_out += f"; skipped on request: batches {', '.join(map(str, epoch.skipped))}" if epoch.skipped else ""
     if epoch.faults:
         return "; ".join(epoch.faults) + left_out
-    over = "" if epoch.is_over else ", under way"
+    over = "" if epoch.is_over else ", in progress"
     if not epoch.is_counted:
         return "each batch once, samples not counted" + over + left_out
     return ("each sample as it was given" if epoch.expected is None else "each sample once") + over + left_out

@@ -1,24 +1,28 @@
-"""`midstride init`: a project that trains, to put one's own model and data into."""
+"""`midstride init | schema`: a project that trains, and the JSON schema of job files."""
 
+import json
 import shlex
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.json_schema import file_schema
 from midstride.engine.errors import UserError
 
-__all__ = ["init"]
+__all__ = ["init", "schema"]
 
-Folder = Annotated[Path, Parameter(help="Folder to write to; it is made if it is missing.")]
+Folder = Annotated[Path, Parameter(help="Folder to write to; created if missing.")]
 Kind = Annotated[
     Literal["points", "images", "text", "tabular", "lightning", "huggingface", "script"],
-    Parameter(help="What it trains on, or with: each is small and needs no download."),
+    Parameter(help="Kind of project; each is small and needs no download."),
 ]
 
 #: kind -> file of its code, and what the file holds; `_MODULE` for all others
-_CODE = {"script": ("train.py", "a script with a loop of its own")}
+_CODE = {"script": ("train.py", "a script with its own loop")}
 _MODULE = "model.py", "a module and its data"
 #: kind -> libraries that it needs beside those of midstride
 _NEEDS = {"images": "scikit-learn", "lightning": "lightning", "huggingface": "transformers datasets"}
@@ -31,7 +35,9 @@ def init(folder: Folder = Path(), /, *, kind: Kind = "points") -> int:
     """
     code, content = _CODE.get(kind, _MODULE)
     if there := [name for name in (code, "job.yaml") if (folder / name).exists()]:
-        raise UserError(f"{folder.absolute()} has {' and '.join(there)} already, and nothing was written: name another")
+        raise UserError(
+            f"{folder.absolute()} has {' and '.join(there)} already, so nothing was written: name another folder"
+        )
     template = files("midstride.engine.cli") / "template"
     if kind != "points":
         template /= kind
@@ -47,4 +53,22 @@ def init(folder: Folder = Path(), /, *, kind: Kind = "points") -> int:
         f"{folder / code}: {content}\n{folder / 'job.yaml'}: a job\n\n"
         f"  {enter}{install}midstride check job.yaml\n  midstride train job.yaml --run first"
     )
+    return 0
+
+
+Output = Annotated[Path | None, Parameter(help="File to write, such as job.schema.json; standard output if empty.")]
+
+
+def schema(*, output: Output = None) -> int:
+    """Print the JSON schema of job files, and the line that makes an editor use it."""
+    text = json.dumps(file_schema(TrainingJob.model_json_schema()), indent=1)
+    if output is None:
+        print(text)
+    else:
+        try:
+            output.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{output} cannot be written: {error.strerror}. Name another file") from error
+    place = output or "job.schema.json"
+    print(f"first line of the job file:\n# yaml-language-server: $schema={place}", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""The report of a run on a terminal, and what came of the runs of a store in a table."""
+"""The report of a run on a terminal, and the outcomes of a store's runs in a table."""
 
 from collections.abc import Sequence
 
@@ -73,7 +73,7 @@ def _cost(failure: Interruption) -> str:
 
 
 def show_runs(console: Console, url: str, runs: Sequence[RunSummary], now: float) -> None:
-    """Print what came of each run; `now` in seconds since the epoch."""
+    """Print the outcome of each run; `now` in seconds since the epoch."""
     columns = ("run", "job", "state", "step", "epoch", "best", "attempts", "last sign", "why it ended")
     texts = ("run", "job", "state", "why it ended")
     show_table(console, escape(url), columns, [_cells(run, now) for run in runs], texts=texts)

@@ -17,7 +17,7 @@ _LEFT_OUT = frozenset(
 
 
 def resume_errors(job: TrainingJob) -> list[str]:
-    """Return messages on what differs when a few steps of `job` are interrupted and resumed.
+    """Return differences after a few steps of `job` are interrupted and resumed.
 
     They are taken on the CPU, in processes of their own one after the other; nothing is kept. One attempt resumes in a
     new interpreter, so that data which follow the order of a set or of files are found.

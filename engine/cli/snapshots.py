@@ -1,6 +1,7 @@
-"""`midstride snapshots list | verify | prune | repair`: snapshots of a run or of a store."""
+"""`midstride runs | snapshots list | verify | prune | repair`: runs, and their snapshots."""
 
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated
@@ -8,24 +9,31 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from midstride.engine.cli.output import AsJson, busy, print_json
+from midstride.engine.cli.report_view import show_report, show_runs
 from midstride.engine.cli.table import escape, show_table, table_console
 from midstride.engine.errors import JobError, UserError
-from midstride.engine.formatting import printable
+from midstride.engine.formatting import printable, url_name
+from midstride.engine.runs.run_report import report_at
+from midstride.engine.runs.summary import summary_of
 from midstride.engine.snapshots.catalog import SnapshotCatalog
-from midstride.engine.snapshots.forks import pinned
+from midstride.engine.snapshots.forks import Pins
 from midstride.engine.snapshots.inspection import Finding, inspect_run
 from midstride.engine.snapshots.lease import newest
 from midstride.engine.snapshots.parent import PARENT, with_parent
 from midstride.engine.snapshots.repair import repairs
 from midstride.engine.storage.store import Store
 
-__all__ = ["Url", "runs_at", "snapshots"]
+__all__ = ["Url", "report", "runs", "runs_at", "snapshots"]
 
 Url = Annotated[str, Parameter(help="A run, or a store of runs: a folder or an fsspec URL.")]
-Keep = Annotated[int, Parameter(help="How many to keep, beside the one that the newest attempt resumed from.")]
+Keep = Annotated[
+    int, Parameter(help="Number of snapshots to keep, beside the one from which the newest attempt resumed.")
+]
 Yes = Annotated[bool, Parameter(name="--yes", help="Make the changes, instead of only listing them.", negative=())]
 
-snapshots = App(name="snapshots", help="Look at the snapshots of a run, or of all runs of a store.")
+snapshots = App(
+    name="snapshots", help="List, verify, prune or repair the snapshots of a run or of all runs of a store."
+)
 
 
 @snapshots.command(name="list")
@@ -52,14 +60,14 @@ def prune(url: Url, /, *, keep: Keep = 3, as_json: AsJson = False) -> int:
     if keep < 1:
         raise JobError.of("prune", [f"--keep: at least 1 is needed, not {keep}: a run without a snapshot starts over"])
     with busy(f"looking at {url}"), runs_at(url) as runs:
-        pins = {name: pinned(store) for name, store in runs}
+        pins = {name: Pins(store) for name, store in runs}
         result = {name: _prune(store, keep, pins[name]) for name, store in runs}
     if as_json:
         print_json(result)
         return 0
     for name, went in result.items():
         print(f"{printable(name)}: {len(went['removed'])} removed, {len(went['kept'])} kept")
-        for snapshot, forks in pins[name].items():
+        for snapshot, forks in pins[name].known.items():
             print(printable(f"  {snapshot} stays: {', '.join(forks)} starts from it"))
     return 0
 
@@ -75,7 +83,7 @@ def repair(url: Url, /, *, yes: Yes = False) -> int:
         for name, store in runs:
             left += _repair(name, store, yes)
     if left and not yes:
-        print("nothing was changed: --yes does what is said here")
+        print("nothing was changed: add --yes to perform these actions")
     return 1 if left else 0
 
 
@@ -104,10 +112,10 @@ def _is_done(name: str, act: Callable[[], object]) -> bool:
     return True
 
 
-def _prune(store: Store, keep: int, pins: Collection[str]) -> dict[str, list[str]]:
+def _prune(store: Store, keep: int, pins: Pins) -> dict[str, list[str]]:
     catalog, lease = SnapshotCatalog(store), newest(store)
     resumed_from = [lease.resumed_from] if lease and lease.resumed_from else []
-    removed = catalog.prune(keep, also=[*resumed_from, *pins])
+    removed = catalog.prune(keep, also=[*resumed_from, *pins.read()], pins=pins.read)
     return {"removed": removed, "kept": [snapshot.name for snapshot in catalog.snapshots()]}
 
 
@@ -124,7 +132,9 @@ def runs_at(url: str) -> Iterator[list[tuple[str, Store]]]:
             return
         runs = [(name, with_parent(store.at(name))) for name in store.list() if _is_run(store.at(name))]
         if not runs:
-            raise UserError(f"{url} is no run and holds none: name a run's folder or URL, or the store of all runs.")
+            raise UserError(
+                f"{url} is not a run and contains none: name a run's folder or URL, or the store of all runs."
+            )
         yield runs
 
 
@@ -154,3 +164,31 @@ def _cells(finding: Finding) -> list[str]:
         cells = [str(taken.position.step), str(taken.generation), f"{taken.bytes:,}", time]
     state = escape(finding.state)
     return [escape(finding.name), *cells, state if finding.is_good else f"[red]{state}[/]"]
+
+
+RunUrl = Annotated[str, Parameter(help="A run: a folder or an fsspec URL.")]
+
+
+def runs(url: Url, /, *, as_json: AsJson = False) -> int:
+    """List the runs of a store: progress, end, best value, last sign of life."""
+    with busy(f"looking at {url}"), runs_at(url) as found:
+        summaries = [summary_of(url_name(name), store) for name, store in found]
+    if as_json:
+        print_json(summaries)
+        return 0
+    show_runs(table_console(), url, summaries, time.time())
+    return 0
+
+
+def report(url: RunUrl, /, *, as_json: AsJson = False) -> int:
+    """Show the result of a run from its folder: values, interruptions and their cost, files."""
+    with busy(f"looking at {url}"), runs_at(url) as found:
+        if len(found) != 1:
+            names = ", ".join(name for name, _ in found[:5])
+            raise UserError(f"{url} is a store of {len(found)} runs, not one of them: name one, such as {names}")
+        result = report_at(found[0][1])
+    if as_json:
+        print(result.model_dump_json(indent=1))
+        return 0
+    show_report(table_console(), result)
+    return 0

@@ -23,7 +23,7 @@ def escape(text: str) -> str:
 
 
 def table_console() -> Console:
-    """Return standard output, as wide as the terminal; what is no terminal gets room for tables."""
+    """Return standard output, as wide as the terminal; files and pipes get room for tables."""
     return Console(width=None if Console().is_terminal else _WIDTH, highlight=False)
 
 

@@ -34,7 +34,9 @@ def verify(url: RunUrl, /, *, first: First = None, last: Last = None, as_json: A
         print(printable(f"{found.url} differs. First at {found.difference}"))
         if found.row:
             print(printable(f"first row: {found.row}"))
+        for line in found.changed:
+            print(printable(f"since the run: {line}"))
     if found.equal and not as_json:
-        steps = ", ".join(map(str, found.equal))
+        steps = ", ".join(dict.fromkeys(map(str, found.equal)))
         print(printable(f"computed from step {found.start}: the whole state is equal at step {steps}"))
     return 1 if found.difference or found.error else 0

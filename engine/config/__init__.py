@@ -8,19 +8,17 @@ json_schema      the job's JSON schema, which a Prefect server draws a form from
                  a run by
 lanes            what lanes do not go together with
 launchers        the launchers as rows of data: a name and where the class is
-lightning_names  what Lightning's users are used to say, and what is said here instead
+lightning_names  arguments of Lightning, and the ones that replace them here
 loggers          the loggers as rows of data, and how a job or a Trainer names them
 nodes            on how many machines a world trains, and which numbers of them will do
 options          the choices a Trainer and a job share, validated in one place, with titles for forms
 overrides        whether the methods of a user's class can be called as those of its base class are
-plugins          what a job names by import path and gives arguments to: its callbacks
-script           a job that names a script: what it may say, and what it needs not
 strategies       the strategies as rows of data: where the class is, what starts its ranks, what it takes,
                  what it refuses
-strategy_spec    what a row of the table of strategies says, and what is asked of it
+strategy_spec    a row of the table of strategies, and a request to it
 validation       what pydantic refuses of a choice, worded for the person who made it
 world            which processes train together, as a job says it
-yaml_file        YAML as people mean it, choices set from outside, and what is wrong with them
+yaml_file        YAML as people mean it, choices set from outside, and their faults
 
 Tests: tests/unit/config
 """

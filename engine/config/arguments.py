@@ -31,7 +31,7 @@ def _as_json(value: Any, path: str = "", above: tuple[int, ...] = ()) -> Any:
 def _fault(value: Any, above: tuple[int, ...]) -> str:
     """Return the fault of one value, or "". `above` has the ids of the values around it."""
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{value}, which JSON has no number for: say null, or a text that your code reads"
+        return f"{value}, which JSON has no number for: use null, or a text that your code reads"
     if id(value) in above:
         return "part of what it holds itself"
     if isinstance(value, dict):

@@ -47,8 +47,8 @@ class SlurmArguments(Options):
             if not re.fullmatch("[a-z][a-z0-9_]+", name):
                 faults.append(f"{key!r} is no long option of sbatch, such as partition or gpus_per_node")
             elif name in _SLURM_OWN:
-                instead = f": say world.{_SLURM_OWN[name]}" if _SLURM_OWN[name] else ", and leaves no choice"
-                faults.append(f"{key} is what midstride tells sbatch itself{instead}")
+                instead = f": set world.{_SLURM_OWN[name]}" if _SLURM_OWN[name] else ", and leaves no choice"
+                faults.append(f"{key} is set for sbatch by midstride{instead}")
             elif not isinstance(value, str | int | float) or value is False:
                 faults.append(f"{key} should be text, a number or true, not {value!r}")
         if faults:
@@ -59,19 +59,23 @@ class SlurmArguments(Options):
 class RayArguments(Options):
     """Ray's address, and its requirements of a node."""
 
-    address: str = Field(
-        "auto", description="HOST:PORT of the cluster, or ray://HOST:PORT; auto: the one of this machine."
-    )
+    address: str = Field("auto", description="HOST:PORT of the cluster, or ray://HOST:PORT; auto: this machine's.")
     resources: dict[str, Annotated[float, Field(strict=True, ge=0)]] = Field(
-        {}, description="Of each node, such as GPU: 8; those that a machine has once put one node on each."
+        {},
+        description="Resources of each node, such as GPU: 8. A resource that each machine has once puts one node "
+        "on each.",
     )
 
 
 class KubernetesArguments(Options):
     """Settings of nodes that differ from the launcher's pod."""
 
-    image: str | None = Field(None, title="Image", description="Of the nodes; by default that of the launcher's pod.")
-    namespace: str | None = Field(None, title="Namespace", description="Of the job; by default the launcher's own.")
+    image: str | None = Field(
+        None, title="Image", description="Image of the nodes; by default that of the launcher's pod."
+    )
+    namespace: str | None = Field(
+        None, title="Namespace", description="Namespace of the job; by default the launcher's."
+    )
     resources: dict[str, dict[str, str | int]] | None = Field(
         None, title="Resources", description="Requests and limits of a node; by default those of the launcher's pod."
     )
@@ -104,7 +108,7 @@ CLUSTERS: dict[str, ClusterSpec] = {
 def on_args_errors(name: str, arguments: Mapping[str, Any]) -> list[str]:
     """Return messages on arguments that the cluster `name`, or "join", does not accept."""
     if name not in CLUSTERS:
-        return [f"on_args without on: say on: {' or on: '.join(CLUSTERS)}"] if arguments else []
+        return [f"on_args without on: set on: {' or on: '.join(CLUSTERS)}"] if arguments else []
     try:
         CLUSTERS[name].arguments.model_validate(arguments)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Imports what "package.module:attribute" names, with the folder of the job importable."""
+"""Imports objects by "package.module:attribute", with the folder of the job importable."""
 
 import importlib
 import inspect
@@ -38,7 +38,7 @@ def import_path(spec: str) -> str:
 
 
 def load_attribute(spec: str, folder: Path | str, key: str) -> Any:
-    """Return what `spec`, "package.module:attribute", names; modules in `folder` come first.
+    """Return the object named by `spec`, "package.module:attribute"; `folder` comes first.
 
     Raises:
         JobError: there is no such module or attribute; the message lists what there is, and names `key`, under which
@@ -54,6 +54,11 @@ def load_attribute(spec: str, folder: Path | str, key: str) -> Any:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise JobError(f"{key}: {_no_module(error.name, folder)}") from None
         raise UserCodeError.of(f"import of {name}", error) from error
+    except SystemExit as error:
+        raise JobError(
+            f"importing {name} ended the program with {error.code}. Read command lines below "
+            'if __name__ == "__main__":, and pass settings as arguments of the job'
+        ) from None
     except Exception as error:
         raise UserCodeError.of(f"import of {name}", error) from error
     if not hasattr(module, attribute):

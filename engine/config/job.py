@@ -4,13 +4,14 @@ Importing this needs no torch: an orchestrator reads jobs without loading it.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
     AliasChoices,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -19,7 +20,8 @@ from pydantic import (
 )
 
 from midstride.engine.config.arguments import Arguments, map_texts
-from midstride.engine.config.json_schema import job_schema
+from midstride.engine.config.import_paths import IMPORT_PATH, import_path
+from midstride.engine.config.json_schema import job_schema, plugin_schema
 from midstride.engine.config.lanes import lane_conflicts
 from midstride.engine.config.loggers import LoggerOptions, Loggers
 from midstride.engine.config.options import (
@@ -31,15 +33,6 @@ from midstride.engine.config.options import (
     SnapshotOptions,
     TrainerOptions,
 )
-from midstride.engine.config.plugins import CallbackOptions
-from midstride.engine.config.script import (
-    ModulePath,
-    ScriptArguments,
-    ScriptPath,
-    is_script,
-    script_faults,
-    with_script_defaults,
-)
 from midstride.engine.config.strategies import STRATEGIES, conflicts
 from midstride.engine.config.strategy_spec import StrategyRequest
 from midstride.engine.config.validation import validation_errors
@@ -48,12 +41,94 @@ from midstride.engine.errors import JobError
 from midstride.engine.storage.store import StoreOptions
 from midstride.engine.storage.urls import absolute_url
 
-__all__ = ["TrainingJob"]
+__all__ = ["IDENTITY_KEYS", "CallbackOptions", "TrainingJob"]
+
+
+#: the options of `trainer` that a Loop takes from its job
+_TRAINER = ("deterministic", "enable_progress_bar")
+#: options of a job that belong to a module
+_OF_MODULES = ("module", "module_args", "data", "data_args", "callbacks")
+#: strategies that start processes without wrapping a module
+_STRATEGIES = ("single", "ddp")
+#: characters of the name of a run; drafts of files beside it have longer names
+_LONGEST = 200
+
+
+def _script_path(path: str) -> str:
+    if PurePath(path).suffix != ".py":
+        raise ValueError(f"the path of a Python file is needed, such as train.py, not {path!r}")
+    return path
+
+
+def _texts(values: Any) -> Any:
+    """Return numbers among the arguments as texts: `args: [--layers, 12]`."""
+    if not isinstance(values, (list, tuple)):
+        return values
+    return tuple(str(one) if type(one) in (int, float) else one for one in values)
+
+
+def is_script(info: ValidationInfo) -> bool:
+    """Return whether the job under validation names a script, or a faulty one."""
+    return info.data.get("script", "") is not None
+
+
+def _module_path(spec: str, info: ValidationInfo) -> str:
+    return spec if not spec and is_script(info) else import_path(spec)
+
+
+ScriptPath = Annotated[str, AfterValidator(_script_path), Field(json_schema_extra={"pattern": r"\.py$"})]
+ScriptArguments = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+#: import path of a module; empty in the job of a script
+ModulePath = Annotated[str, AfterValidator(_module_path), Field(json_schema_extra={"pattern": f"^$|{IMPORT_PATH}"})]
+
+
+def with_script_defaults(document: Any) -> Any:
+    """Return the document of a job, for a script with the keys that only a module needs."""
+    if not isinstance(document, Mapping) or document.get("script") is None:
+        return document
+    filled = {"module": "", "data": "", "trainer": {}, **document}
+    world = filled.get("world")
+    if isinstance(world, Mapping) and "strategy" not in world:  # which decides what starts the processes
+        several = world.get("processes", 1) != 1 or world.get("nodes", 1) not in (1, "1")
+        filled["world"] = {**world, "strategy": "ddp" if several else "single"}
+    return filled
+
+
+def script_faults(job: "TrainingJob") -> list[str]:
+    """Return a message for each option of `job` that does not go with its script."""
+    if job.script is None:
+        return ["args are the command line of a script: set script, or module_args"] if job.args else []
+    fields, trainer, world = type(job).model_fields, job.trainer, job.world
+    given = [name for name in _OF_MODULES if getattr(job, name) not in ("", fields[name].default)]
+    given += [
+        f"trainer.{name}"
+        for name, field in type(trainer).model_fields.items()
+        if name not in _TRAINER and getattr(trainer, name) != field.default
+    ]
+    given += [f"world.{name}" for name in ("lanes", "global_batch_size", "devices") if getattr(world, name) is not None]
+    if world.strategy not in _STRATEGIES:
+        given.append(f"world.strategy {world.strategy}")
+    if job.monitor is not None and job.monitor.patience is not None:
+        given.append("monitor.patience")
+    faults = [f"{name} is not for a script: {job.script} decides that itself; leave it out" for name in given]
+    if job.snapshots is None:
+        faults.append(f"snapshots is null, and the Loop of {job.script} is there to take them: leave it out")
+    return faults
+
+
+ImportPath = Annotated[str, AfterValidator(import_path), Field(json_schema_extra={"pattern": IMPORT_PATH})]
+
+
+class CallbackOptions(Options, json_schema_extra=plugin_schema):
+    """A callback of your own, built in all ranks. Its `state_dict` is part of the run's state."""
+
+    path: ImportPath = Field(title="Callback", description="package.module:attribute of the Callback.")
+    args: Arguments = Field({}, title="Arguments", description="Keyword arguments of the callback.")
 
 
 def _check_end(trainer: TrainerOptions, info: ValidationInfo) -> TrainerOptions:
-    if trainer.max_epochs is None and trainer.max_steps is None and not is_script(info):
-        raise ValueError("say max_epochs or max_steps: the training would never end")
+    if trainer.max_epochs is trainer.max_steps is trainer.max_time is None and not is_script(info):
+        raise ValueError("set max_epochs, max_steps or max_time: the training would never end")
     return trainer
 
 
@@ -82,6 +157,16 @@ IdentityKey = Literal[
 ]
 
 
+def _keys_in(kind: Any) -> Iterator[str]:
+    """Yield the texts of a Literal, in which others may be nested."""
+    for one in get_args(kind):
+        yield from [one] if isinstance(one, str) else _keys_in(one)
+
+
+#: all of them
+IDENTITY_KEYS = frozenset(_keys_in(IdentityKey))
+
+
 class TrainingJob(Options):
     """Settings of a training. A run is a job and a name."""
 
@@ -96,7 +181,7 @@ class TrainingJob(Options):
     script: ScriptPath | None = Field(
         None,
         title="Script",
-        description="Python file with a Loop of its own, in the code folder. It takes the place of module and data.",
+        description="Python file with a Loop, in the code folder, in place of module and data.",
     )
     args: ScriptArguments = Field((), title="Script arguments", description="Command line of the script.")
     module: ModulePath = Field(title="Module", description="The TrainingModule, as package.module:attribute.")
@@ -120,10 +205,10 @@ class TrainingJob(Options):
     snapshots: SnapshotOptions | None = Field(
         SnapshotOptions.model_validate({}),
         title="Snapshots",
-        description="When and where the whole state is written; no snapshots are taken if empty.",
+        description="When and where the full state is written; no snapshots if empty.",
     )
     monitor: MonitorOptions | None = Field(
-        None, title="Monitor", description="Which logged value decides which weights are best."
+        None, title="Monitor", description="The logged value that decides which weights are best."
     )
     callbacks: tuple[CallbackOptions, ...] = Field(
         (),
@@ -131,7 +216,9 @@ class TrainingJob(Options):
         description="Callbacks, in the order in which they are called; snapshots hold their state.",
     )
     loggers: Loggers = Field(
-        (), title="Loggers", description="Trackers that get the metric log; each is a name, or a name with arguments."
+        (),
+        title="Loggers",
+        description="Trackers that receive the metric log; each is a name, or a name with arguments.",
     )
     nightly: NightlyOptions = Field(
         NightlyOptions.model_validate({}),
@@ -141,7 +228,7 @@ class TrainingJob(Options):
     retries_without_progress: Annotated[int, Field(ge=0, strict=True)] = Field(
         3,
         title="Retries without progress",
-        description="How often in a row to try again after an attempt that brought no newer snapshot.",
+        description="Largest number of consecutive retries without a newer snapshot.",
         validation_alias=AliasChoices("retries_without_progress", "retries"),  # its name until 0.1
     )
     resources: dict[str, Annotated[int, Field(gt=0, strict=True)]] = Field(
@@ -172,7 +259,9 @@ class TrainingJob(Options):
     @model_validator(mode="after")
     def _logs_what_is_kept(self) -> "TrainingJob":
         if self.loggers and self.snapshots is None:
-            raise ValueError("loggers get rows as snapshots with them are committed, and snapshots is null")
+            raise ValueError(
+                "loggers receive rows when snapshots are committed, but snapshots is null: set it, or leave loggers out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -254,6 +343,8 @@ class TrainingJob(Options):
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run):
             raise JobError(f"run {run!r}: letters, digits and . _ - are needed, a letter or digit first")
+        if len(run) > _LONGEST:
+            raise JobError(f"run {run[:20]}...: has {len(run)} characters, and a folder's name at most {_LONGEST}")
         return f"{self.store_url}/{run}"
 
     @property

@@ -8,7 +8,16 @@ from typing import Any
 
 from midstride.engine.config.import_paths import IMPORT_PATH
 
-__all__ = ["class_schema", "file_schema", "job_schema", "plugin_schema", "snapshots_schema", "whole_schema"]
+__all__ = [
+    "class_schema",
+    "duration_schema",
+    "file_schema",
+    "job_schema",
+    "plugin_schema",
+    "snapshots_schema",
+    "switch_schema",
+    "whole_schema",
+]
 
 Schema = dict[str, Any]
 
@@ -29,6 +38,11 @@ def class_schema(names: list[str]) -> Schema:
             {"title": "Your own", "type": "string", "pattern": IMPORT_PATH},
         ]
     }
+
+
+def duration_schema(schema: Schema) -> None:
+    """Change the schema of a duration: seconds, or a text of days, hours, minutes and seconds."""
+    schema["anyOf"].append({"type": "string", "pattern": r"^\d+:\d\d:\d\d:\d\d$"})
 
 
 def snapshots_schema(schema: Schema) -> None:
@@ -77,6 +91,11 @@ def file_schema(schema: Schema) -> Schema:
     with_arguments = {"type": "object", "minProperties": 1, "maxProperties": 1, "propertyNames": built_in}
     loggers["items"] = {"anyOf": [path, with_arguments, loggers["items"]]}
     return schema
+
+
+def switch_schema(schema: Schema) -> None:
+    """Change the schema of a group that true and false switch on and off."""
+    schema["anyOf"].append({"type": "boolean"})
 
 
 def whole_schema(schema: Schema) -> None:

@@ -17,11 +17,11 @@ def lane_conflicts(request: StrategyRequest) -> list[str]:
     spec = STRATEGIES.get(strategy)
     errors = []
     if spec is None:
-        errors.append(f"lanes with {strategy}: a strategy of your own adds up as it does: leave lanes out")
+        errors.append(f"lanes with {strategy}: your own strategy has its own order of sums: leave lanes out")
     elif not spec.in_lanes:
         errors.append(
             f"lanes with strategy {strategy}: the strategies that add up lane by lane are single and ddp: leave lanes "
-            "out, or say ddp"
+            "out, or use ddp"
         )
     if not _is_power_of_two(lanes) or lanes > MOST_LANES:
         errors.append(f"lanes: a power of two from 1 to {MOST_LANES} is needed, not {lanes!r}")
@@ -29,13 +29,13 @@ def lane_conflicts(request: StrategyRequest) -> list[str]:
         errors.append(f"{ranks} processes cannot share {lanes} lanes: a power of two up to {lanes} can")
     if request.precision == "16":
         errors.append(
-            "precision 16 with lanes: the scale of the loss follows what every rank sees, and lanes leave open how "
-            "many those are: use precision bf16"
+            "precision 16 with lanes: the scale of the loss depends on the number of ranks, which lanes leave open: "
+            "use precision bf16"
         )
     if request.options:
         errors.append(
-            f"strategy_args {dict(request.options)} with lanes: they are of DistributedDataParallel, in whose place "
-            "lanes add up gradients; parameters that take no part in a loss need none: leave them out"
+            f"strategy_args {dict(request.options)} with lanes: they configure DistributedDataParallel, but lanes "
+            f"add up gradients themselves, also with unused parameters: leave them out"
         )
     return errors
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from midstride.engine.errors import JobError
+
 __all__ = [
     "ARGUMENTS_AFTER",
     "ARGUMENT_NAMES",
@@ -16,36 +18,31 @@ __all__ = [
     "NEUTRAL_OPTIONS",
     "REFUSED_BY_LIGHTNING",
     "STRATEGY_ALIASES",
+    "trial_options",
     "without_neutral",
 ]
 
 #: a name that neither the Trainer nor a job knows -> the way out
 LIGHTNING_OPTIONS: dict[str, str] = {
     "batch_size": "it is your data's: data_args",
-    "barebones": "a hook that is not written costs nothing anyway",
-    "benchmark": "set torch.backends.cudnn.benchmark, with deterministic=False",
+    "barebones": "an undefined hook costs nothing anyway",
     "ckpt_path": "the same run again resumes",
-    "default_root_dir": "a run has its place: snapshots.url of a job, run= of fit",
-    "detect_anomaly": "call torch.autograd.set_detect_anomaly(True)",
-    "enable_autolog_hparams": "a run keeps its job, and what save_hyperparameters has",
+    "default_root_dir": "the folder of a run is snapshots.url of a job, run= of fit",
+    "enable_autolog_hparams": "a run keeps its job and save_hyperparameters",
     "enable_checkpointing": "snapshots are taken unless snapshots is null (None)",
     "enable_model_summary": "none is shown",
-    "fast_dev_run": "midstride check tries a job, Trainer.check a module; to train a batch, say max_steps=1, "
+    "fast_dev_run": "midstride check tries a job, Trainer.check a module; to train a batch, set max_steps=1, "
     "limit_val_batches=1 and snapshots=None",
     "inference_mode": "evaluations run under torch.no_grad()",
     "learning_rate": "it is your module's: module_args",
     "log_every_n_steps": "every logged value is in the run's metrics.csv, a row a step",
-    "limit_predict_batches": "give predict a loader of as many batches",
-    "logger": "say loggers: tensorboard, mlflow, wandb; the run's metrics.csv has a row a step without any",
+    "logger": "set loggers: tensorboard, mlflow, wandb; the run's metrics.csv has a row a step without any",
     "lr": "it is your module's: module_args",
-    "max_time": "a clock would decide what is trained: say max_steps; to train for a time and go on later, send "
-    "SIGTERM (timeout --signal=TERM 8h ...): a snapshot is taken, and the same run again resumes",
-    "model_registry": "nights have champions: say registered_model of the logger mlflow",
-    "num_nodes": "say nodes, under world",
+    "model_registry": "nights have champions: set registered_model of the logger mlflow",
+    "num_nodes": "set nodes, under world",
     "num_sanity_val_steps": "midstride check tries a job, Trainer.check a module",
     "num_workers": "it is your data's: data_args",
-    "overfit_batches": "say limit_train_batches, with a loader that does not shuffle, and give it to validate too",
-    "plugins": "precision and strategy choose what Lightning has plugins for",
+    "plugins": "precision and strategy replace plugins",
     "profiler": "run torch.profiler in a callback",
     "reload_dataloaders_every_n_epochs": "let the sampler or the data set follow set_epoch",
     "resume_from_checkpoint": "the same run again resumes",
@@ -56,8 +53,7 @@ LIGHTNING_OPTIONS: dict[str, str] = {
 LIGHTNING_VALUES: dict[str, tuple[tuple[type, ...], str]] = {
     "accumulate_grad_batches": (
         (dict,),
-        "should be one number for the whole run; for windows that change, set automatic_optimization = False and call "
-        "optimizer.step() in training_step where a window ends",
+        "should be one number for the whole run; for windows that change, use GradientAccumulationScheduler",
     ),
     "deterministic": ((str,), "should be true, or false where an operation has no deterministic form"),
     "val_check_interval": (
@@ -69,26 +65,18 @@ LIGHTNING_VALUES: dict[str, tuple[tuple[type, ...], str]] = {
 
 #: an argument of Lightning's Trainer -> values that ask for nothing, or for what is done here anyway; None: any
 NEUTRAL_OPTIONS: dict[str, tuple[object, ...] | None] = {
-    "barebones": (False,),
-    "benchmark": (None, False),
-    "default_root_dir": (None,),
-    "detect_anomaly": (False,),
+    "default_root_dir": None,
     "enable_autolog_hparams": None,
     "enable_checkpointing": (None, True),
     "enable_model_summary": None,
-    "fast_dev_run": (False,),
     "inference_mode": (True, False),
-    "limit_predict_batches": (None, 1.0),
     "log_every_n_steps": None,
     "logger": (None, True, False),
-    "max_time": (None,),
     "model_registry": (None,),
     "num_sanity_val_steps": None,
-    "overfit_batches": (0,),
     "plugins": (None,),
     "profiler": (None,),
     "reload_dataloaders_every_n_epochs": (0,),
-    "sync_batchnorm": (False,),
 }
 
 #: a name of Lightning's for an argument of fit, validate, test and predict -> its name here
@@ -112,16 +100,33 @@ ARGUMENTS_AFTER: dict[str, tuple[str, ...]] = {
 #: an argument of theirs without a counterpart -> values that ask for nothing
 NEUTRAL_ARGUMENTS: dict[str, tuple[object, ...]] = {
     "ckpt_path": (None,),
-    "return_predictions": (None, True),
     "verbose": (True, False),
     "weights_only": (None, True, False),
 }
 
 #: a name that fit, validate, test and predict do not know -> the way out
 LIGHTNING_ARGUMENTS: dict[str, str] = {
-    "ckpt_path": "the same run again resumes: say run",
-    "return_predictions": "predict returns the predictions",
+    "ckpt_path": "repeating the same run resumes it: pass run",
 }
+
+
+def trial_options(batches: int | bool) -> dict[str, Any]:
+    """Return the options that `fast_dev_run=batches` stands for: n batches of each loader, once.
+
+    >>> trial_options(0), trial_options(True)["max_steps"]
+    ({}, 1)
+
+    Raises:
+        JobError: it is no number of batches.
+    """
+    if type(batches) not in (bool, int) or batches < 0:
+        raise JobError(f"Trainer(...): fast_dev_run: should be True or a number of batches, not {batches!r}")
+    if not batches:
+        return {}
+    count = int(batches)
+    limits = dict.fromkeys((f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")), count)
+    every = {"val_check_interval": 1.0, "check_val_every_n_epoch": 1}
+    return {"max_epochs": 1, "max_steps": count, "min_epochs": None, "min_steps": None, **limits, **every}
 
 
 def without_neutral(given: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...] | None]) -> dict[str, Any]:
@@ -139,39 +144,41 @@ def without_neutral(given: Mapping[str, Any], neutral: Mapping[str, tuple[object
 
 
 #: a strategy of Lightning's -> its name here
-STRATEGY_ALIASES: dict[str, str] = {"fsdp": "fully_sharded"}
+STRATEGY_ALIASES: dict[str, str] = {
+    "ddp_find_unused_parameters_false": "ddp",
+    "fsdp": "fully_sharded",
+    "single_device": "single",
+}
 
 #: a strategy of Lightning's that has no name of its own here -> the way out
 LIGHTNING_STRATEGIES: dict[str, str] = {
-    "auto": "a job says which: single for one process, ddp for several",
-    "ddp_find_unused_parameters_false": "say ddp",
-    "ddp_find_unused_parameters_true": "say ddp with strategy_args={find_unused_parameters: true}",
-    "deepspeed": "say sharded or fully_sharded",
-    "deepspeed_stage_2": "say sharded",
-    "deepspeed_stage_3": "say fully_sharded",
-    "single_device": "say single",
-    "xla_fsdp": "say xla",
+    "auto": "in a job set single for one process, ddp for several",
+    "ddp_find_unused_parameters_true": "use ddp with strategy_args={find_unused_parameters: true}",
+    "deepspeed": "use sharded or fully_sharded",
+    "deepspeed_stage_2": "use sharded",
+    "deepspeed_stage_3": "use fully_sharded",
+    "xla_fsdp": "use xla",
 }
 
 #: methods that Lightning itself refuses, also in classes of libraries
 REFUSED_BY_LIGHTNING = frozenset({"test_epoch_end", "training_epoch_end", "validation_epoch_end"})
 
-_BY_HAND = "say automatic_optimization = False, and do it in training_step"
+_BY_HAND = "set automatic_optimization = False, and do it in training_step"
 #: a method that Lightning calls and midstride does not -> the way out
 LIGHTNING_HOOKS: dict[str, str] = {
-    "configure_sharded_model": "build what trains in __init__, or in setup",
+    "configure_sharded_model": "build the layers in __init__ or in setup",
     "on_batch_end": "write on_train_batch_end",
     "on_batch_start": "write on_train_batch_start",
     "on_epoch_end": "write on_train_epoch_end and on_validation_epoch_end",
     "on_epoch_start": "write on_train_epoch_start and on_validation_epoch_start",
-    "on_exception": "catch what fit raises",
+    "on_exception": "write it in the module or in a callback",
     "on_load_checkpoint": "write state_dict and load_state_dict",
     "on_sanity_check_end": "nothing is validated before the first step",
     "on_sanity_check_start": "nothing is validated before the first step",
     "on_save_checkpoint": "write state_dict and load_state_dict",
-    "on_validation_model_zero_grad": "gradients are those of the window under way",
+    "on_validation_model_zero_grad": "gradients belong to the current window",
     "tbptt_split_batch": _BY_HAND,
-    "test_epoch_end": "write on_test_epoch_end; keep what test_step returned in an attribute",
-    "training_epoch_end": "write on_train_epoch_end; keep what training_step returned in an attribute",
-    "validation_epoch_end": "write on_validation_epoch_end; keep what validation_step returned in an attribute",
+    "test_epoch_end": "write on_test_epoch_end; keep the outputs of test_step in an attribute",
+    "training_epoch_end": "write on_train_epoch_end; keep the outputs of training_step in an attribute",
+    "validation_epoch_end": "write on_validation_epoch_end; keep the outputs of validation_step in an attribute",
 }

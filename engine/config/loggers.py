@@ -40,7 +40,7 @@ def _logger_path(path: str) -> str:
     if path in LOGGERS:
         return path
     if ":" not in path:
-        raise ValueError(f"there is no logger {path!r}; there are: {', '.join(LOGGERS)}, or package.module:Class")
+        raise ValueError(f"unknown logger {path!r}: choose one of {', '.join(LOGGERS)}, or package.module:Class")
     return import_path(path)
 
 
@@ -54,7 +54,7 @@ class LoggerOptions(Options, json_schema_extra=plugin_schema):
     )
     args: Arguments = Field({}, title="Arguments", description="Keyword arguments of the logger.")
     wait_s: Annotated[float, Field(strict=True, ge=0)] = Field(
-        60.0, title="Wait", description="Seconds to wait at the end of the training for a tracker that is slow or away."
+        60.0, title="Wait", description="Seconds to wait at the end of the training for a slow or unreachable tracker."
     )
 
     @field_validator("args")
@@ -100,7 +100,7 @@ class _Group(Options):
 
 
 def checked_loggers(loggers: Any) -> tuple[tuple[LoggerOptions, ...], list[str]]:
-    """Return a Trainer's loggers, validated, and messages on what is wrong with them."""
+    """Return a Trainer's loggers, validated, and messages on their faults."""
     try:
         return _Group.model_validate({"loggers": loggers}).loggers, []
     except ValidationError as error:

@@ -32,7 +32,7 @@ class Nodes:
 
     @classmethod
     def parse(cls, text: str, *, processes: int = 1, lanes: int | None = None, batch: int | None = None) -> "Nodes":
-        """Return what a job's `nodes` says: "4", or "1:4" for at least one and at most four."""
+        """Parse a job's `nodes`: "4", or "1:4" for at least one and at most four."""
         least, _, most = text.partition(":")
         return cls(int(least), int(most or least), processes, lanes, batch)
 
@@ -47,7 +47,7 @@ class Nodes:
 
     @property
     def _sizes(self) -> list[int]:
-        """The numbers of ranks that can share what is shared."""
+        """The numbers of ranks that can share the lanes or the batch."""
         if self.lanes is not None:
             return allowed_sizes(self.lanes)
         batch = self.batch or 1
@@ -77,9 +77,9 @@ class Nodes:
             return []  # one machine: what its ranks cannot do is not for want of others
         if self._shared is None and self.most > self.least:
             return [
-                f"nodes {self.least}:{self.most} without lanes: how many samples a step has would follow from how many "
-                f"machines there are: say lanes, such as lanes: {self._fitting_lanes()}, or how many samples, such as "
-                f'global_batch_size: {self._fitting_batch()}, or one number of machines: nodes: "{self.most}"'
+                f"nodes {self.least}:{self.most} without lanes: the number of samples per step would depend on the "
+                f"number of machines: set lanes, such as lanes: {self._fitting_lanes()}, or the samples per step, "
+                f'such as global_batch_size: {self._fitting_batch()}, or one number of machines: nodes: "{self.most}"'
             ]
         if not self.usable and self.most == 1:
             return [f"{self.processes} processes cannot share {self._shared}: {_listed(self._sizes)} can"]

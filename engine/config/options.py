@@ -5,6 +5,7 @@ Importing this needs no torch: an orchestrator reads jobs without loading it.
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from numbers import Integral
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,12 @@ from pydantic import (
     model_validator,
 )
 
-from midstride.engine.config.json_schema import snapshots_schema, whole_schema
+from midstride.engine.config.json_schema import (
+    duration_schema,
+    snapshots_schema,
+    switch_schema,
+    whole_schema,
+)
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError
 from midstride.engine.storage.store import StoreOptions
@@ -30,6 +36,7 @@ from midstride.engine.storage.urls import PASSWORD, holds_password, url_fault
 __all__ = [
     "LONG_PRECISIONS",
     "BadSampleOptions",
+    "CompileOptions",
     "GateOptions",
     "IdentityOption",
     "MonitorOptions",
@@ -70,6 +77,10 @@ Whole = (
 )
 Fraction = Annotated[float, Field(strict=True, gt=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
+#: a step or a range of steps
+StepRange = Annotated[
+    str, BeforeValidator(lambda value: str(value) if type(value) is int else value), Field(pattern=r"^\d+(-\d+)?$")
+]
 Limit = Annotated[
     Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(strict=True, ge=0.0, le=1.0)], *Whole
 ]
@@ -91,6 +102,22 @@ def short_precision(value: Any) -> Any:
 def _none_if_minus_one(value: object) -> object:
     """Return None for -1, with which Lightning says that there is no limit."""
     return None if value == -1 else value
+
+
+def _seconds(value: Any) -> Any:
+    """Return a duration in seconds: a number, "DD:HH:MM:SS", a timedelta, or its arguments.
+
+    >>> _seconds("00:08:00:00"), _seconds({"hours": 8})
+    (28800.0, 28800.0)
+    """
+    if isinstance(value, str) and (found := re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", value.strip())):
+        value = dict(zip(("days", "hours", "minutes", "seconds"), map(int, found.groups()), strict=True))
+    if isinstance(value, Mapping):
+        try:
+            value = timedelta(**value)
+        except TypeError:
+            return value
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def _none_if_zero(value: object) -> object:
@@ -117,7 +144,7 @@ def _checked_place(place: str, info: ValidationInfo) -> str:
     if found := re.search(r"\$[A-Za-z_]\w*|\$?\{.*?\}+", place):
         key = "snapshots.url" if info.field_name == "url" else info.field_name
         raise ValueError(
-            f'{found[0]} is not filled in here: write it out, or let the shell do it, by --set {key}="..."'
+            f'{found[0]} is not expanded here: write the value, or let the shell expand it, as in --set {key}="..."'
         )
     return place
 
@@ -149,7 +176,7 @@ class SnapshotOptions(Options):
     lease: Literal["exclusive", "none"] = Field(
         "exclusive",
         title="Lease",
-        description="exclusive: the store lets only one world advance a run. none: you see to that, on any fsspec URL.",
+        description="exclusive: only one attempt can advance a run. none: you ensure that, on any fsspec URL.",
     )
     store_patience_s: Annotated[float, Field(strict=True, ge=0)] = Field(
         300.0, title="Patience", description="Seconds to wait for a store that does not answer."
@@ -163,15 +190,13 @@ class SnapshotOptions(Options):
     overhead: Fraction | None = Field(
         None,
         title="Overhead",
-        description="Largest share of the training time that snapshots may cost; 0.01 if no interval is chosen.",
+        description="Largest share of the training time for snapshots; 0.01 if no interval is set.",
     )
-    keep: Count = Field(
-        3, title="Keep", description="How many of the newest snapshots are kept; older ones are removed."
-    )
+    keep: Count = Field(3, title="Keep", description="Number of newest snapshots to keep; older ones are removed.")
     archive_every_steps: Count | None = Field(
         None,
         title="Archive every n steps",
-        description="Keep the first snapshot in each so many steps for good, to replay and fork from the past.",
+        description="Keep the first snapshot of each this many steps for good, to replay and fork.",
     )
 
     @property
@@ -203,10 +228,10 @@ class GateOptions(Options):
     min: float | None = Field(None, title="Minimum", description="Smallest allowed value.")
     max: float | None = Field(None, title="Maximum", description="Largest allowed value.")
     max_drop: Annotated[float, Field(strict=True, ge=0)] | None = Field(
-        None, title="Largest drop", description="How far the value may be below the champion's; 0 for not at all."
+        None, title="Largest drop", description="Largest drop below the champion's value; 0 allows none."
     )
     max_rise: Annotated[float, Field(strict=True, ge=0)] | None = Field(
-        None, title="Largest rise", description="How far the value may be above the champion's; 0 for not at all."
+        None, title="Largest rise", description="Largest rise above the champion's value; 0 allows none."
     )
 
 
@@ -216,7 +241,7 @@ class NightlyOptions(Options):
     metric: str | None = Field(
         None,
         title="Metric",
-        description="Test value that is compared. If empty, the monitor's: test/loss where that is val/loss.",
+        description="Test value to compare. If empty, the monitor's: test/loss for val/loss.",
     )
     margin: Annotated[float, Field(strict=True, ge=0)] = Field(
         0.0, title="Margin", description="The challenger must be better by more than this, in units of the metric."
@@ -233,6 +258,29 @@ class BadSampleOptions(Options):
     skip: Count = Field(title="Skip", description="Largest number of different samples that are left out in a run.")
 
 
+class CompileOptions(Options):
+    """Arguments of `torch.compile`."""
+
+    backend: str = Field("inductor", title="Backend", description="Compiler that torch uses.")
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = Field(
+        None, title="Mode", description="With max-autotune, another attempt can choose other kernels."
+    )
+    fullgraph: bool = Field(False, title="Full graph", description="Refuse code that breaks the graph.")
+    dynamic: bool | None = Field(None, title="Dynamic", description="Compile for any shapes; by default when needed.")
+    options: dict[str, Any] | None = Field(None, title="Options", description="Options of the backend, without a mode.")
+
+    @model_validator(mode="after")
+    def _has_mode_or_options(self) -> "CompileOptions":
+        if self.mode is not None and self.options is not None:
+            raise ValueError("torch.compile takes mode or options: leave one out")
+        return self
+
+
+def _compile_options(value: Any) -> Any:
+    """Return {} for True, and None for False."""
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
 class TrainerOptions(Options):
     """Length and manner of a training."""
 
@@ -243,17 +291,23 @@ class TrainerOptions(Options):
         None, title="Steps", description="Stop after this many optimizer steps."
     )
     min_epochs: Count | None = Field(
-        None, title="At least epochs", description="Passes over the data before early stopping may end the training."
+        None, title="At least epochs", description="Passes over the data before early stopping can end the training."
     )
     min_steps: Count | None = Field(
         None,
         title="At least steps",
         description="Optimizer steps before early stopping may end the training; without min_epochs, one epoch, too.",
     )
+    max_time: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_seconds)] = Field(
+        None,
+        title="Seconds",
+        description="Stop after this time in training, over all attempts: seconds, or DD:HH:MM:SS.",
+        json_schema_extra=duration_schema,
+    )
     precision: Annotated[Literal["32", "bf16", "16", "64"], BeforeValidator(short_precision)] = Field(
         "32", title="Precision", description="Floating-point precision; 16 and bf16 are mixed precision."
     )
-    accumulate_grad_batches: Count = Field(1, title="Accumulate", description="Batches that make one optimizer step.")
+    accumulate_grad_batches: Count = Field(1, title="Accumulate", description="Number of batches per optimizer step.")
     gradient_clip_val: Annotated[Annotated[float, Field(strict=True, gt=0)] | None, BeforeValidator(_none_if_zero)] = (
         Field(None, title="Clip gradients", description="Largest norm (or value) of the gradients.")
     )
@@ -262,6 +316,19 @@ class TrainerOptions(Options):
         "fail",
         title="A loss that is not finite",
         description="fail: end the run. skip: leave the batch out on every rank and list it in the report.",
+    )
+    verify_every: Count | None = Field(
+        None,
+        title="Verify every n steps",
+        description="Execute every n-th step twice and compare, to find machines that compute wrongly; never if empty.",
+    )
+    skip_batches: tuple[StepRange, ...] = Field(
+        (),
+        title="Skip batches",
+        description="Steps whose batches are left out, such as 4810-4830, as counted without this key.",
+    )
+    skip_samples: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = Field(
+        (), title="Skip samples", description="Indices of samples of the training data that are left out of batches."
     )
     bad_samples: BadSampleOptions | None = Field(
         None,
@@ -277,14 +344,22 @@ class TrainerOptions(Options):
     check_val_every_n_epoch: Count | None = Field(
         1,
         title="Validate in every n-th epoch",
-        description="The epochs in between have no validation. If empty, batches between validations are counted on "
-        "from epoch to epoch.",
+        description="Validate in every n-th epoch. If empty, val_check_interval counts batches across epochs.",
     )
     limit_train_batches: Limit = Field(
         1.0, title="Limit training", description="Share of the batches (0.1) or number of them (10); all if empty."
     )
     limit_val_batches: Limit = Field(1.0, title="Limit validation", description="The same, of each validation loader.")
     limit_test_batches: Limit = Field(1.0, title="Limit test", description="The same, of each test loader.")
+    limit_predict_batches: Limit = Field(
+        1.0, title="Limit prediction", description="The same, of each prediction loader."
+    )
+    overfit_batches: Annotated[
+        Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(strict=True, ge=0.0, le=1.0)],
+        Field(union_mode="left_to_right"),
+    ] = Field(
+        0, title="Overfit", description="Train and validate on this share or number of batches, without shuffling."
+    )
     rng: Literal["lazy", "batch"] = Field(
         "lazy",
         title="Random numbers in data",
@@ -299,27 +374,49 @@ class TrainerOptions(Options):
     deterministic: bool | None = Field(
         None, title="Deterministic", description="Use only deterministic algorithms; by default if snapshots are on."
     )
+    compile: Annotated[CompileOptions | None, BeforeValidator(_compile_options)] = Field(
+        None,
+        title="Compile",
+        description="Compile the calls of the module and its layers: true, or arguments.",
+        json_schema_extra=switch_schema,
+    )
+    benchmark: bool | None = Field(
+        None,
+        title="Benchmark",
+        description="Let cuDNN measure which algorithms are fastest. With snapshots, deterministic must be false.",
+    )
+    detect_anomaly: bool = Field(
+        False, title="Detect anomalies", description="Name the operation whose gradient is NaN; slow."
+    )
     collective_timeout_s: Annotated[float, Field(strict=True, ge=1)] = Field(
         600.0,
         title="Collective time-out",
-        description="Seconds that the ranks wait for one that does not answer in training, before they end.",
+        description="Seconds that the ranks wait in training for a silent one before they end.",
     )
     enable_progress_bar: bool = Field(True, title="Progress bar", description="Show a progress bar on a terminal.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _overfits(cls, values: Any) -> Any:
+        share = values.get("overfit_batches") if isinstance(values, Mapping) else None
+        return {**values, "limit_train_batches": share, "limit_val_batches": share} if share else values
 
     @model_validator(mode="after")
     def _at_least_is_no_more_than_at_most(self) -> "TrainerOptions":
         for name in ("epochs", "steps"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
-                raise ValueError(f"min_{name} is {least}, and max_{name} {most}: the training ends before that")
+                raise ValueError(
+                    f"min_{name} is {least}, and max_{name} {most}: the training ends before that. Raise max_{name}"
+                )
         return self
 
     @model_validator(mode="after")
     def _counts_batches_over_epochs(self) -> "TrainerOptions":
         if self.check_val_every_n_epoch is None and isinstance(self.val_check_interval, float):
             raise ValueError(
-                "check_val_every_n_epoch is null (None), which counts batches across epochs: say how many, "
-                f"val_check_interval=100 for example, not {self.val_check_interval}"
+                "check_val_every_n_epoch is null (None), which counts batches across epochs: give their number, such "
+                f"as val_check_interval=100, not {self.val_check_interval}"
             )
         return self
 
@@ -331,7 +428,7 @@ class TrainerOptions(Options):
     @model_validator(mode="after")
     def _clips_by_what_is_given(self) -> "TrainerOptions":
         if self.gradient_clip_algorithm == "value" and self.gradient_clip_val is None:
-            raise ValueError("gradient_clip_algorithm is value, and nothing is clipped: say gradient_clip_val")
+            raise ValueError("gradient_clip_algorithm is value, and nothing is clipped: set gradient_clip_val")
         return self
 
 
@@ -352,7 +449,7 @@ def checked_options(
         options: fields of `TrainerOptions`.
         snapshots: those of `SnapshotOptions`.
         seed: what generators of Python, numpy and torch are to be seeded with.
-        others: faults found elsewhere, told together with what is found here.
+        others: faults found elsewhere, to raise together.
 
     Raises:
         JobError: with every fault at once.
@@ -366,7 +463,8 @@ def checked_options(
         except ValidationError as error:
             faults += validation_errors(error, kind, group)
     endless = options.get("max_epochs") == -1  # until it is stopped
-    if not faults and not endless and checked[0].max_epochs is None and checked[0].max_steps is None:
+    ends = None if faults else (checked[0].max_epochs, checked[0].max_steps, checked[0].max_time)
+    if ends == (None, None, None) and not endless:
         checked[0] = checked[0].model_copy(update={"max_epochs": 1000})
     if faults:
         raise JobError.of("Trainer(...)", faults)

@@ -39,7 +39,7 @@ _STARTED_ALREADY = Conflict(
 )
 _SPAWN_IN_NOTEBOOK = Conflict(
     lambda c: c.interactive and c.launcher is None,
-    "strategy {strategy} in a notebook: its fresh processes cannot import what is written here: use ddp_notebook",
+    "strategy {strategy} in a notebook: its new processes cannot import code of the notebook: use ddp_notebook",
 )
 FORK_AFTER_CUDA = Conflict(
     lambda c: c.cuda_in_use and c.launcher is None,
@@ -69,7 +69,7 @@ _NOT_16_ON_XLA = Conflict(
 )
 _XLA_NOT_ON_GPUS = Conflict(
     lambda c: c.accelerator == "cuda",
-    "strategy xla on GPUs: it trains on the devices that torch_xla finds: say tpu_cores or devices instead of gpus, or "
+    "strategy xla on GPUs: it trains on the devices that torch_xla finds: set tpu_cores or devices instead of gpus, or "
     "use ddp",
 )
 _ONE_CORE = Conflict(
@@ -191,7 +191,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         in_lanes=_ORDERED,
     ),
     "ddp2": StrategySpec(
-        "midstride.engine.strategies.ddp2:Ddp2",
+        "midstride.engine.strategies.dp:Ddp2",
         splits_batches=True,
         options={name: _DDP_OPTIONS[name] for name in _DDP_OPTIONS if name != "sync_batchnorm"},
         conflicts=(_NO_BUCKET, _NOT_16, _BF16_NEEDS_GPU),

@@ -60,7 +60,7 @@ class StrategySpec:
         start: how its ranks are started if no launcher has started them.
         launcher: the launcher that starts them in a job.
         splits_batches: whether a process has several devices and splits its batch over them.
-        devices: name of what its processes train on, if that is neither the CPU nor a GPU.
+        devices: name of its devices, if they are neither the CPU nor GPUs.
         options: `strategy_args` by name: the type, or a tuple of possible values and types.
         conflicts: choices that it cannot be combined with.
         shards_weights: whether every rank has only a part of the weights.

@@ -1,7 +1,7 @@
 """Messages on pydantic's errors in options: for each key fault, value and way out."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -72,13 +72,19 @@ def _reasons(detail: Mapping[str, Any], path: str, optional: Mapping[str, bool])
     if isinstance(detail["input"], kinds):
         return [f"{way}, not {given}"]
     if detail["type"] in ("model_type", "dict_type"):
-        below = [_leaf(inner) for inner in known_paths if path and inner.rpartition(".")[0] == _without_numbers(path)]
-        return [f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)]
+        return [_no_mapping(given, path, known_paths)]
     for theirs, ours in _MESSAGES.items():
         message = message.replace(theirs, ours)
     if detail["input"] is None and optional.get(_without_numbers(path)):
         message = f"{message}, or left out"
-    return [f"{message}, not {given}"]
+    return [f"{message}, not {given}" + "; YAML's None is null" * (detail["input"] == "None")]
+
+
+def _no_mapping(given: str, path: str, known_paths: Sequence[str]) -> str:
+    below = [_leaf(inner) for inner in known_paths if path and inner.rpartition(".")[0] == _without_numbers(path)]
+    if given == "null" and below:
+        return f"has no keys: indent them below it, such as {below[0]}"
+    return f"should be keys and values, not {given}" + f"; its keys are {', '.join(below)}" * bool(below)
 
 
 def _unknown(path: str, value: object, known_paths: Sequence[str]) -> str:
@@ -94,13 +100,14 @@ def _unknown(path: str, value: object, known_paths: Sequence[str]) -> str:
         return f"is unknown here: {LIGHTNING_OPTIONS[name]}{'' if value else '; or leave it out'}"
     here = [known for known in known_paths if known.rpartition(".")[0] == group]
     for near, cutoff in ((here, 0.6), (known_paths, 0.8)):
-        if close := get_close_matches(name, [_leaf(known) for known in near], n=1, cutoff=cutoff):
-            return f"is unknown, did you mean {next(known for known in near if _leaf(known) == close[0])}?"
+        if get_close_matches(name, [_leaf(known) for known in near], n=1, cutoff=cutoff):
+            closest = max(near, key=lambda known: SequenceMatcher(None, _leaf(known), name).ratio())
+            return f"is unknown, did you mean {closest}?"
     return f"is unknown; here may stand {', '.join(sorted(map(_leaf, here)))}"
 
 
 def _without_numbers(path: str) -> str:
-    """The path of a key in each item of a list: they are alike."""
+    """The path of a key in each item of a list, with equal items."""
     return ".".join(key for key in path.split(".") if not key.isdigit())
 
 

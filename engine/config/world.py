@@ -30,12 +30,12 @@ def _known_strategy(name: str) -> str:
     if name in _STRATEGIES:
         return name
     if name in STRATEGIES:
-        raise ValueError(f"{name} starts its processes from a script or a notebook, a job from its launcher: say ddp")
+        raise ValueError(f"{name} starts its processes from a script or a notebook; in a job use ddp")
     if ":" in name:
         return import_path(name)
     if name in LIGHTNING_STRATEGIES:
         raise ValueError(f"there is no strategy {name!r} here: {LIGHTNING_STRATEGIES[name]}")
-    raise ValueError(f"there is no strategy {name!r}; there are: {', '.join(_STRATEGIES)}")
+    raise ValueError(f"unknown strategy {name!r}: choose one of {', '.join(_STRATEGIES)}")
 
 
 def _known_launcher(name: str) -> str:
@@ -44,13 +44,13 @@ def _known_launcher(name: str) -> str:
     if ":" in name:
         return import_path(name)
     known = ", ".join(LAUNCHERS)
-    raise ValueError(f'there is no launcher {name!r}; there are: {known}, and your own as "package.module:Class"')
+    raise ValueError(f'unknown launcher {name!r}: choose one of {known}, or your own as "package.module:Class"')
 
 
 def _known_cluster(name: str) -> str:
     if name in ("join", *CLUSTERS):
         return name
-    raise ValueError(f"nothing is known here that gives machines and is called {name!r}; there are: {_LIST}")
+    raise ValueError(f"unknown scheduler {name!r}: choose one of {_LIST}")
 
 
 def _text(value: Any) -> Any:
@@ -95,7 +95,7 @@ class WorldOptions(Options):
         None,
         title="Global batch size",
         description="Samples in a training batch over all ranks, which share them equally; it overrides the loader's "
-        "batch_size. A run without lanes needs it where nodes come and go.",
+        "batch_size. A run without lanes needs it if the number of nodes varies.",
     )
     processes: Count = Field(1, title="Processes", description="Ranks on each node.")
     devices: Count | None = Field(
@@ -122,16 +122,17 @@ class WorldOptions(Options):
     on: ClusterName = Field(
         "join",
         title="Nodes from",
-        description="What starts the nodes: slurm, ray or kubernetes; join if you run `midstride join` on each.",
+        description="Scheduler that starts the nodes: slurm, ray or kubernetes; join if you run `midstride join` on "
+        "each.",
     )
     on_args: Arguments = Field(
-        {}, title="Arguments for them", description="Arguments of what starts the nodes, such as partition and time."
+        {}, title="Arguments for them", description="Arguments of the scheduler, such as partition and time."
     )
     rendezvous: Annotated[str, Field(pattern=_ADDRESS)] | None = Field(
         None,
         title="Rendezvous",
-        description="HOST:PORT of the machine that launches, where the nodes meet: the address for `midstride join`. "
-        "If empty and something starts the nodes, a free port of this machine.",
+        description="HOST:PORT of the launching machine: the address for `midstride join`. If empty and a scheduler "
+        "starts the nodes, a free port of this machine.",
     )
     node_timeout_s: Annotated[float, Field(strict=True, gt=0)] = Field(
         5.0, title="Node time-out", description="Seconds without a sign of life after which a node is left out."
@@ -139,12 +140,12 @@ class WorldOptions(Options):
     grow_after_s: Annotated[float, Field(strict=True, ge=0)] | None = Field(
         60.0,
         title="Grow after",
-        description="Seconds of training before nodes that wait are let in, after a snapshot; never if empty.",
+        description="Seconds of training before waiting nodes are admitted, after a snapshot; never if empty.",
     )
     hang_timeout_s: TimeoutS = Field(
         600.0,
         title="Hang",
-        description="Seconds without a batch before the world is ended and retried; no limit if empty.",
+        description="Seconds without a batch before the ranks are ended and retried; no limit if empty.",
     )
     startup_timeout_s: TimeoutS = Field(
         1800.0,
@@ -159,8 +160,7 @@ class WorldOptions(Options):
     preemption_notice: Literal["aws", "gcp", "azure"] | None = Field(
         None,
         title="Preemption notice",
-        description="Cloud whose notices to watch on a spot machine: a snapshot is taken when it announces that it "
-        "will take the machine away.",
+        description="Cloud of a spot machine: a snapshot is taken when it announces a preemption.",
     )
     hosts: Annotated[str, Field(pattern=_HOSTS)] | None = Field(
         None,
@@ -171,7 +171,8 @@ class WorldOptions(Options):
     launcher: LauncherName | None = Field(
         None,
         title="Launcher",
-        description="What starts the processes: torchrun, spawn, inline, horovodrun, join (machines join), or your own "
+        description="Program that starts the processes: torchrun, spawn, inline, horovodrun, join (machines join), "
+        "or your own "
         'as "package.module:Class". If empty, it follows from nodes and strategy.',
     )
 
@@ -199,24 +200,24 @@ class WorldOptions(Options):
         faults += self._nodes_faults(spec)
         faults += lane_conflicts(request)
         if spec is not None and self.devices is not None and not spec.splits_batches:
-            faults.append(f"devices is for dp and ddp2; with {self.strategy} say processes: {self.devices}")
+            faults.append(f"devices is for dp and ddp2; with {self.strategy} set processes: {self.devices}")
         faults += self._gpu_faults(spec)
         if faults:
             raise ValueError("; ".join(faults))
         if self.launched_by == "inline" and self.processes > 1:
-            raise ValueError(f"launcher inline starts one process, not {self.processes}; leave it out, or say spawn")
+            raise ValueError(f"launcher inline starts one process, not {self.processes}; leave it out, or use spawn")
         self._fits_horovodrun(spec)
         return self
 
     def _nodes_faults(self, spec: StrategySpec | None) -> list[str]:
-        """Return messages on nodes that cannot come together."""
+        """Return faults of settings for nodes that join."""
         faults, joined = self.machines.errors, self.launched_by == "join"
         if self.nodes != "1" and not joined:
             faults.append(
                 f"nodes {self.nodes} with launcher {self.launched_by}, which starts one machine: leave it out"
             )
         if joined and spec is not None and spec.launcher != "torchrun":
-            faults.append(f"nodes that join with strategy {self.strategy}: {spec.launcher} starts it: say ddp")
+            faults.append(f"nodes that join with strategy {self.strategy}: {spec.launcher} starts it: use ddp")
         if self.on != "join" and not joined:
             faults.append(
                 f"on {self.on} with launcher {self.launched_by}, which starts the ranks on this machine: leave it out"
@@ -224,23 +225,23 @@ class WorldOptions(Options):
         faults += on_args_errors(self.on, self.on_args)
         if joined and self.on == "join" and self.rendezvous is None:
             faults.append(
-                "nodes that join need an address: say rendezvous: HOST:PORT, by which they reach this machine, such as "
+                "nodes that join need an address: set rendezvous: HOST:PORT, by which they reach this machine, such as "
                 "rendezvous: head:29400"
             )
         if not joined:
             faults += [
-                f'{name} {getattr(self, name)} is for nodes that join: say nodes: "2", or leave it out'
+                f'{name} {getattr(self, name)} is for nodes that join: set nodes: "2", or leave it out'
                 for name in ("rendezvous", "node_timeout_s", "grow_after_s")
                 if getattr(self, name) != type(self).model_fields[name].default
             ]
         return faults
 
     def _gpu_faults(self, spec: StrategySpec | None) -> list[str]:
-        """Return messages on GPUs that do not go with what else was said."""
+        """Return faults of `gpus` beside the other settings."""
         if self.gpus is None:
             return []
         if self.gpus == 0:
-            return ["0 gpus are the CPU: say accelerator: cpu"]
+            return ["0 gpus are the CPU: set accelerator: cpu"]
         if self.accelerator == "cpu":
             return [f"gpus is {self.gpus}, and accelerator cpu: leave one out"]
         if self.devices is not None:
@@ -273,7 +274,11 @@ class WorldOptions(Options):
         if self.hosts is None:
             return
         if launcher != "horovodrun":
-            raise ValueError(f"hosts is for horovodrun, and strategy {self.strategy} is started by {launcher}")
+            raise ValueError(
+                f"hosts is for horovodrun, and strategy {self.strategy} is started by {launcher}: leave hosts out"
+            )
         slots = sum(int(host.rpartition(":")[2]) for host in self.hosts.split(","))
         if slots < self.processes:
-            raise ValueError(f"hosts {self.hosts} have {slots} slots, and there are {self.processes} processes")
+            raise ValueError(
+                f"hosts {self.hosts} have {slots} slots, and there are {self.processes} processes: make them equal"
+            )

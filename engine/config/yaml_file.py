@@ -49,6 +49,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def _text_of(path: Path) -> str:
+    if path.is_dir():
+        raise IsADirectoryError(path)
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer
     with os.fdopen(handle, encoding="utf-8") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -80,11 +82,14 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         document = parse_yaml(_text_of(path))
     except FileNotFoundError:
-        return {}, ["there is no such file"]
+        return {}, ["there is no such file. `midstride init FOLDER` writes an example"]
+    except IsADirectoryError:
+        return {}, [f"is a folder. Name the job's file in it, such as {path / 'job.yaml'}"]
     except (OSError, UnicodeDecodeError) as error:
-        return {}, [f"cannot be read: {error}"]
+        return {}, [_unreadable(error)]
     except MarkedYAMLError as error:
-        return {}, [_of_yaml(error)]
+        is_python = path.suffix == ".py"
+        return {}, ["is Python, and a job is a YAML file: see `midstride init`" if is_python else _of_yaml(error)]
     except YAMLError as error:
         return {}, [f"is not YAML: {error}"]
     except RecursionError:
@@ -94,11 +99,20 @@ def read_mapping(path: Path) -> tuple[dict[str, Any], list[str]]:
     return document, []
 
 
+def _unreadable(error: OSError | UnicodeDecodeError) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read: {error}"
+    line = error.object[: error.start].count(b"\n") + 1
+    return f"line {line} is not UTF-8 (byte {error.object[error.start]:#x}): save the file as UTF-8"
+
+
 def _of_yaml(error: MarkedYAMLError) -> str:
-    """Say where a file stops being YAML, and where what is wrong began."""
+    """Say where a file stops being YAML, and where the fault began."""
     mark, began = error.problem_mark, error.context_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     problem = str(error.problem).replace("character '\\t' that cannot start any token", "a tab; indent with spaces")
+    if problem == "but found another document":
+        return f"{where}a second document starts (---): a job is one document"
     since = f" {error.context}, which began in line {began.line + 1}" if error.context and began else ""
     return f"{where}{problem}{since}"
 

@@ -7,7 +7,6 @@ combined               several loaders at once, read side by side or one after t
 data_check             finds map-style data that differ between ranks or attempts, by a few samples
 data_owners            objects that hold data, such as data sets: described as nodes, and restored in place
 dataloader_order       makes a user's map-style DataLoader resumable: the order of its samplers on this rank
-in_place_copy          copies values into existing objects, so that references to these stay valid
 lane_loader            map-style loaders for runs in lanes: one batch for each lane of this rank at once
 limits                 limits on the number of batches: a share of a loader's batches, or a number
 loader                 `ResumableLoader`: base class of loaders that a loop can read from any batch of any epoch
@@ -16,6 +15,7 @@ order                  the order of samples as a function of seed, epoch and pos
 permutation            permutations of an epoch's samples; large ones are computed at the positions that are read
 read_side_effects      finds side effects of reading on data sets, which new workers and snapshots do not have
 resolve                makes the user's training, validation, test and prediction loaders resumable
+running_generator      generators that samplers made in `__init__`, as iterators whose items can be drawn again
 sampler_order          orders given by a sampler, torch's or the user's: drawn at an epoch's start, shared by the ranks
 sampler_state          the state of a sampler between epochs: counters, generators, or its own `state_dict`
 seeded_dataset         wraps data set and collate_fn, so that each sample has random numbers of its own

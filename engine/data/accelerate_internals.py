@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["AcceleratePass", "accelerate_pass"]
+__all__ = ["AcceleratePass", "accelerate_pass", "is_prepared"]
+
+
+def is_prepared(loader: object) -> bool:
+    """Return whether Accelerate's `prepare` made a loader, whose state is missing or wrong.
+
+    It has methods for a state without torchdata's loader in it, too. With that and with workers, the state of an
+    epoch's end begins the epoch after next.
+    """
+    return hasattr(loader, "use_stateful_dataloader")
 
 
 class AcceleratePass:

@@ -2,7 +2,10 @@
 
 from typing import Any, NamedTuple
 
-__all__ = ["BadSample", "PartialBatch", "no_sample_left"]
+__all__ = ["ON_REQUEST", "BadSample", "PartialBatch", "no_sample_left"]
+
+#: takes the place of the error of a sample in `skip_samples`
+ON_REQUEST = "on request"
 
 
 class BadSample(NamedTuple):
@@ -31,4 +34,6 @@ class PartialBatch(NamedTuple):
 
 def no_sample_left(bad: tuple[BadSample, ...]) -> str:
     """Return a message for a batch whose samples are all bad."""
+    if all(one.error == ON_REQUEST for one in bad):
+        return f"skip_samples leaves out all {len(bad)} samples of a batch: skip it by skip_batches"
     return f"none of the {len(bad)} samples of a batch can be read; the first is {bad[0].sample}: {bad[0].error}"

@@ -48,7 +48,7 @@ class CombinedLoader:
 
     def __init__(self, loaders: Any, mode: Mode = "min_size") -> None:
         if mode not in get_args(Mode):
-            raise UserError(f"CombinedLoader has no mode {mode!r}; there are: {', '.join(get_args(Mode))}")
+            raise UserError(f"CombinedLoader has no mode {mode!r}: choose one of {', '.join(get_args(Mode))}")
         self.loaders = loaders
         self.mode: Mode = mode
 
@@ -163,8 +163,8 @@ class CombinedResumableLoader(ResumableLoader):
             raise UserError(f"{name}: a loader without a batch cannot start over. Leave it out, or use mode max_size.")
         if not (self.is_sized or isinstance(limit, int) or limit in (0.0, 1.0)):
             raise UserError(
-                f"{name}: a limit of {limit} is a share of its batches, and how many there are, only reading to the "
-                "end tells. Give a number of batches, or 1.0 for all."
+                f"{name}: a limit of {limit} is a share of its batches, whose number is unknown until they are read. "
+                f"Give a number of batches, or 1.0 for all."
             )
         self._streams = [_Stream(loader, 0) for loader in self.loaders]
         #: epoch and batch of `_streams`; None if they were not read
@@ -177,7 +177,7 @@ class CombinedResumableLoader(ResumableLoader):
     def __len__(self) -> int:
         """Return the number of batches in an epoch on this rank, after the limit."""
         if not self.is_sized:
-            raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
+            raise TypeError(f"the number of batches of {self.name} is unknown until they are read")
         return self.estimated_batches or 0
 
     @property
@@ -232,13 +232,17 @@ class CombinedResumableLoader(ResumableLoader):
     def _next_batch(self) -> Any:
         streams = self._streams
         if self.mode == "sequential":
-            batches = (stream.read() for stream in streams if not stream.has_ended)
-            return next((batch for batch in batches if batch is not _MISSING), _MISSING)
+            for stream in streams:
+                if not stream.has_ended and (batch := stream.read()) is not _MISSING:
+                    self.weight = stream.loader.weight
+                    return batch
+            return _MISSING
         over = self.mode == "max_size"
         row = [_MISSING if over and stream.has_ended else stream.read() for stream in streams]
         missing = [batch is _MISSING for batch in row]
         if all(missing) or (any(missing) and self.mode == "min_size"):
             return _MISSING
+        self.weight = streams[missing.index(False)].loader.weight
         return self._nest([None if batch is _MISSING else batch for batch in row])
 
     def _passes_begun(self) -> int:

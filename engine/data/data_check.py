@@ -1,16 +1,16 @@
 """Finds map-style data that differ between ranks or attempts, by a few samples.
 
-At the start of an attempt the first samples of the epoch are read, beside the batches, and ranks compare their digests.
-Ranks of loaders that divide the samples themselves compare their first batches, which should differ. Snapshots hold the
-digest of the samples that the first attempt read there, until training changes the data; a resumed attempt reads the
-same samples again.
+At the start of an attempt the first and last samples of the epoch are read, beside the batches, and ranks compare
+their digests. Ranks of loaders that divide the samples themselves compare their first batches, which should differ.
+Snapshots hold the digest of the samples that the first attempt read there, until training changes the data; a resumed
+attempt reads the same samples again.
 """
 
 import copy
 import logging
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from midstride.engine.formatting import format_names
 from midstride.engine.state.differences import differences
 from midstride.engine.trees import named_leaves
 
-__all__ = ["CheckedSamples", "DataCheck", "DataDigests", "SampleCheck", "ensure_same_data", "samples_digest"]
+__all__ = ["SAMPLES", "CheckedSamples", "DataCheck", "DataDigests", "SampleCheck", "ensure_same_data", "samples_digest"]
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class DataDigests(NamedTuple):
     Args:
         saved: digest that an earlier attempt found of some samples; None if there is none.
         again: digest of the same samples now.
-        shared: digest of the first samples of the epoch, the same on all ranks; None if they are unknown or changed.
+        shared: digest of some samples of the epoch, the same on all ranks; None if they are unknown or changed.
         where: name of the loader.
         machine: kind of CPU and versions, with which the last bits of a sample may change.
         own: reader and digest of the first batch, where each rank reads by itself; None elsewhere.
@@ -112,11 +112,11 @@ class DataCheck:
         self._is_first = False
         self.found: DataDigests | None = None  #: set once by `answered`, and taken by `take`
 
-    def request(self, opening: BatchRequest | None, *, is_first: bool) -> SampleCheck | None:
+    def request(self, opening_of: Callable[[], BatchRequest | None], *, is_first: bool) -> SampleCheck | None:
         """Return the samples to read at the start of this attempt's first pass; None later.
 
         Args:
-            opening: request for the first samples of the epoch, or None.
+            opening_of: returns a request for some samples of the epoch, or None.
             is_first: whether it is the first pass of the run, from its first batch on.
         """
         if self._has_begun:
@@ -128,7 +128,7 @@ class DataCheck:
         if self._saved is not None and self._saved["machine"] != _machine():
             self._saved = None
         saved = None if self._saved is None else BatchRequest(*self._saved["samples"])
-        if opening is not None:
+        if (opening := opening_of()) is not None:
             opening = opening._replace(indices=opening.indices[:SAMPLES], probe=0)
         self._opening = opening if opening is not None and _is_plain(opening.indices) else None
         wanted = [request for request in (saved, self._opening) if request is not None]

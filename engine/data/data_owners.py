@@ -16,13 +16,16 @@ from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.table import kind_of
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.state.differences import differences
 from midstride.engine.state.object_nodes import kind_name
 
-__all__ = ["DataOwners", "Nodes", "WholeData", "data_owners"]
+__all__ = ["Attribute", "DataOwners", "Nodes", "WholeData", "data_owners", "differing_attributes"]
 
 #: path of an owner -> name of an attribute -> its node; the name of the owner's class is at `_CLASS`
 Nodes = dict[str, dict[str, Any]]
 _CLASS = "__class__"
+#: path of an owner, and the name of an attribute
+Attribute = tuple[str, str]
 
 
 class WholeData:
@@ -101,7 +104,7 @@ class DataOwners:
                 restore.mark_stale(path, kind, owner)
             for name, node in wanted.items():
                 before = own.get(name, MISSING)
-                value = restore.put(node, self.restore_target(path, name, node, before), f"{path}/{name}")
+                value = restore.value(node, self.restore_target(path, name, node, before), f"{path}/{name}")
                 if isinstance(owner, WholeData) and value is not before:
                     restore.mark_stale(f"{path}/{name}", "another object", before)
                 elif value is not MISSING:
@@ -136,3 +139,9 @@ class DataOwners:
 
     def _walk(self) -> GraphWalk:
         return GraphWalk({id(value): name for name, value in self._anchors().items()}, {})
+
+
+def differing_attributes(a: Nodes, b: Nodes) -> set[Attribute]:
+    """Return the attributes whose nodes differ, of owners that are in both."""
+    names = {(path, name) for path in a.keys() & b.keys() for name in a[path].keys() | b[path].keys()}
+    return {(path, name) for path, name in names if differences(a[path].get(name, MISSING), b[path].get(name, MISSING))}

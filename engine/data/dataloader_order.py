@@ -1,5 +1,6 @@
 """Makes a user's map-style DataLoader resumable, in the order of its samplers on this rank."""
 
+import copy
 import logging
 from functools import partial
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix
 from midstride.engine.world import World
 
-__all__ = ["evaluation_loader", "training_loader"]
+__all__ = ["evaluation_loader", "training_loader", "without_shuffle"]
 
 log = logging.getLogger(__name__)
 _STAGES = ("validate", "test", "predict")
@@ -47,12 +48,31 @@ def training_loader(
         rank_samples = order.rank_samples() if isinstance(order, StridedOrder) else 0
         reason = (
             f"batch_size {order.batch_size} is larger than a rank's {rank_samples} of {len(order.sequence)} samples, "
-            "and drop_last=True leaves out what does not fill a batch: use a smaller batch or drop_last=False"
+            "and drop_last=True drops incomplete batches: use a smaller batch or drop_last=False"
             if len(order) == 0
             else no_batch_left("limit_train_batches", limit, len(order))
         )
         raise UserError(f"the training loader has no batch: {reason}.")
     return exact
+
+
+def without_shuffle(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a copy of `loader` that reads the data set in order.
+
+    Raises:
+        UserError: a batch sampler of the user's own chooses the samples.
+    """
+    batches: Any = loader.batch_sampler
+    if batches is not None and type(batches) is not BatchSampler:
+        raise UserError(
+            f"overfit_batches reads the training data in order, and {type(batches).__name__} chooses the samples: "
+            "pass a loader with batch_size, or set limit_train_batches"
+        )
+    dataset: Any = loader.dataset
+    sampler, ordered = SequentialSampler(dataset), copy.copy(loader)
+    chosen = sampler if batches is None else BatchSampler(sampler, batches.batch_size, batches.drop_last)
+    vars(ordered).update({"sampler": sampler} if batches is None else {"sampler": sampler, "batch_sampler": chosen})
+    return ordered
 
 
 def evaluation_loader(
@@ -148,7 +168,7 @@ def _sample_order(
     if plain and training:
         return Shuffled(len(sampler), seed, now=partial(len, sampler))
     if plain:
-        log.warning("the %s loader has shuffle=True: it is read in order, every sample once", what)
+        log.warning("the %s loader has shuffle=True, which is ignored: each sample is read once, in order", what)
         return InOrder(len(sampler), partial(len, sampler))
     return SamplerOrder(sampler, loader, key, what, shared=not own, most=most)
 

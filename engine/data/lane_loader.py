@@ -167,20 +167,20 @@ def check_lanes(loader: DataLoader[Any], name: str, *, shard: bool) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         raise NotExact(
-            f"{name} with lanes: its {type(loader.dataset).__name__} is iterable, and which of its samples are a "
-            "lane's only reading tells: use a map-style data set, or leave lanes out."
+            f"{name} with lanes: its {type(loader.dataset).__name__} is iterable, so a lane's samples are unknown "
+            f"until they are read: use a map-style data set, or leave lanes out."
         )
     if not shard:
         raise NotExact(
-            f"{name} with lanes: use_distributed_sampler=False gives every rank samples of its own, and "
-            "lanes have to have theirs on any rank: leave it out."
+            f"{name} with lanes: use_distributed_sampler=False gives every rank its own samples, but a lane needs "
+            f"the same ones on any rank: leave it out."
         )
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None:
         if getattr(sampler, "num_replicas", None) is not None:
             raise NotExact(
-                f"{name} with lanes: its {type(sampler).__name__} deals samples to ranks, and lanes are dealt theirs "
-                "here: leave it out, and say shuffle=True."
+                f"{name} with lanes: its {type(sampler).__name__} assigns samples to ranks, but lanes are assigned "
+                f"theirs here: leave it out, and set shuffle=True."
             )
         sampler = getattr(sampler, "sampler", None)
 

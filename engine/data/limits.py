@@ -11,7 +11,7 @@ def limited(batches: int, limit: float) -> int:
 
 
 def no_batch_left(option: str, limit: float, batches: int | None) -> str:
-    """Return text that says why `option` leaves none of `batches`, and what to set instead.
+    """Return why `option` leaves none of `batches`, and a better value, as text.
 
     >>> no_batch_left("limit_val_batches", 0.5, 1)
     'limit_val_batches=0.5 of 1 batch leaves none (0.5, rounded down): give a number of batches, or 1.0 for all'
@@ -41,7 +41,7 @@ def stream_limits(name: str, expected: int | None, limit: float) -> tuple[int | 
         return (0, 0) if limit == 0.0 else (expected, None)
     if expected is None:
         raise UserError(
-            f"{name}: a limit of {limit} is a share of its batches, and how many there are, only reading to "
-            "the end tells. Give a number of batches, or 1.0 for all."
+            f"{name}: a limit of {limit} is a share of its batches, whose number is unknown until they are read. "
+            f"Give a number of batches, or 1.0 for all."
         )
     return limited(expected, limit), limited(expected, limit)

@@ -1,17 +1,18 @@
-"""Map-style loaders that start at any batch and read what an undisturbed run reads."""
+"""Map-style loaders that start at any batch, with the samples of an undisturbed run."""
 
 import copy
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
 from midstride.engine.data.bad_samples import BadSample, PartialBatch, no_sample_left
-from midstride.engine.data.data_check import DataCheck, DataDigests, SampleCheck
+from midstride.engine.data.data_check import SAMPLES, DataCheck, DataDigests, SampleCheck
 from midstride.engine.data.limits import limited, stream_limits
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.order import ENDLESS, BatchOrder, BatchRequest, InOrder, StridedOrder
@@ -164,7 +165,7 @@ class MapLoader(ResumableLoader):
     def fixed_world(self) -> str | None:  # type: ignore[override]
         """Reason why order or random numbers need this number of ranks; None without one."""
         if isinstance(self.order, BatchSamplerOrder):
-            return f"the batches of its {type(self.source.batch_sampler).__name__} are dealt to the ranks whole"
+            return f"the batches of its {type(self.source.batch_sampler).__name__} go to the ranks as a whole"
         if getattr(self.order, "own", False):
             return "every rank reads samples of its own, by use_distributed_sampler=False or a sampler of its own"
         if self._rng == "batch":
@@ -189,7 +190,7 @@ class MapLoader(ResumableLoader):
     def resize(self, batch_size: int) -> None:
         """Set the batch size of this rank; positions are counted in batches of the new size."""
         if not isinstance(self.order, StridedOrder):
-            raise TypeError("batches that the user's own code makes have no size to set")
+            raise TypeError("your own code makes the batches, so their size cannot be set")
         self.order = self._sampler.order = replace(self.order, batch_size=batch_size)
         self.batch_size = batch_size
 
@@ -221,7 +222,7 @@ class MapLoader(ResumableLoader):
         workers = self._loader.num_workers
         self._sampler.begin(epoch, start, end, idle=before % workers if workers else 0)
         if self._check is not None:
-            self._sampler.check = self._check.request(self._opening(epoch), is_first=epoch == start == 0)
+            self._sampler.check = self._check.request(partial(self._opening, epoch), is_first=epoch == start == 0)
         with self._data.data_of_pass(resumed=start > 0):
             collate: Any = self._loader.collate_fn
             collate.set_collate(self.source.collate_fn)
@@ -252,11 +253,14 @@ class MapLoader(ResumableLoader):
             log.warning(words, self._what, now, self._batching)
 
     def _opening(self, epoch: int) -> BatchRequest | None:
-        """Return a request for the first samples of the epoch, equal on all ranks, if known."""
-        order: Any = self.order
-        if not self.is_sized:
+        """Return a request for some samples at both ends of the epoch, the same on all ranks."""
+        if not self.is_sized or not len(self.order):
             return None
-        return next(replace(order, rank=0).requests(mix(self._sampler.key, epoch), 0, 1), None)
+        order: Any = self.order
+        order, key, end = replace(order, rank=0), mix(self._sampler.key, epoch), len(order)
+        first: BatchRequest = next(order.requests(key, 0, 1))
+        last: BatchRequest = next(order.requests(key, end - 1, end), first)
+        return first._replace(indices=[*first.indices[: SAMPLES // 2], *last.indices[-(SAMPLES // 2) :]])
 
     def take_bad_samples(self) -> list[BadSample]:
         """Return the samples that could not be read since the last call."""
@@ -267,6 +271,11 @@ class MapLoader(ResumableLoader):
         """Leave out samples whose reading raises an error; `take_bad_samples` returns them."""
         dataset: Any = self._loader.dataset
         dataset.skip_bad_samples()
+
+    def leave_out(self, indices: Sequence[int]) -> None:
+        """Leave samples out of their batches; `take_bad_samples` returns them."""
+        dataset: Any = self._loader.dataset
+        dataset.leave_out(indices)
 
     def check_data(self) -> None:
         """Compare some samples with those of other ranks, and of earlier attempts."""
@@ -302,7 +311,7 @@ class MapLoader(ResumableLoader):
         return self._module_warning or sequence.changed_in_pass()
 
     def _read_in_process(self, side_effects: ReadSideEffects) -> Iterator[Any]:
-        """Yield what the DataLoader would without workers, in two thirds of its time."""
+        """Yield the batches of a DataLoader without workers, in two thirds of its time."""
         dataset: Any = self._loader.dataset
         collate = self._loader.collate_fn
         for request in self._sampler:
@@ -336,13 +345,15 @@ class MapLoader(ResumableLoader):
         batch = self._next_answer(iterator, number)
         if self._check is not None and self._check.is_asked:
             self._check.answered(self._next_answer(iterator, number))
+        bad: tuple[BadSample, ...] = ()
         if isinstance(batch, PartialBatch):
-            self._bad_samples += batch.bad
+            self._bad_samples += (bad := batch.bad)
             if batch.batch is None:
-                raise UserCodeError(f"{no_sample_left(batch.bad)}{self._where(number)}")
+                raise UserCodeError(f"{no_sample_left(bad)}{self._where(number)}")
             batch = batch.batch
         indices = self._sampler.pending.popleft()
         self.last_samples = len(indices)
+        self.weight = None if self.source.batch_sampler is None else len(indices) - len(bad)
         return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
 
     def _next_answer(self, iterator: Iterator[Any], number: int) -> Any:

@@ -115,7 +115,7 @@ class InOrder(SampleOrder):
         return self._samples
 
     def open(self, epoch: int, *, resumed: bool) -> None:
-        """Count the samples anew, unless the epoch is resumed."""
+        """Restart the count of samples, unless the epoch is resumed."""
         if self._now is not None and not resumed:
             self._samples = self._now()
 

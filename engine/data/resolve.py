@@ -16,7 +16,7 @@ from midstride.engine.data.combined import (
     convert_combined,
     named_loaders,
 )
-from midstride.engine.data.dataloader_order import evaluation_loader, training_loader
+from midstride.engine.data.dataloader_order import evaluation_loader, training_loader, without_shuffle
 from midstride.engine.data.iterable.loader import IterableLoader
 from midstride.engine.data.lane_loader import LaneLoader, check_lanes, nest_in_lanes
 from midstride.engine.data.limits import no_batch_left
@@ -134,7 +134,8 @@ class LoaderResolver:
         counts, identities = zip(*self._ranks.gather(mine), strict=True)
         if len(set(counts)) > 1:
             raise UserError(
-                f"the ranks have {[*counts]} training batches: all need the same number, or they would hang."
+                f"the ranks have {[*counts]} training batches: all need the same number, or they would hang. Let the "
+                f"Trainer divide the samples, or pad them."
             )
         if self._settings.shard:
             _check_alike(identities)
@@ -147,7 +148,9 @@ class LoaderResolver:
             return f"fit was given a {kind}, a data set, to train on: put it into a DataLoader"
         if callable(getattr(owner, "train_dataloader", None)):
             return f"there is no training loader: write {kind}.train_dataloader, and return one."
-        needed = "a DataLoader, a list or dict of them, or what has a train_dataloader"
+        if owner is self._module:
+            return f"there is no training loader: call fit(module, DataLoader(...)), or write {kind}.train_dataloader"
+        needed = "a DataLoader, a list or dict of them, or an object with train_dataloader"
         return f"fit was given a {kind} to train on; {needed}, is needed."
 
     def _train(self, loader: Any, name: str, number: int, limit: float) -> ResumableLoader:
@@ -156,14 +159,20 @@ class LoaderResolver:
         seed = mix(settings.seed, number) % (1 << 32) if number else settings.seed
         self._check_lanes(loader, name)
         reader = training_reader(loader, name, settings, seed=seed, limit=limit, agree=self._ranks.all_agree)
+        left_out, skips_bad = self._options.skip_samples, self._options.bad_samples is not None
         if isinstance(reader, IterableLoader):
+            if left_out or skips_bad:
+                what = "skip_samples" if left_out else "bad_samples"
+                raise UserError(f"{what}: samples of {name} have no index. Leave them out in the data set")
             if isinstance(self._module, nn.Module):
                 reader.attach(self._module)
             return reader
         resumable = self._resumable(reader)
         resumable.check_data()
-        if self._options.bad_samples is not None:
+        if skips_bad:
             resumable.skip_bad_samples()
+        if left_out:
+            resumable.leave_out(left_out)
         return resumable
 
     def _check_lanes(self, loader: Any, name: str) -> None:
@@ -196,16 +205,23 @@ class LoaderResolver:
         resumables = [] if given is None or given == [] else self._evaluation(given, stage, limit)
         counts = self._ranks.gather(len(resumables))
         if len({*counts}) > 1:
-            raise UserError(f"the ranks have {counts} {stage} loaders: all need the same number.")
+            raise UserError(
+                f"the ranks have {counts} {stage} loaders: all need the same number. Return the same "
+                f"loaders on all ranks."
+            )
         self._made += resumables
         if 0.0 < limit < 1.0:
             self._check_limit(resumables, stage, option, limit)
         return resumables
 
     def _limit(self, stage: str) -> tuple[str, float]:
-        """Return the option that limits batches of `stage`, and its value; 1.0 for predictions."""
+        """Return the option that limits batches of `stage`, and its value."""
         options = self._options
-        limits = {"validate": options.limit_val_batches, "test": options.limit_test_batches, "predict": 1.0}
+        limits = {
+            "validate": options.limit_val_batches,
+            "test": options.limit_test_batches,
+            "predict": options.limit_predict_batches,
+        }
         return f"limit_{'val' if stage == 'validate' else stage}_batches", limits[stage]
 
     def _check_limit(self, resumables: Sequence[ResumableLoader], stage: str, option: str, limit: float) -> None:
@@ -227,7 +243,7 @@ class LoaderResolver:
         if mode != "sequential" and self._settings.lanes is not None:
             raise NotExact(
                 f"mode {mode} reads the {stage} loaders side by side, but lanes have different numbers of batches in "
-                "an evaluation: say mode='sequential'."
+                "an evaluation: set mode='sequential'."
             )
         loaders = given.loaders if isinstance(given, CombinedLoader) else given
         named, nest = named_loaders(loaders, f"the {stage} loader")
@@ -291,6 +307,8 @@ def training_reader(
         raise UserError(f"{name} is a {type(loader).__name__}; a torch.utils.data.DataLoader is needed.")
     rng = settings.options.rng
     if (kind := _iterable_kind(loader)) is None:
+        if settings.options.overfit_batches:
+            loader = without_shuffle(loader)
         return training_loader(loader, settings.world, seed=seed, shard=settings.shard, limit=limit, rng=rng)
     key = mix(mix(seed, 0), settings.world.rank)
     reader = kind(loader, name=name, key=key, limit=limit, check_repeatability=rng == "lazy", agree=agree)
@@ -349,7 +367,7 @@ def _check_alike(identities: tuple[dict[str, Any], ...]) -> None:
             if value != identities[0][name]:
                 raise UserError(
                     f"the ranks share the training samples, but differ in {name}: rank 0 has {identities[0][name]!r}, "
-                    f"rank {rank} has {value!r}. Build data set and sampler alike on every rank, or say "
+                    f"rank {rank} has {value!r}. Build the same data set and sampler on every rank, or set "
                     "use_distributed_sampler=False."
                 )
 
@@ -371,7 +389,7 @@ def _share_batches(loader: ResumableLoader, batch: int, settings: LoaderSettings
         raise NotExact(f"global_batch_size {batch}: the training loader's batches cannot be set: {why}. Leave it out.")
     if ranks not in (worlds := loader.valid_world_sizes(1, batch)):
         raise NotExact(
-            f"global_batch_size {batch}: {ranks} ranks cannot share such batches so that an epoch is the same at any "
-            f"number. Start one of these numbers: {', '.join(map(str, worlds))}."
+            f"global_batch_size {batch}: {ranks} ranks cannot share such batches without changing the epoch. Start "
+            f"one of these numbers of ranks: {', '.join(map(str, worlds))}."
         )
     loader.resize(batch // ranks)

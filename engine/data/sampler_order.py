@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import isgeneratorfunction
 from itertools import islice, repeat
+from types import GeneratorType
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +20,10 @@ from torch.utils.data import DataLoader
 from midstride.engine.data.order import BLOCK, ENDLESS, BatchOrder, BatchRequest, SampleOrder
 from midstride.engine.data.permutation import Positions
 from midstride.engine.data.rng.isolation import seeded_rng
+from midstride.engine.data.running_generator import keep_generators
 from midstride.engine.data.sampler_state import SamplerState, samplers_in
 from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError, UserError
+from midstride.engine.objects.attributes import own_dict
 from midstride.engine.objects.generator_search import find_generators
 from midstride.engine.seeds import mix
 from midstride.engine.state.codec import encode_lazily
@@ -40,8 +43,8 @@ _COMPARED = 64
 #: types of samplers without code of their own
 _SIZED = (list, tuple, range, np.ndarray, torch.Tensor)
 _OTHER_ORDER = (
-    "{what} gives another order when it is run again from the same state: it draws from a source that cannot be put "
-    "back, or keeps what cannot be found. Keep counters and generators as attributes made in __init__, or give it "
+    "{what} gives another order when it runs again from the same state: it draws from a source that cannot be "
+    "restored, or has unknown state. Keep counters and generators as attributes made in __init__, or give it "
     "state_dict and load_state_dict that hold all of its state."
 )
 _WAY_OUT = "Keep counters and generators as attributes made in __init__, or give it state_dict and load_state_dict."
@@ -84,6 +87,7 @@ class SamplerOrder(SampleOrder):
         shared: bool = True,
         most: int | None = None,
     ) -> None:
+        keep_generators(sampler)
         self._sampler, self._dataset, self._key = sampler, loader.dataset, key
         self._what = f"the {what} loader's {type(sampler).__name__}"
         self._most = ENDLESS if most is None else most
@@ -125,7 +129,7 @@ class SamplerOrder(SampleOrder):
             one = _copy_of(self._sampler, self._dataset)
         epochs = [self._first_items(one, 0) if first is None else first]
         if not len(epochs[0]):
-            raise UserError(f"{self._what} gives nothing: there is nothing to read.")
+            raise self._no_item()
         ended = SamplerState(one, self._dataset)
         between, graph = ended.full(), ended.graph_state()
         epochs.append(self._trial_run(one, 1))
@@ -134,18 +138,31 @@ class SamplerOrder(SampleOrder):
         if not self._are_equal(epochs[0], self._trial_run(other, 0)):
             self._is_given_at_end = self._ends_before(built, epochs[0])
             if not self._is_given_at_end:
-                raise NotExact(_OTHER_ORDER.format(what=self._what))
+                raise self._other_order()
         self._resume_copy(resumed, between, graph)
         if not self._are_equal(epochs[1], self._trial_run(resumed, 1)):
             self._is_position = any(path.endswith("/") for path in between)
             resumed = _copy_of(self._sampler, self._dataset)
             if not self._is_position or not self._resumes_position(resumed, between, graph, *epochs):
-                raise NotExact(_OTHER_ORDER.format(what=self._what))
+                raise self._other_order()
         self._state.restore_full(built)
         if self._is_given_at_end:
             self._read_rest(self._sampler)
         self._items.begin(epochs[0] if self.is_sized else None)
         return digest_of_items(epochs[0])
+
+    def _no_item(self) -> EngineError:
+        if _running_generator(self._sampler):  # which has ended, as all copies share it
+            return self._other_order()
+        return UserError(f"{self._what} yields nothing: there is nothing to read.")
+
+    def _other_order(self) -> NotExact:
+        if (name := _running_generator(self._sampler)) is None:
+            return NotExact(_OTHER_ORDER.format(what=self._what))
+        return NotExact(
+            f"{self._what} holds a running generator, {name}, which cannot be restored. Call the generator function in "
+            "__iter__ instead, and draw from random generators that are attributes."
+        )
 
     def _ends_before(self, built: Any, first: Items) -> bool:
         """Return whether the sampler, given its state again, gives nothing and then `first`."""
@@ -160,9 +177,9 @@ class SamplerOrder(SampleOrder):
             self._restore(copied.restore_full, state, sampler)
             copied.restore_graph_state(graph)
         except NotExact as error:
-            raise NotExact(f"{self._what} cannot be given its state back: {error}. {_WAY_OUT}") from error
+            raise NotExact(f"{self._what} cannot load its own state: {error}. {_WAY_OUT}") from error
         except Exception as error:
-            raise UserCodeError.of(f"{self._what}, given its state back", error) from error
+            raise UserCodeError.of(f"{self._what}, loading its own state", error) from error
 
     def _resumes_position(self, sampler: Any, state: Any, graph: Any, first: Items, second: Items) -> bool:
         """Return whether the sampler's state after `first` is a position, resumed with the rest."""
@@ -218,7 +235,7 @@ class SamplerOrder(SampleOrder):
 
     def __len__(self) -> int:
         if not self.is_sized:
-            raise TypeError(f"{self._what} is drawn in blocks: only reading to its end tells how many items it gives")
+            raise TypeError(f"{self._what} is drawn in blocks: its length is unknown until it ends")
         return len(self._items)
 
     def open(self, epoch: int, *, resumed: bool) -> None:
@@ -271,8 +288,8 @@ class SamplerOrder(SampleOrder):
         if (digest := digest_of_items(items)) != self._expected:
             raise NotExact(
                 f"{self._what} gives another order in epoch {epoch} than before the run died (digest {self._expected}, "
-                f"now {digest}). It reads what training changes, and its items cannot be written. Let it give plain "
-                "numbers or text, lists or tuples of them, or start over under another run name."
+                f"now {digest}). It depends on state that training changes, and its items cannot be saved. Let it "
+                f"yield plain numbers or text, lists or tuples of them, or start over under another run name."
             )
 
     def _restore_start(self) -> None:
@@ -286,8 +303,8 @@ class SamplerOrder(SampleOrder):
         if not self._has_warned and self.changed_in_pass() is not None and self.is_sized:
             self._has_warned = True
             log.warning(
-                "training changes %s while its epoch is under way. Here it is run whole at the start of each epoch: "
-                "what changes takes effect with the next one.",
+                "training changes %s during its epoch. Each epoch is drawn as a whole at its start, so changes take "
+                "effect with the next one.",
                 self._what,
             )
         self._is_under_way = False
@@ -500,6 +517,12 @@ def _is_lazy(sampler: Any) -> bool:
     """Return whether `sampler` may draw items one by one, as they are read."""
     iterate = type(sampler).__iter__
     return isgeneratorfunction(iterate) and iterate.__module__.partition(".")[0] != "torch"
+
+
+def _running_generator(sampler: Any) -> str | None:
+    """Return the name of a Python generator that `sampler` holds as attribute, or None."""
+    held = ((name, value) for one in samplers_in(sampler) for name, value in own_dict(one).items())
+    return next((name for name, value in held if isinstance(value, GeneratorType)), None)
 
 
 def _copy_of(sampler: Any, dataset: Any) -> Any:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from midstride.engine.data.in_place_copy import copy_into
 from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.objects.attributes import attributes_of, members_of, set_attribute
 from midstride.engine.objects.generator_search import find_generators
@@ -115,7 +114,7 @@ class SamplerState:
         for path in (path for path in nodes if path in owners):
             own = attributes_of(owners[path])
             for name, node in nodes[path].items():
-                if (value := restore.put(node, own.get(name, MISSING), f"{path}/{name}")) is not MISSING:
+                if (value := restore.value(node, own.get(name, MISSING), f"{path}/{name}")) is not MISSING:
                     set_attribute(owners[path], name, value)
 
     def _values(self) -> State:
@@ -144,14 +143,14 @@ class SamplerState:
         for path, value in wanted.items():
             owner, _, name = path.rpartition("/")
             if path == _ITEMS:
-                copy_into(self._sampler, value)
+                _fill(self._sampler, value, path)
             elif path.startswith(_GENERATORS):
                 set_state(_find(generators, path.removeprefix(_GENERATORS)), value)
             elif name == "":
                 _find(owners, owner).load_state_dict(copy.deepcopy(value))
             elif path not in now or _differ(now[path], value):
                 there = _find(owners, owner)
-                setattr(there, name, copy_into(getattr(there, name, None), value))
+                setattr(there, name, _fill(getattr(there, name, MISSING), value, path))
 
 
 def graph_attributes(sampler: Any, dataset: object) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -195,7 +194,7 @@ def _needs_graph(value: Any) -> bool:
 
 def _find(found: dict[str, Any], name: str) -> Any:
     if name not in found:
-        raise NotExact(f"there is no {name} yet when it is built: create it in __init__")
+        raise NotExact(f"{name} does not exist when it is built: create it in __init__")
     return found[name]
 
 
@@ -207,6 +206,12 @@ def samplers_in(sampler: Any) -> Iterator[Any]:
         yield sampler
         inner = [getattr(sampler, name, None) for name in ("sampler", "batch_sampler")]
         sampler = next((value for value in inner if hasattr(value, "__iter__") and hasattr(value, "__dict__")), None)
+
+
+def _fill(live: Any, saved: Any, path: str) -> Any:
+    """Return `live` made equal to `saved` in place, or else a copy of `saved`."""
+    node = GraphWalk({}, {}).node(copy.deepcopy(saved), path)
+    return GraphRestore(GraphWalk({}, {}), {}, torch.device("cpu")).value(node, live, path)
 
 
 def _has_state_dict(value: Any) -> bool:

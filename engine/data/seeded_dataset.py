@@ -1,12 +1,12 @@
 """Wraps the user's data set and collate_fn, with random numbers by position in the epoch."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
-from midstride.engine.data.bad_samples import BadSample, PartialBatch
+from midstride.engine.data.bad_samples import ON_REQUEST, BadSample, PartialBatch
 from midstride.engine.data.data_check import CheckedSamples, SampleCheck, samples_digest
 from midstride.engine.data.order import BatchRequest
 from midstride.engine.data.rng.per_sample import SampleSeeder
@@ -17,7 +17,7 @@ from midstride.engine.user_code import is_retryable
 
 __all__ = ["Idle", "SeededCollate", "SeededDataset", "WorkerFailure", "format_indices"]
 
-_OWN = frozenset({"dataset", "seeds", "failure", "skips_bad"})
+_OWN = frozenset({"dataset", "seeds", "failure", "skips_bad", "left_out"})
 
 
 class WorkerFailure(NamedTuple):
@@ -61,13 +61,15 @@ class _FetchedBatch(NamedTuple):
 
 
 class SeededDataset(Dataset[Any]):
-    """The user's data set, which reads each sample with random numbers of its own."""
+    """The user's data set, with a seed per sample."""
 
     def __init__(self, dataset: Any, seeds: SampleSeeder) -> None:
         self.dataset = dataset
         self.seeds = seeds
         #: whether samples whose reading raises an error are left out
         self.skips_bad = False
+        #: indices of samples that are not read
+        self.left_out: frozenset[int] = frozenset()
         #: error at the start of the worker
         self.failure: WorkerFailure | None = None
 
@@ -88,6 +90,10 @@ class SeededDataset(Dataset[Any]):
         """Leave out samples whose reading raises an error."""
         self.skips_bad = True
 
+    def leave_out(self, indices: Iterable[int]) -> None:
+        """Read no sample of `indices`."""
+        self.left_out = frozenset(indices)
+
     def set_failure(self, failure: WorkerFailure) -> None:
         """Answer every request with `failure`, since the start of the worker failed."""
         self.failure = failure
@@ -107,7 +113,7 @@ class SeededDataset(Dataset[Any]):
         if self.seeds.side_effects is not None:
             self.seeds.side_effects.begin()
         try:
-            return _FetchedBatch(self.seeds.samples(fetch, self.dataset), fetch)
+            return self._fetched(fetch)
         except UserError as error:
             return WorkerFailure(type(error), str(error))
         except Exception as error:
@@ -118,17 +124,25 @@ class SeededDataset(Dataset[Any]):
             where += self._out_of_range(error, fetch)
             return WorkerFailure.of(where, error)
 
+    def _fetched(self, fetch: BatchRequest) -> _FetchedBatch:
+        if self.left_out and not self.left_out.isdisjoint(fetch.indices):
+            return self._readable(fetch)
+        return _FetchedBatch(self.seeds.samples(fetch, self.dataset), fetch)
+
     def _readable(self, fetch: BatchRequest) -> _FetchedBatch:
         """Return the readable samples of a batch, each with random numbers of its position."""
         samples, bad = list[Any](), list[BadSample]()
         for number, index in enumerate(fetch.indices):
+            if index in self.left_out:
+                bad.append(BadSample(str(index), ON_REQUEST))
+                continue
             one = fetch._replace(first=fetch.first + number * fetch.stride, indices=[index], probe=1)
             try:
                 samples += self.seeds.samples(one, self.dataset)
             except UserError:
                 raise
             except Exception as error:
-                if is_retryable(error):
+                if not self.skips_bad or is_retryable(error):
                     raise
                 bad.append(BadSample(str(index), f"{type(error).__name__}: {error}"))
         return _FetchedBatch(samples, fetch, tuple(bad))

@@ -160,7 +160,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         """
         if set(state_dict) != _KEYS or state_dict["version"] != _VERSION:
             raise UserError(
-                f"no state of a StatefulDataLoader, version {_VERSION}: it has {sorted(state_dict)}, version "
+                f"not a state of a StatefulDataLoader, version {_VERSION}: it has {sorted(state_dict)}, version "
                 f"{state_dict.get('version')!r}; {sorted(_KEYS)} are needed."
             )
         self._resumable = None  # a new reader, since this one may have begun a pass
@@ -193,7 +193,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         samples = state["batch"] * before
         if samples % after:
             raise NotExact(
-                f"the state stands after {samples} samples of its epoch ({state['batch']} batches of {before} over "
+                f"the state is from after {samples} samples of its epoch ({state['batch']} batches of {before} over "
                 f"all ranks), and batches of {after} do not end there. Choose a batch_size with which all ranks "
                 f"together read a divisor of {samples}, such as {before}, or load a state from an epoch's end."
             )

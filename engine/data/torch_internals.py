@@ -6,15 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import RandomSampler, default_collate
+from torch.utils.data import DataLoader, RandomSampler, default_collate
+from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 __all__ = [
+    "end_kept_pass",
     "end_workers",
     "forget_workers",
     "generator_address",
     "has_num_samples",
+    "is_loader_pass",
     "make_worker_info",
     "replace_unsent",
     "set_worker_info",
@@ -69,6 +72,18 @@ def end_workers(iterator: Any) -> None:
     """End the workers of a loader's iterator, if it has any."""
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
+
+
+def is_loader_pass(value: object) -> bool:
+    """Return whether `value` is an iterator of a DataLoader, also of torchdata's."""
+    return isinstance(value, torch_loader._BaseDataLoaderIter)
+
+
+def end_kept_pass(loader: DataLoader[Any]) -> None:
+    """End persistent workers of `loader`; its next pass starts others."""
+    if loader._iterator is not None:
+        end_workers(loader._iterator)
+        loader._iterator = None
 
 
 def forget_workers(iterator: Any) -> None:

@@ -144,13 +144,13 @@ class WorkerData(DataOwners):
                 lost = self.restore(wanted)
             except Exception as error:
                 raise NotExact(
-                    "the data with which the workers of a loader started cannot be restored from the snapshot: "
+                    "the data of a loader's workers cannot be restored from the snapshot: "
                     f"{type(error).__name__}: {error}"
                 ) from error
             if lost:
                 log.warning(
-                    "what the workers of a loader had here when the epoch began cannot be brought back, and they read "
-                    "the rest of it with what there is: %s",
+                    "these values of a loader's workers at the start of the epoch cannot be restored, and the workers "
+                    "read the rest of the epoch with the present ones: %s",
                     ", ".join(f"{path} (was {what})" for path, what in lost.items()),
                 )
             self._start = wanted
@@ -159,7 +159,7 @@ class WorkerData(DataOwners):
 
     @contextmanager
     def _restored_collate(self, start: Nodes) -> Iterator[None]:
-        """Set the collate_fn of `start`, if any, as an object of its own during the block."""
+        """Set the collate_fn of `start`, if any, as a separate object during the block."""
         node, before = start.get(_LOADER, {}).get("collate_fn", MISSING), self._loader.collate_fn
         known = [self._built["collate_fn"], before]
         made = MISSING if node is MISSING else collate_of(node, known, self._collate_walk(), self._anchors())
@@ -212,9 +212,9 @@ class WorkerData(DataOwners):
         self._has_warned = bool(changed)
         if changed:
             log.warning(
-                "%s has changed in memory that the workers of a loader share, while they read ahead: how fast they are "
-                "decides which batch is the first that shows it, in each run anew. Change it between epochs, or read "
-                "with num_workers=0",
+                "%s has changed in memory that the workers of a loader share, while they read ahead. Their speed "
+                "decides which batch shows the change first, so runs differ. Change it between epochs, or set "
+                "num_workers=0",
                 changed[0].replace("/", "."),
             )
 
@@ -289,7 +289,7 @@ def collate_of(node: Any, known: list[Any], walk: GraphWalk, anchors: dict[str, 
     """
     for number, collate in enumerate(known):
         walk.node(collate, f"{number}")
-    made = _SeparateRestore(walk, anchors).put(node, MISSING, _PATH)
+    made = _SeparateRestore(walk, anchors).value(node, MISSING, _PATH)
     if made is not MISSING:
         return made
     kind = node.kind if isinstance(node, Instance) else None
@@ -314,18 +314,18 @@ class _SeparateRestore(GraphRestore):
         self._functions = [value for _, value in walk.seen.values() if isinstance(value, types.FunctionType)]
         self._copies: dict[int, object] = {}
 
-    def use(self, live: Any, path: str, *, fits: bool) -> bool:
+    def claim(self, live: Any, path: str, *, fits: bool) -> bool:
         """Return whether `live` was made here."""
-        return id(live) in self._copies and super().use(live, path, fits=fits)
+        return id(live) in self._copies and super().claim(live, path, fits=fits)
 
     def is_left_out(self, live: Any) -> bool:
         """Return whether there is a live object, which is kept unchanged."""
         return live is not MISSING
 
-    def put(self, node: Any, live: Any, path: str) -> Any:
+    def value(self, node: Any, live: Any, path: str) -> Any:
         """Return the object that `node` describes; the live one for functions is ignored."""
         is_code = isinstance(node, Instance) and node.form == "function"
-        return super().put(node, MISSING if is_code else live, path)
+        return super().value(node, MISSING if is_code else live, path)
 
     def find_function(self, kind: str, code: str | None) -> types.FunctionType | None:
         """Return a copy, with new cells, of the function with that name and code, or None."""

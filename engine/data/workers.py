@@ -34,7 +34,11 @@ __all__ = [
 ]
 
 #: by exit code: what may have been missing
-_HINTS = {-signal.SIGKILL: " (SIGKILL: out of memory?)", -signal.SIGBUS: " (SIGBUS: /dev/shm full?)"}
+_HINTS = {
+    -signal.SIGKILL: " (SIGKILL: out of memory?)",
+    -signal.SIGBUS: " (SIGBUS: /dev/shm full?)",
+    -signal.SIGSEGV: " (SIGSEGV: a library crashed; with num_workers=0 the error names your line)",
+}
 #: seconds that a worker whose connection was cut gets to end
 _ENDS_S = 5.0
 #: whether a loader forks its workers now
@@ -112,8 +116,8 @@ def start_workers(loader: DataLoader[Any], name: str) -> Iterator[Any]:
         raise
     except Exception as error:
         raise UserError(
-            f"the workers of {name} could not be started: {type(error).__name__}: {error}. What is not forked is "
-            "pickled: keep the data set and collate_fn at module level, without open files."
+            f"the workers of {name} could not be started: {type(error).__name__}: {error}. Without fork they are "
+            f"pickled: define the data set and collate_fn at module level, without open files."
         ) from error
     # `next_batch` detects lost workers. torch would raise from a signal handler at any point of the main process, such
     # as in the user's training step or in a snapshot, also for workers that were ended on purpose.

@@ -19,7 +19,9 @@ from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import NotExact, UserError
 from midstride.engine.huggingface.windows import window_loader
 from midstride.engine.loop.feeds import LoopLoader
+from midstride.engine.loop.liveness import attributes_set_in
 from midstride.engine.loop.loop import Loop
+from midstride.engine.metrics.values import OF_TIME
 from midstride.engine.seeds import Generators
 
 __all__ = ["Resumable", "TrainerParts"]
@@ -77,8 +79,6 @@ _COUNTS = (
 )
 #: the same of TRL's Trainers, in addition to the values in `_metrics` that they log next
 _COUNTS_OF_TRL = ("_total_train_tokens",)
-#: logged values that tell of time, and so differ between two runs
-_OF_TIME = ("_runtime", "_per_second")
 
 
 class TrainerParts:
@@ -89,6 +89,8 @@ class TrainerParts:
     """
 
     def __init__(self, trainer: Any) -> None:
+        #: the object whose state this is, with all attributes that the user's classes set
+        self.owner, self.own_names = trainer, _own_names(type(trainer))
         self._trainer = trainer
         self._loaded: dict[str, Any] | None = None
         #: step, loss and metrics of a training that has ended
@@ -144,6 +146,14 @@ class TrainerParts:
         self.output = output
 
 
+def _own_names(kind: type) -> frozenset[str]:
+    """Return the attributes that the user's classes in a Trainer set, and no library's."""
+    own, others = set[str](), set[str]()
+    for one in kind.__mro__:
+        (own if is_user_class(one) else others).update(attributes_set_in(one))
+    return frozenset(own - others)
+
+
 class _EpochsTrained:
     """Number of trained epochs: taken before the state is restored, and used after it."""
 
@@ -152,6 +162,12 @@ class _EpochsTrained:
 
     def __index__(self) -> int:
         return self._trainer.epochs_trained
+
+
+class _LoopOfTrainer(Loop):
+    """The loop of a Trainer, which gives all processes the same seed."""
+
+    seeds_apart = False
 
 
 class Resumable(_Trainer):
@@ -204,10 +220,13 @@ class Resumable(_Trainer):
         if resume_from_checkpoint:
             raise UserError("train(resume_from_checkpoint=...): the run resumes from its own snapshots; leave it out")
         if faults := [*_unsupported(self, trial)]:
-            raise NotExact(f"Resumable does not resume exactly with {', and '.join(faults)}. Leave that out")
+            raise NotExact(
+                f"Resumable does not resume exactly with {', and '.join(faults)}. Leave that out, or train the model "
+                "in a TrainingModule, whose strategies also shard weights"
+            )
         drawn = Generators().state_dict()
         accelerator = "cpu" if self.args.device.type == "cpu" else "gpu"
-        loop = Loop(
+        loop = _LoopOfTrainer(
             self._run_of_loop,
             seed=self.args.seed,
             accelerator=accelerator,
@@ -245,7 +264,7 @@ class Resumable(_Trainer):
         scaler = getattr(self.accelerator, "scaler", None)
         own = [one for one in self.callback_handler.callbacks if is_user_class(type(one))]
         self._loop.keep(
-            model=self.model,
+            model=model,
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             trainer=self._parts,
@@ -307,7 +326,7 @@ class Resumable(_Trainer):
         return batches, self._get_num_items_in_batch(batches, device)
 
     def epoch_of_step(self) -> float:
-        """Return the epoch as a number with a fraction, after the step under way."""
+        """Return the epoch with its fraction, after the current step."""
         steps = min(self._windows.feed.batch * self._window, self._steps_in_epoch)
         return float(self._epoch_number + steps / self._steps_in_epoch)
 
@@ -322,7 +341,7 @@ class Resumable(_Trainer):
         if not self.is_in_train:
             return
         for name, value in logs.items():
-            if name != "epoch" and isinstance(value, (int, float)) and not name.endswith(_OF_TIME):
+            if name != "epoch" and isinstance(value, (int, float)) and not name.endswith(OF_TIME):
                 self._loop.log(name, value)
 
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
@@ -380,22 +399,27 @@ def _callback_of(trainer: Resumable) -> Any:
 
 
 def _unsupported(trainer: Any, trial: Any) -> Iterator[str]:
-    """Yield what a Trainer uses that is not resumed exactly."""
-    args = trainer.args
+    """Yield features in use by a Trainer that do not resume exactly."""
+    args, shares = trainer.args, getattr(trainer.args, "accelerator_config", None)
     named = {
         "DeepSpeed": trainer.is_deepspeed_enabled,
         "FSDP by accelerate": trainer.is_fsdp_enabled,
-        "several processes": args.world_size > 1,
+        "weights that transformers shards": getattr(trainer, "is_distributed_loading_by_transformers", False),
+        "parallelism_config": getattr(args, "parallelism_config", None) is not None,
         f"DataParallel on {args.n_gpu} GPUs": args.n_gpu > 1,
         "auto_find_batch_size": args.auto_find_batch_size,
         "a search of hyperparameters": trial is not None,
         "an IterableDataset": isinstance(trainer.train_dataset, IterableDataset),
         "a Trainer that generates its samples": hasattr(trainer, "_buffered_inputs"),
-        "batches that the sampler balances": getattr(args, "train_sampling_strategy", "") == "balanced",
+        "batches that the sampler balances": getattr(args, "train_sampling_strategy", "") == "batch_rebalance",
+        "split_batches": getattr(shares, "split_batches", False),
+        "dispatch_batches": getattr(shares, "dispatch_batches", False),
+        "even_batches=False": args.world_size > 1 and not getattr(shares, "even_batches", True),
     }
     yield from (name for name, is_used in named.items() if is_used)
     if args.report_to:
         log.warning(
-            "report_to %s: after a death these trackers get rows a second time. loggers= of Resumable get each once",
+            "report_to %s: after an interruption these trackers get rows a second time. Use loggers= of Resumable, "
+            "which sends each row once",
             ", ".join(args.report_to),
         )

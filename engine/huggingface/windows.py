@@ -20,6 +20,8 @@ class WindowSampler:
 
     def __init__(self, batches: Iterable[list[int]], count: int) -> None:
         self.batches, self.count = batches, count
+        #: the process whose share `batches` are, by the names that samplers of torch use; those of accelerate's shards
+        self.rank, self.num_replicas = getattr(batches, "process_index", 0), getattr(batches, "num_processes", 1)
 
     def __len__(self) -> int:
         """Return the number of windows in an epoch."""

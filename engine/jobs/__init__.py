@@ -1,9 +1,7 @@
 """Operations on a job: prepare, check, evaluate, predict, export.
 
-build        from a job to what it names: its module, its data and its Trainer
+build        builds module, data and Trainer of a job
 check        everything that is wrong with a job, found without training: `midstride check`
-dry_run      a job tried for a moment: one step, one batch of each evaluation, in this process alone, nothing
-             kept
 evaluate     evaluate weights on a job's test data, in one process: every sample once
 export_weights  a run's weights in a format of other programs: safetensors, torch.export, ONNX, `from_pretrained`
 operations   operations on a run that need torch or the user's code, each done in a process of its own

@@ -1,4 +1,4 @@
-"""From a job to what it names: its module, its data and its Trainer."""
+"""Builds module, data and Trainer of a job."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from midstride.engine.lightning.adapt import adapt, is_lightning
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import DataModule, TrainingModule
 from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
-from midstride.engine.modules.quantized import load_weights
+from midstride.engine.modules.quantized import load_weights, weights_of
 from midstride.engine.registry.registry import champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.snapshots.reader import weights_at
@@ -102,7 +102,8 @@ def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kin
         make = load_attribute(spec, job.folder or Path.cwd(), key)
         if callable(make) and not _makes(make, kind, Path(job.folder or ".")):
             raise JobError(
-                f"{key}: {spec} is no {kind.__name__}. Name a class that inherits it, or a function: one in the job's "
+                f"{key}: {spec} is not a {kind.__name__}. Name a class that inherits it, or a function: one in the "
+                f"job's "
                 f"folder, or one with the return annotation {kind.__name__}"
             )
         built = adapt(call_with(make, arguments, spec, f"{key}{'.' if '.' in key else '_'}args"))
@@ -138,7 +139,7 @@ def _makes(make: Any, kind: type, folder: Path) -> bool:
 def _load_weights(job: TrainingJob, module: TrainingModule, url: str) -> None:
     try:
         with champion_weights_explained(url):
-            load_weights(module, weights_at(url).state_dict)
+            load_weights(module, weights_at(url).complete(lambda: weights_of(module)))
         return
     except (SnapshotDamaged, SnapshotMissing) as error:
         fault = str(error)

@@ -4,7 +4,7 @@ from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import UserError
+from midstride.engine.errors import SnapshotMissing, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.jobs.build import build_data, build_module, devices_of
 from midstride.engine.modules.module import DataModule, TrainingModule
@@ -20,7 +20,9 @@ __all__ = ["evaluate", "evaluate_with_champion", "of_one_process", "weights_of"]
 
 
 def evaluate(run: Run, weights: str | None = None, step: int | None = None) -> dict[str, float]:
-    """Return the test metrics of a run, which can be in training; {} for a script.
+    """Return the test metrics of a run; of a script, the values that it logged with the weights.
+
+    The run can be in training.
 
     Args:
         run: a run.
@@ -29,19 +31,37 @@ def evaluate(run: Run, weights: str | None = None, step: int | None = None) -> d
         step: the weights of the snapshot at this step instead.
 
     Raises:
-        UserError: there is no such snapshot.
+        UserError: there is no such snapshot, or a script has logged nothing with the weights.
+        SnapshotMissing: no weights were saved; the message names the steps of snapshots.
     """
-    return _test(run.job, weights_of(run, weights) if step is None else _snapshot_at(run, step))
+    try:
+        return _measured(run.job, weights_of(run, weights) if step is None else _snapshot_at(run, step))
+    except SnapshotMissing as error:
+        if run.job.script is None and weights is None and step is None and (steps := _steps(run)):
+            raise SnapshotMissing(f"{error}. Its snapshots can be tested by their step: {steps}") from error
+        raise
+
+
+def _measured(job: TrainingJob, weights: str) -> dict[str, float]:
+    if job.script is None:
+        return _test(job, weights)
+    if not (logged := _logged(job, weights)):
+        raise UserError(
+            f"{job.script} has logged nothing with {weights}, and only the script itself can test: call "
+            "loop.log(name, value), then loop.save_weights()"
+        )
+    return logged
 
 
 def _snapshot_at(run: Run, step: int) -> str:
-    there = run.catalog.snapshots()
-    if found := [snapshot for snapshot in there if snapshot.position.step == step]:
+    if found := [snapshot for snapshot in run.catalog.snapshots() if snapshot.position.step == step]:
         return f"{run.url}/{found[-1].path}"
-    steps = format_names([str(snapshot.position.step) for snapshot in there])
-    raise UserError(
-        f"{run.url} has no snapshot of step {step}: {f'there are those of {steps}' if there else 'it has none'}"
-    )
+    steps = _steps(run)
+    raise UserError(f"{run.url} has no snapshot of step {step}: {f'choose one of {steps}' if steps else 'it has none'}")
+
+
+def _steps(run: Run) -> str:
+    return format_names([str(snapshot.position.step) for snapshot in run.catalog.snapshots()])
 
 
 def weights_of(run: Run, weights: str | None) -> str:
@@ -77,8 +97,6 @@ def evaluate_with_champion(run: Run) -> dict[str, Any]:
 
 
 def _test(job: TrainingJob, weights: str) -> dict[str, float]:
-    if job.script is not None:
-        return {}
     trainer, module, data = of_one_process(job)
     if type(module).test_step is TrainingModule.test_step:
         return {}
@@ -89,7 +107,7 @@ def _test(job: TrainingJob, weights: str) -> dict[str, float]:
 def _logged(job: TrainingJob, weights: str) -> dict[str, float]:
     """Return the values that a script had logged when it saved its weights."""
     with champion_weights_explained(weights):
-        return dict(weights_at(weights).facts["metrics"])
+        return dict(weights_at(weights).facts.get("metrics", {}))  # a snapshot has none
 
 
 def of_one_process(job: TrainingJob) -> tuple[Trainer, TrainingModule, DataModule]:

@@ -1,4 +1,4 @@
-"""Operations on a run that need torch or the user's code, each done in a process of its own.
+"""Operations on a run that need torch or user code, each in a separate process.
 
 An orchestrator must neither load torch nor live with what a user's code leaves behind: threads, devices,
 memory, a crash. `python -m midstride.engine.jobs.operations SESSION OPERATION` does the work and leaves the result in
@@ -22,6 +22,7 @@ from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.processes.preload import preload
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.run import Run
+from midstride.engine.session.crash import crash_file, note_crashes
 from midstride.engine.session.outcome import Outcome, decide, raise_for_outcome
 from midstride.engine.session.session import Session
 
@@ -56,14 +57,14 @@ def run_operation(
     without: Collection[str] = (),
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Run `operation` in a process of its own and return its result.
+    """Run `operation` in a separate process and return its result.
 
     Any exception can interrupt it, and it leaves no process behind.
 
     Args:
         operation: one of `OPERATIONS`.
-        run: what it is about.
-        on_line: gets what the process prints.
+        run: the run.
+        on_line: gets the lines that the process prints.
         stop_if_asked: called ten times a second; an exception that it raises ends the process.
         without: environment variables of ours that the process does not get.
         arguments: further arguments of the operation, as JSON values.
@@ -104,6 +105,7 @@ def main() -> None:
         sys.path.remove(str(Path.cwd()))
     session, operation = Session(sys.argv[1]), sys.argv[2]
     try:
+        note_crashes(crash_file(session.folder, 0))
         document = session.document()
         run = Run.from_document(document)
         make_importable(run.job.folder)

@@ -27,15 +27,15 @@ def relative_paths(job: TrainingJob) -> list[str]:
     for group, arguments in groups.items():
         paths += [(key, text) for key, text in texts_in(arguments, group) if text.startswith(("./", "../"))]
     return [
-        f"{key}: {text!r} is relative, and each run of a deployment starts in a folder of its own: "
-        "write an absolute path, or a URL"
+        f"{key}: {text!r} is relative, and each run of a deployment starts in its own folder: write an absolute "
+        f"path, or a URL"
         for key, text in paths
         if "://" not in text and not text.startswith("/")
     ]
 
 
 def portability_errors(job: TrainingJob, *, nightly: bool = False) -> list[str]:
-    """Return messages about what would fail in a deployment of `job` although it works here.
+    """Return parts of `job` that work here and would fail in a deployment.
 
     The code of the job is imported in a process without the current folder and PYTHONPATH of this shell. With
     `nightly`, the flow that would be deployed is the nightly one.
@@ -44,7 +44,7 @@ def portability_errors(job: TrainingJob, *, nightly: bool = False) -> list[str]:
     try:
         built = run_operation("build", Run(job, job.name), on_line=lambda text: None, without=("PYTHONPATH",))
         if nightly and not built["can be tested"]:
-            faults.append(f"module: {job.module} has no test_step, so nothing tells whether a challenger is better")
+            faults.append(f"module: {job.module} has no test_step, so challengers cannot be compared")
     except EngineError as error:
         faults.append(f"{error}\n  it is importable from here only: put it into {job.folder}, or install it")
     return faults

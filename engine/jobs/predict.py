@@ -78,7 +78,10 @@ def columns_of(batches: Iterable[Any]) -> Columns:
         rows = {name: _array(value, name) for name, value in named.items()}
         if len({len(array) for array in rows.values()}) > 1:
             sizes = ", ".join(f"{len(array)} of {name}" for name, array in rows.items())
-            raise UserError(f"predict_step returned columns of unequal length for batch {number}: {sizes}")
+            raise UserError(
+                f"predict_step returned columns of unequal length for batch {number}: {sizes}. Return "
+                f"one row per sample in each"
+            )
         for name, array in rows.items():
             parts.setdefault(name, []).append(array)
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}

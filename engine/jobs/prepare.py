@@ -12,7 +12,7 @@ __all__ = ["prepare"]
 
 
 def prepare(run: Run) -> FolderListing:
-    """Have the data module prepare its data; return a small manifest of what is there then.
+    """Have the data module prepare its data; return a small manifest of its files.
 
     A data module that keeps its data in `self.folder` (a path or an fsspec URL) can be checked later; of any
     other, nothing is known.

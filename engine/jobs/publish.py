@@ -1,4 +1,4 @@
-"""Publishes champions to the trackers of a job, in a process of its own."""
+"""Publishes champions to the trackers of a job, in a separate process."""
 
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.registry.tracker_promotion import publish_champion

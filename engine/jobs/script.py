@@ -12,6 +12,7 @@ from midstride.engine.config.import_paths import make_importable
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, StopRequested, UserCodeError, UserError
 from midstride.engine.loop.script_job import ScriptJob, running
+from midstride.engine.session.replay_plan import ReplayPlan
 from midstride.engine.world import World
 
 __all__ = ["check_script", "run_script", "try_script"]
@@ -66,14 +67,25 @@ def run_script(running_job: ScriptJob) -> None:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
             _raise_for(end.code, job)
-        except _OF_CODE as error:
-            if running_job.has_begun or isinstance(error, EngineError):
+        except Exception as error:
+            _name_replay(error, running_job)
+            if running_job.has_begun or isinstance(error, EngineError) or not isinstance(error, _OF_CODE):
                 raise
             raise UserCodeError.of(f"{job.script}, before its loop", error) from error
         if not running_job.has_begun:
             raise UserError(
                 f"{job.script} ended before a loop: build Loop() in it, and iterate over loop.epochs or loop.steps"
             )
+
+
+def _name_replay(error: Exception, running_job: ScriptJob) -> None:
+    """Add the command that replays the step to an error of the script in its loop."""
+    progress = running_job.progress
+    is_replay = running_job.is_trial or ReplayPlan.from_environment() is not None
+    if progress is None or progress.finished or not running_job.has_begun or is_replay:
+        return
+    if not isinstance(error, EngineError):
+        error.add_note(f"look into it:  midstride replay {running_job.url} --step {progress.step + 1}")
 
 
 def _raise_for(code: object, job: TrainingJob) -> None:

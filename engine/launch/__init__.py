@@ -1,6 +1,5 @@
 """A world of processes from its start to its end.
 
-beat              signs of life of a launcher, for launchers on other machines
 early_imports     the fork server of a command that trains, started before the command line itself is imported:
                   torch takes longer
 elastic_ranks     the ranks of torch's elastic agent as forks of it: torch is imported once, not by each of them

@@ -6,14 +6,13 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType
 
 from midstride.engine.errors import EngineError, JobError, StoreUnsafe, WorldError
-from midstride.engine.launch.beat import beating, ensure_none_elsewhere
 from midstride.engine.launch.launchers.base import Launcher
 from midstride.engine.launch.launchers.build import build_launcher, world_command
 from midstride.engine.launch.log_lines import without_noise
@@ -23,6 +22,7 @@ from midstride.engine.launch.watchdog import Watchdog
 from midstride.engine.processes.signal_handlers import signal_handlers
 from midstride.engine.processes.supervised_process import SupervisedProcess
 from midstride.engine.runs.ending import ending_of
+from midstride.engine.runs.forked_job import as_forked
 from midstride.engine.runs.run import Run
 from midstride.engine.session.attempts import Attempt
 from midstride.engine.session.events import Event, EventTail
@@ -30,6 +30,7 @@ from midstride.engine.session.outcome import Outcome, decide, not_started
 from midstride.engine.session.requests import GRACE_S, SignalRequests
 from midstride.engine.session.session import Session
 from midstride.engine.slurm import step_tasks
+from midstride.engine.snapshots.beat import beating, ensure_none_elsewhere
 from midstride.engine.snapshots.catalog import RUN_FILES, RUN_FOLDERS
 from midstride.engine.snapshots.holder import ensure_free
 from midstride.engine.snapshots.lease import generations
@@ -71,8 +72,8 @@ def launch(
     the main thread only: in other threads, `stop_if_asked` raises that exception.
 
     Args:
-        run: what is trained; a run that is done already ends again at once.
-        on_line: called with what the world prints, several lines joined, at most every half second.
+        run: the run to train; a done run ends at once.
+        on_line: called with printed lines, several joined, at most every half second.
         on_event: called with each event once.
         stop_if_asked: called ten times a second; an exception that it raises stops the world.
         grace_s: seconds that a world has to take a snapshot and end when it is asked to stop.
@@ -89,8 +90,9 @@ def launch(
         StrategyUnavailable: what starts its processes is not installed; nothing was started.
         SnapshotError: the store does not answer; a retry may help.
     """
-    job = run.job
     _ensure_started_once()
+    run = _opened(run)
+    job = run.job
     launcher = build_launcher(job.world.launched_by, job.folder)
     attempt, before = _begin_attempt(run, None if take_over else partial(_ensure_free, run, on_line, stop_if_asked))
     with Session.held(run.document(attempt.number, attempt.started)) as session:
@@ -151,6 +153,22 @@ def _ensure_free(run: Run, on_line: Callable[[str], object], stop_if_asked: Call
     ensure_none_elsewhere(run.store, on_line, stop_if_asked)
 
 
+def _opened(run: Run) -> Run:
+    """Return `run`, whose store can be written, with the changes of the fork that it is, if any."""
+    with _store_named(run):
+        Store.open(run.url, run.job.store_terms).ensure_writable(RUN_FOLDERS, RUN_FILES)
+        return as_forked(run)
+
+
+@contextmanager
+def _store_named(run: Run) -> Iterator[None]:
+    """Turn errors of an unsafe store in the block into errors that name the job's key."""
+    try:
+        yield
+    except StoreUnsafe as error:
+        raise JobError.of(f"job {run.job.name}", [f"snapshots.url: {error}"]) from error
+
+
 def _begin_attempt(run: Run, ensure: Callable[[], None] | None) -> tuple[Attempt, bytes | None]:
     """Record in the run's folder that another attempt begins, and the job as it is now.
 
@@ -161,19 +179,15 @@ def _begin_attempt(run: Run, ensure: Callable[[], None] | None) -> tuple[Attempt
     Returns:
         The attempt, and the job's document before it, empty if there was none; None if the run was never trained.
     """
-    try:
-        Store.open(run.url, run.job.store_terms).ensure_writable(RUN_FOLDERS, RUN_FILES)
-        store = run.store
-        with store.errors_explained("written"):
-            if ensure is not None:
-                ensure()
-            recover_orphaned_attempts(run)
-            before = run.saved_job() if generations(store) else None
-            attempt = run.attempts.begin()
-            run.save_job()
-        return attempt, before
-    except StoreUnsafe as error:
-        raise JobError.of(f"job {run.job.name}", [f"snapshots.url: {error}"]) from error
+    store = run.store
+    with _store_named(run), store.errors_explained("written"):
+        if ensure is not None:
+            ensure()
+        recover_orphaned_attempts(run)
+        before = run.saved_job() if generations(store) else None
+        attempt = run.attempts.begin()
+        run.save_job()
+    return attempt, before
 
 
 def _withdraw(run: Run, attempt: Attempt, before: bytes, on_line: Callable[[str], object]) -> bool:
@@ -188,7 +202,7 @@ def _withdraw(run: Run, attempt: Attempt, before: bytes, on_line: Callable[[str]
 
 
 class _WorldMonitor:
-    """Passes on what a world prints and its events, and collects what the attempt log records."""
+    """Passes on a world's output and events, and collects the record of the attempt."""
 
     def __init__(
         self,
@@ -216,7 +230,7 @@ class _WorldMonitor:
 
     def snapshot_on_notice(self, notice: str) -> None:
         """Have a snapshot taken, and say why; called by any thread."""
-        self.announce(f"{notice}: a snapshot is taken now; training goes on until it is asked to stop")
+        self.announce(f"{notice}: a snapshot is taken now; training continues until it is asked to stop")
         self._snapshot_asked = True
 
     def announce(self, line: str) -> None:
@@ -255,7 +269,7 @@ class _WorldMonitor:
             try:
                 hand_on()
             except Exception as error:  # it changes no outcome
-                log.warning("what attempt %d said last is not shown: %s", self.attempt.number, error)
+                log.warning("the last lines of attempt %d cannot be shown: %s", self.attempt.number, error)
 
     def outcome(self, processes: int, grace_s: float) -> Outcome:
         """Return how the world ended."""
@@ -316,4 +330,4 @@ def _record_attempt(
     except Exception as error:
         with suppress(OSError):
             session.keep_unrecorded(outcome, str(error))
-        on_line(f"attempt {attempt.number} could not be written down in {run.url}: {error}; its log: {session.log}")
+        on_line(f"attempt {attempt.number} could not be recorded in {run.url}: {error}; its log: {session.log}")

@@ -30,7 +30,7 @@ class Provider:
     Args:
         url: of its metadata server.
         path: of the notice.
-        notice: what the answer says of it; "" if there is none.
+        notice: returns the announcement in an answer; "" without one.
         headers: of the request.
         token_path: where a token is had first, which goes along as `token_header`; "" if there is none.
         token_header: name of the header.
@@ -50,7 +50,7 @@ class Provider:
 
         Raises:
             OSError: the metadata server does not answer.
-            ValueError: its answer is not what the provider documents.
+            ValueError: its answer is not in the provider's documented form.
         """
         url = os.environ.get(self.host_variable) or self.url
         url = url if "://" in url else f"http://{url}"
@@ -116,7 +116,7 @@ class PreemptionWatch:
 
     Args:
         name: of the provider; None if it is not to be asked for.
-        on_notice: called once, in the thread, with a sentence that says what was announced.
+        on_notice: called once, in the thread, with a sentence on the announcement.
         on_silence: called once, in the thread, with a sentence, should the metadata server not answer.
     """
 

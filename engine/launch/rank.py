@@ -21,6 +21,7 @@ from midstride.engine.launch.watchdog import DUMP_STACKS
 from midstride.engine.processes.lifetime import die_with_parent, tie_to_parent
 from midstride.engine.processes.preload import preload
 from midstride.engine.runs.run import Run
+from midstride.engine.session.crash import crash_file, note_crashes, show_crashes
 from midstride.engine.session.heartbeat import Heartbeat, Phase
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.session import Session
@@ -78,6 +79,8 @@ class RankProcess:
     def run(self) -> int:
         """Train as the session says; write how it ended, and return the exit code."""
         _put_sockets_into(self.session.folder)
+        with contextlib.suppress(OSError):  # a full disk, which is told elsewhere
+            note_crashes(crash_file(self.session.folder, self.world.rank))
         self._heartbeat = Heartbeat.of(self.world)  # kept: the launcher wants to know our process from here on
         if decided := self.session.outcomes():
             # Some rank has ended already: to go and meet the others now would be to wait for it in vain.
@@ -135,7 +138,7 @@ def _prepare_imports(run: Run) -> None:
 
 
 def _train(run: Run, follow: "Callable[[Trainer | ScriptJob], object]") -> None:
-    """Train what the job of `run` names.
+    """Train the module of the job of `run`.
 
     Before the first step, `follow` gets the object that counts steps. The launcher has checked that the run is free.
     """
@@ -178,6 +181,7 @@ def train_as_rank(run: Run, world: World) -> Outcome:
 
     die_with_parent(os.getppid())
     _prepare_process()
+    show_crashes()  # no launcher of ours does
     trainings: list[Trainer | ScriptJob] = []
     try:
         if world.is_first:

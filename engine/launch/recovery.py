@@ -27,7 +27,7 @@ def recover_orphaned_attempts(run: Run) -> list[Attempt]:
 
     Where one was killed, its supervisor stopped the world, which wrote how far it got; where the store did not take
     down how the attempt ended, the launcher kept that in the session. `launch` calls it before a new
-    attempt. What is left of deleted runs is removed.
+    attempt. Sessions of deleted runs are removed.
     """
     attempt_log = run.attempts
     lost = {_key(attempt): attempt for attempt in attempt_log.attempts() if attempt.outcome == "lost"}
@@ -41,7 +41,7 @@ def recover_orphaned_attempts(run: Run) -> list[Attempt]:
         try:
             attempt, outcome, ended = _outcome_of(session, begun, run.job)
         except Exception as error:
-            log.warning("what is left of attempt %d in %s cannot be read: %s", number, session.folder, error)
+            log.warning("the files of attempt %d in %s cannot be read: %s", number, session.folder, error)
             continue
         settled.append(attempt_log.record(attempt, outcome, ending_of(attempt, outcome), ended=ended))
         session.remove()
@@ -76,7 +76,7 @@ def _still_running(session: Session) -> bool:
 
 
 def _outcome_of(session: Session, attempt: Attempt, job: TrainingJob) -> tuple[Attempt, Outcome, float | None]:
-    """Return what the world in `session` made of `attempt`, how it ended, and when."""
+    """Return `attempt` with the events of the world in `session`, its outcome and its end."""
     events, outcomes = EventTail(session.events).new(), session.outcomes()
     ended = max([event.time for event in events] + [said.time for said in outcomes], default=None)
     return functools.reduce(Attempt.after, events, attempt), _outcome_left(session, outcomes, job), ended
@@ -86,7 +86,7 @@ def _outcome_left(session: Session, outcomes: list[Outcome], job: TrainingJob) -
     """Return the outcome with why it was not recorded when the world ended."""
     if unrecorded := session.unrecorded():
         outcome, said = unrecorded
-        why = f"written down late: the store did not take down how this attempt ended ({said})"
+        why = f"recorded late: the store did not accept the end of this attempt ({said})"
         return replace(outcome, error="\n".join(filter(None, (outcome.error, why))))
     outcome = decide(outcomes, None, session.ranks or job.world.processes)
     why = "the process that launched this world was killed"

@@ -25,7 +25,9 @@ WINDOW_S = 30.0  # over which ranks are compared
 _BATCHES = 20  # that every rank must have done in it
 _SLOW_FACTOR = 1.5  # a straggler takes so many times as long as the others,
 _SLOW_SHARE = 0.1  # and they wait for it for this share of the time
-_STACKS_S = 0.5  # that a rank gets to write its stacks
+_LOOK_S = 0.1  # between two looks at the log to which a rank writes its stacks
+_LOOKS = 4  # so many looks without growth: it has written them
+_NO_STACKS_S = 4.0  # the longest wait for them
 _LONGEST_GAP_S = 2.0  # between two looks of a process that runs
 
 _DOING = {
@@ -62,9 +64,9 @@ class Hang:
     """A world that makes no progress.
 
     Args:
-        words: a message: what has not happened, and for how long.
+        words: a message on the missing event and its time limit.
         ranks: the ranks that the others wait for, as far as heartbeats tell.
-        why: what is known about these ranks; "" if there are none.
+        why: text on these ranks; "" if there are none.
     """
 
     words: str
@@ -82,9 +84,9 @@ class Hang:
 
 
 class RunningClock:
-    """Seconds in which this process ran, as it is called twice a second or more.
+    """A clock of the seconds in which this process ran, called twice a second or more.
 
-    A machine, a container or a job of Slurm's may be suspended as a whole: ranks that did nothing then do not hang.
+    Ranks of a suspended machine, container or Slurm job do not count as hanging.
     """
 
     def __init__(self) -> None:
@@ -204,12 +206,28 @@ def _waited_for(readings: list[HeartbeatReading]) -> tuple[tuple[int, ...], str]
 def write_stacks(ranks: Mapping[int, HeartbeatReading], log: Path) -> None:
     """Make this machine's ranks write the Python stacks of all threads to `log`, their output."""
     for rank, reading in ranks.items():
-        doing = "suspended: it writes nothing" if is_suspended(reading.pid) else reading.phase.name.lower()
+        suspended = is_suspended(reading.pid)
+        doing = "suspended: it writes nothing" if suspended else reading.phase.name.lower()
         with log.open("ab") as file:
             file.write(f"\n--- rank {rank}, process {reading.pid}, {doing}\n".encode())
+            size = file.tell()
         try:
             if reading.pid:
                 os.kill(reading.pid, DUMP_STACKS)
-                time.sleep(_STACKS_S)
+                if not suspended:
+                    _wait_for_stacks(log, size)
         except ProcessLookupError:
             continue
+
+
+def _wait_for_stacks(log: Path, before: int) -> None:
+    """Wait until `log` has grown from `before` bytes and grows no more.
+
+    That takes seconds on a busy machine.
+    """
+    until, size, looks = time.monotonic() + _NO_STACKS_S, before, 0
+    while looks < _LOOKS and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        found = log.stat().st_size
+        looks = looks + 1 if before < found == size else 0
+        size = found

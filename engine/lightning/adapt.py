@@ -115,7 +115,7 @@ def _ensure_no_iterator(kind: type, name: str) -> None:
     """Raise UserError for a step with `dataloader_iter`, whose prefetched data cannot resume."""
     if "dataloader_iter" in inspect.signature(getattr(kind, name)).parameters:
         raise UserError(
-            f"{kind.__name__}.{name} takes dataloader_iter, and a step is given a batch here. Write "
+            f"{kind.__name__}.{name} takes dataloader_iter, but midstride passes a batch to each step. Write "
             f"{name}(self, batch, batch_idx), or let several loaders give one batch (CombinedLoader)"
         )
 

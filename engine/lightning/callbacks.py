@@ -1,6 +1,7 @@
 """Callbacks derived from Lightning's, and counterparts of Lightning's own callbacks."""
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,25 @@ class LightningCallback(Callback):
 
     def trainer_view(self, trainer: "TrainerInterface") -> Any:
         """Return `trainer` with the attributes of Lightning's Trainer."""
+        _TRAINERS[self] = weakref.ref(trainer)
         return LightningTrainer(trainer)
+
+    def _running_module(self) -> Any:
+        trainer = _TRAINERS[self]()
+        assert trainer is not None  # it calls the hook that logs
+        return trainer.module
+
+    def log(self, *given: Any, **options: Any) -> None:
+        """Log a value by the module of the current call; arguments are those of its `log`."""
+        self._running_module().log(*given, **options)
+
+    def log_dict(self, *given: Any, **options: Any) -> None:
+        """Log several values; arguments are those of the module's `log_dict`."""
+        self._running_module().log_dict(*given, **options)
+
+
+#: a callback -> the Trainer of its newest call
+_TRAINERS: "weakref.WeakKeyDictionary[LightningCallback, weakref.ref[TrainerInterface]]" = weakref.WeakKeyDictionary()
 
 
 #: Lightning's callbacks that are left out, with a line in the log
@@ -30,18 +49,15 @@ _LEFT_OUT = frozenset({"ModelSummary", "RichModelSummary", "ProgressBar", "RichP
 _IN_THE_MODULE = "do it in a hook of the module, where its state is kept"
 #: Lightning's callbacks that need internals of its Trainer -> what to use instead
 _REFUSED = {
-    "BaseFinetuning": "freeze in setup, unfreeze and add_param_group in on_train_epoch_start",
-    "BackboneFinetuning": "freeze in setup, unfreeze and add_param_group in on_train_epoch_start",
+    "BaseFinetuning": "use midstride's Unfreeze",
+    "BackboneFinetuning": "use midstride's Unfreeze",
     "BasePredictionWriter": "write what predict returns",
     "BatchSizeFinder": "choose the batch size before the run: it is part of what a run is",
     "DeviceStatsMonitor": "run torch.profiler, or log what torch.cuda.memory_stats() says in a hook",
-    "GradientAccumulationScheduler": "for windows that change, set automatic_optimization = False and call "
-    "optimizer.step() in training_step where a window ends",
     "LearningRateFinder": "choose the learning rate before the run",
-    "OnExceptionCheckpoint": "snapshots are on by default, and a failed run goes on from the newest",
+    "OnExceptionCheckpoint": "snapshots are on by default, and a failed run resumes from the newest",
     "StochasticWeightAveraging": "use WeightAveraging, with torch.optim.swa_utils.SWALR as scheduler",
-    "ThroughputMonitor": "the report of a run has its steps per second",
-    "Timer": "say max_steps; send SIGTERM to stop after a time, and the same run again goes on",
+    "ThroughputMonitor": "use midstride's Throughput; the report of a run has its steps per second",
 }
 
 
@@ -66,13 +82,15 @@ def with_counterparts(callbacks: Any, adapt: Callable[[Any], Any]) -> list[tuple
             adapted = adapt(callback)
             found.append((callback, adapted))
             if not (adapted is None or isinstance(adapted, Callback)):
-                faults.append(f"callbacks: should be objects of classes derived from Callback, not {callback!r}")
+                name = callback.__name__ if isinstance(callback, type) else ""
+                given = f"the class {name}: make one, {name}(...)" if name else repr(callback)
+                faults.append(f"callbacks: should be objects of classes derived from Callback, not {given}")
         elif type(callback).__name__ != own and not _overrides_allowed(type(callback), own):
             faults.append(_fault(f"{type(callback).__name__}, derived from Lightning's {own},", own))
         elif own in COUNTERPARTS:
             found.append((callback, adapt(COUNTERPARTS[own](callback, faults))))
         elif own in _LEFT_OUT:
-            log.info("%s: leave it out, the progress bar and the report are midstride's", own)
+            log.info("%s is ignored, since midstride has its own progress bar and report: leave it out", own)
         else:
             faults.append(_fault(own, own))
     if faults:
@@ -100,4 +118,4 @@ def _overrides_allowed(kind: type, own: str) -> bool:
 
 
 def _fault(who: str, own: str) -> str:
-    return f"callbacks: {who} needs the inside of Lightning's Trainer: {_REFUSED.get(own, _IN_THE_MODULE)}"
+    return f"callbacks: {who} needs internals of Lightning's Trainer: {_REFUSED.get(own, _IN_THE_MODULE)}"

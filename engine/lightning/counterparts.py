@@ -1,5 +1,6 @@
 """The counterparts of Lightning's own callbacks, and the attributes of those after a run."""
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -7,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from midstride.engine.lightning.checkpoint import exported_path
+from midstride.engine.lightning.lightning_internals import rates_of
 from midstride.engine.modules.averaging import WeightAveraging
 from midstride.engine.modules.callbacks import Callback, LearningRateMonitor
 from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
+from midstride.engine.modules.schedules import GradientAccumulationScheduler
+from midstride.engine.modules.timers import Timer
 
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
+    from midstride.engine.modules.module import TrainingModule
 
-__all__ = ["COUNTERPARTS", "MAY_OVERRIDE", "lightning_callbacks", "update_lightning_callbacks"]
+__all__ = ["COUNTERPARTS", "MAY_OVERRIDE", "LightningRates", "lightning_callbacks", "update_lightning_callbacks"]
 
 log = logging.getLogger(__name__)
 
@@ -35,22 +40,52 @@ def _early_stopping(given: Any, faults: list[str]) -> Callback:
 
 def _model_checkpoint(given: Any, faults: list[str]) -> Callback | None:
     """Return a callback that saves the best weights; None without a monitor."""
-    if given.dirpath or given.filename:
+    if given.dirpath or (given.filename and given.save_top_k <= 1):
         where = f"dirpath={str(given.dirpath)!r}" if given.dirpath else f"filename={given.filename!r}"
         log.warning("ModelCheckpoint(%s) is not used: weights are in the folder of the run, see best_model_path", where)
     if given.monitor is None:
         return None
-    if given.save_top_k not in (0, 1):
-        log.warning("ModelCheckpoint(save_top_k=%s): the best weights alone are kept, in best/", given.save_top_k)
+    if given.save_top_k < 0:
+        log.warning("ModelCheckpoint(save_top_k=%s): only the best weights are kept, in best/", given.save_top_k)
     at_epoch_end = vars(given)["_save_on_train_epoch_end"]
-    return BestCheckpoint(given.monitor, given.mode, check_on_train_epoch_end=at_epoch_end)
+    several: dict[str, Any] = {"k": given.save_top_k, "filename": given.filename} if given.save_top_k > 1 else {}
+    return BestCheckpoint(given.monitor, given.mode, check_on_train_epoch_end=at_epoch_end, **several)
+
+
+_READINGS = ("lrs", "last_momentum_values", "last_weight_decay_values")
+
+
+class LightningRates(LearningRateMonitor):
+    """Logs rates, momentum and weight decay under the names of Lightning's monitor: "lr-Adam".
+
+    Args:
+        given: a LearningRateMonitor of Lightning's.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._reader = copy.copy(given)
+        vars(self._reader).update({name: {} for name in _READINGS})
+
+    @property
+    def readings(self) -> dict[str, Any]:
+        """The attributes of Lightning's monitor, with the newest values."""
+        return {name: dict(vars(self._reader)[name]) for name in _READINGS}
+
+    def on_train_batch_start(
+        self, trainer: "TrainerInterface", module: "TrainingModule", batch: Any, batch_idx: int
+    ) -> None:
+        """Log the values that Lightning's monitor reads, in the row of this batch's step."""
+        asked = self._reader.logging_interval
+        is_due = {"epoch": asked != "step" and batch_idx == 0, "step": asked != "epoch"}
+        for interval in (interval for interval in is_due if is_due[interval]):
+            for name, value in rates_of(self._reader, trainer, "any" if asked else interval).items():
+                trainer.metric_logger.rows.set_next(name, float(value))
+        for rates in self._reader.lrs.values():
+            del rates[:-1]  # it would keep those of all steps, in each snapshot
 
 
 def _learning_rate_monitor(given: Any, faults: list[str]) -> Callback:
-    for name in ("log_momentum", "log_weight_decay"):
-        if getattr(given, name, False):
-            log.warning("LearningRateMonitor(%s=True): learning rates alone are logged; log it in a hook", name)
-    return LearningRateMonitor()
+    return LightningRates(given)
 
 
 def _lambda_callback(given: Any, faults: list[str]) -> Any:
@@ -67,6 +102,17 @@ def _function_call(name: str) -> Callable[..., Any]:
     return lambda self, *given: self.functions[name](*given)
 
 
+def _timer(given: Any, faults: list[str]) -> Callback | None:
+    """Return a timer that ends the training; None if the given one only measures."""
+    own = vars(given)
+    interval = getattr(own["_interval"], "value", own["_interval"])  # a text, or an enum of Lightning's
+    return None if own["_duration"] is None else Timer(own["_duration"], interval)
+
+
+def _accumulation(given: Any, faults: list[str]) -> Callback:
+    return GradientAccumulationScheduler(given.scheduling)
+
+
 class LightningAveraging(WeightAveraging):
     """Averages when Lightning's callback says so.
 
@@ -80,7 +126,7 @@ class LightningAveraging(WeightAveraging):
         self._given = given
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Return what the given callback returns."""
+        """Return the result of the given callback."""
         return bool(self._given.should_update(step_idx=step_idx, epoch_idx=epoch_idx))
 
 
@@ -92,9 +138,11 @@ def _weight_averaging(given: Any, faults: list[str]) -> Callback:
 COUNTERPARTS: dict[str, Callable[[Any, list[str]], Any]] = {
     "EMAWeightAveraging": _weight_averaging,
     "EarlyStopping": _early_stopping,
+    "GradientAccumulationScheduler": _accumulation,
     "LambdaCallback": _lambda_callback,
     "LearningRateMonitor": _learning_rate_monitor,
     "ModelCheckpoint": _model_checkpoint,
+    "Timer": _timer,
     "WeightAveraging": _weight_averaging,
 }
 #: class of Lightning's -> methods that a derived class may override
@@ -110,15 +158,39 @@ def lightning_callbacks(trainer: "TrainerInterface", kind: str) -> list[Any]:
 def update_lightning_callbacks(trainer: "TrainerInterface") -> None:
     """Copy attributes such as `best_model_path` from counterparts to Lightning's callbacks."""
     for given, counterpart in trainer.callback_pairs:
-        if isinstance(counterpart, EarlyStopping):
-            vars(given).update(_early_stopping_attributes(counterpart))
+        if isinstance(counterpart, Timer) and given is not None:
+            vars(given)["_offset"] = counterpart.elapsed
+        elif isinstance(counterpart, LightningRates):
+            vars(given).update(counterpart.readings)
+        elif isinstance(counterpart, EarlyStopping):
+            vars(given).update(_early_stopping_attributes(given, counterpart, trainer.progress.why))
         elif type(given).__name__ == "ModelCheckpoint" and trainer.run_url is not None:
             vars(given).update(_model_checkpoint_attributes(trainer.run_url.rstrip("/"), counterpart))
 
 
-def _early_stopping_attributes(stopping: EarlyStopping) -> dict[str, Any]:
+#: words in the reason of our stop -> name of Lightning's reason; the last has none of its own
+_STOPPING_REASONS = {
+    "": "NOT_STOPPED",
+    "has not improved": "PATIENCE_EXHAUSTED",
+    "past stopping_threshold": "STOPPING_THRESHOLD",
+    "past divergence_threshold": "DIVERGENCE_THRESHOLD",
+    "is ": "NON_FINITE_METRIC",
+}
+
+
+def _early_stopping_attributes(given: Any, stopping: EarlyStopping, ended: str) -> dict[str, Any]:
+    """Return what the given callback says of a fit that ended for the reason `ended`."""
     counts = {"wait_count": stopping.wait_count, "stopped_epoch": stopping.stopped_epoch}
-    return {"best_score": torch.tensor(stopping.best), **counts}
+    found = {"best_score": torch.tensor(stopping.best), **counts}
+    reason: Any = getattr(given, "stopping_reason", None)
+    if reason is None:  # of Lightning before 2.6
+        return found
+    stopped = f"early stopping: {stopping.monitor} "
+    why = ended.removeprefix(stopped) if ended.startswith(stopped) else ""
+    reasons: Any = type(reason)  # an enum
+    name = next(name for words, name in _STOPPING_REASONS.items() if (words in why if words else not why))
+    message = f"Monitored metric {stopping.monitor} {why}" if why else None
+    return {**found, "stopping_reason": reasons[name], "stopping_reason_message": message}
 
 
 def _model_checkpoint_attributes(run: str, best: Callback | None) -> dict[str, Any]:
@@ -128,6 +200,8 @@ def _model_checkpoint_attributes(run: str, best: Callback | None) -> dict[str, A
     if isinstance(best, BestCheckpoint):
         has_any = best.best_step >= 0
         path, score = (exported_path(run, "best"), torch.tensor(best.best)) if has_any else ("", None)
-        kept = {path: score} if has_any else {}
+        several: dict[str, Any] = {best.path_of(run, name): torch.tensor(value) for value, _, name in best.kept}
+        path = next(iter(several), path)
+        kept = several or ({path: score} if has_any else {})
         found |= {"best_model_path": path, "best_model_score": score, "current_score": score, "best_k_models": kept}
     return found

@@ -12,16 +12,16 @@ from torch import Tensor
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.lightning.counterparts import lightning_callbacks
 from midstride.engine.modules.interface import TrainerInterface
+from midstride.engine.modules.schedules import window_of
 
 __all__ = ["LightningStrategy", "LightningTrainer"]
 
 #: attributes of Lightning's Trainer that are constant here
 _CONSTANTS: dict[str, Any] = {
-    **dict.fromkeys(("barebones", "fast_dev_run", "interrupted", "received_sigterm", "sanity_checking"), False),
-    **dict.fromkeys(("num_sanity_val_steps", "overfit_batches", "reload_dataloaders_every_n_epochs"), 0),
-    **dict.fromkeys(("ckpt_path", "max_time", "profiler", "progress_bar_callback"), None),
+    **dict.fromkeys(("interrupted", "received_sigterm", "sanity_checking"), False),
+    **dict.fromkeys(("num_sanity_val_steps", "reload_dataloaders_every_n_epochs"), 0),
+    **dict.fromkeys(("ckpt_path", "profiler", "progress_bar_callback"), None),
     **dict.fromkeys(("enable_autolog_hparams", "enable_validation"), True),
-    "limit_predict_batches": 1.0,
     "log_every_n_steps": 1,
 }
 _AFTERWARDS = "call it on the Trainer, once the fit is over"
@@ -56,6 +56,8 @@ class LightningTrainer:
             return getattr(self._trainer.options, name)
         if name in _CONSTANTS:
             return _CONSTANTS[name]
+        if name in ("barebones", "fast_dev_run"):
+            return self._trainer.arguments[name]
         if _is_ours(name):
             return getattr(self._trainer, name)
         if name in (users := self._trainer.set_by_users()):
@@ -107,6 +109,11 @@ class LightningTrainer:
         return {**values, **logger.evaluation_values}
 
     @property
+    def accumulate_grad_batches(self) -> int:
+        """The batches of this epoch that make one optimizer step."""
+        return window_of(self._trainer.options, self._trainer.callbacks, self._trainer.progress.epoch)
+
+    @property
     def precision(self) -> str:
         """The precision by Lightning's name, such as "bf16-mixed"."""
         return self._trainer.precision
@@ -137,6 +144,16 @@ class LightningTrainer:
     def num_val_batches(self) -> list[float]:
         """Batches of each validation loader; infinite if the number is unknown."""
         return [_known(batches) for batches in self._trainer.num_val_batches]
+
+    @property
+    def test_dataloaders(self) -> Any:
+        """The loaders of a test as they were given; None without any."""
+        return self._trainer.given_loaders.get("test")
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        """The loaders of a prediction as they were given; None without any."""
+        return self._trainer.given_loaders.get("predict")
 
     @property
     def lightning_module(self) -> Any:
@@ -197,9 +214,13 @@ class LightningTrainer:
 
     @property
     def state(self) -> SimpleNamespace:
-        """Running call: `fn` is "fit", "validate", ...; `stage` in a fit "train" or "validate"."""
-        stage = self._trainer.metric_logger.stage
-        return SimpleNamespace(fn="fit" if self._trainer.is_fitting else stage, stage=stage)
+        """Current or last call.
+
+        `fn`, None before the first; `stage`, in a fit "train" or "validate"; `status`.
+        """
+        stage, status = self._trainer.metric_logger.stage, self._trainer.status
+        ends = {"finished": status == "finished", "stopped": status in ("finished", "interrupted")}
+        return SimpleNamespace(fn=self._trainer.verb or None, stage=stage, status=status, **ends)
 
     @property
     def logger(self) -> Any:
@@ -218,8 +239,10 @@ class LightningTrainer:
 
     @property
     def default_root_dir(self) -> str:
-        """Folder or URL of the run; without a run, the working directory."""
-        return self._trainer.run_url or str(Path.cwd())
+        """The folder given to the Trainer; else folder or URL of the run, or the working directory."""
+        if not (given := self._trainer.arguments.get("default_root_dir")):
+            return self._trainer.run_url or str(Path.cwd())
+        return given if "://" in str(given) else str(Path(given).expanduser())
 
     @property
     def training(self) -> bool:
@@ -271,8 +294,8 @@ class LightningStrategy:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"trainer.strategy.{name} is Lightning's own; there are barrier, broadcast, reduce and root_device, and "
-            "self.all_gather of a module"
+            f"trainer.strategy.{name} is not supported: use barrier, broadcast, reduce or root_device, or "
+            f"self.all_gather of the module"
         )
 
     @property

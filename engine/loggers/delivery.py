@@ -288,8 +288,8 @@ class DeliveryProcess:
             self._error = (str(error).splitlines() or [type(error).__name__])[0]
             if not self._is_away:
                 print(
-                    f"{self._name}: {type(error).__name__}: {self._error}. The training goes on; what is logged is "
-                    "sent when the tracker is there again",
+                    f"{self._name}: {type(error).__name__}: {self._error}. Training continues; rows are sent once "
+                    f"the tracker responds",
                     file=sys.stderr,
                     flush=True,
                 )

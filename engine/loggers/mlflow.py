@@ -77,7 +77,7 @@ class MLflowLogger(Logger):
         return step or 0
 
     def log_rows(self, rows: Sequence[Row]) -> None:
-        """Send rows, and in the same request up to where the run is sent by now."""
+        """Send rows, and in the same request the step up to which the run is sent."""
         from mlflow.entities import Metric, RunTag
 
         now_s, times = time.time(), self._run.times if self._run else RowTimes()
@@ -220,7 +220,7 @@ def _name(key: str) -> str:
 
 
 def _requests(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield rows in groups of one request. A row with too many metrics is a group of its own."""
+    """Yield rows in groups, one per request. A row with too many metrics is one group."""
     group: list[Row] = []
     metrics = 0
     for row in rows:

@@ -43,7 +43,7 @@ class TensorBoardLogger(Logger):
         self._concluded: set[bytes] = set()
 
     def open(self, run: LoggedRun, rows: CommittedRows) -> int:
-        """Open the event file; one with rows that are not the run's any more is written anew.
+        """Open the event file; rewrite it if it has rows that the run has dropped.
 
         Raises:
             UserError: the runs are in no folder, and no `log_dir` is given; or that has another run of the same name.
@@ -100,7 +100,7 @@ class TensorBoardLogger(Logger):
             return Path(self._log_dir) / run.name
         if "://" in run.url:
             raise UserError(
-                f"the event file cannot lie beside the run, at {run.url}: name a folder, "
+                f"the event file cannot be written beside the run, at {run.url}: name a folder, "
                 "loggers: [{tensorboard: {log_dir: /path}}]"
             )
         return Path(run.url)

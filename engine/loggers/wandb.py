@@ -112,5 +112,5 @@ class WandbLogger(Logger):
 
 
 def _id(run: LoggedRun) -> str:
-    """Return the id of the W&B run, different for runs of one name started anew or elsewhere."""
+    """Return the id of the W&B run, which differs between runs of one name."""
     return f"{run.name}-{(run.run_id or xxhash.xxh3_64_hexdigest(run.url.encode()))[:8]}"

@@ -6,6 +6,7 @@ frames     the frames of a script: which one iterates over a loop, and how it le
 kept       the objects that a loop keeps
 liveness   live variables: those that an iteration leaves to the next one, by bytecode
 loop       `Loop`, which scripts use
+replay     follows the plan of a replay up to a step
 script_job  the job that runs a script, and what its `Loop` takes from it
 state      the state of a loop: its parts, and the facts that each snapshot repeats
 variables  names the variables of a script that change in training and that no snapshot holds

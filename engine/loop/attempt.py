@@ -11,6 +11,7 @@ from midstride.engine.checkpointing.checkpointer import Checkpointer
 from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.checkpointing.run_state import RunState
 from midstride.engine.checkpointing.run_store import Resume
+from midstride.engine.checkpointing.step_trace import StepTrace
 from midstride.engine.data.data_check import ensure_same_data
 from midstride.engine.errors import JobError, NotExact, SnapshotDamaged, SnapshotMissing
 from midstride.engine.loop.feeds import Feed
@@ -63,13 +64,14 @@ class Attempt:
         self._boundary = StepBoundary(context, self.checkpointer)
         self._objects, self._heartbeat = objects, context.heartbeat
         self._variables, self._watch = variables, VariableWatch(variables)
-        self._on_fetch = context.faults_at("fetch")
+        self._on_fetch, self._on_batch = context.faults_at("fetch"), context.faults_at("batch")
         #: the loader that leads the running epoch; None before it was asked for a batch, and after its pass
         self._leader: Feed | None = None
         #: whether a pass of this epoch was led to its end, or left
         self._was_led = False
         self._has_led = False
-        self._compared: list[Feed] = []  #: loaders whose first batches were compared
+        self._has_named_epochs = False  #: whether an epoch without a leader was named
+        self._compared: list[Feed] = []  #: loaders whose samples were compared
         #: whether the script is at work on a batch of the leader
         self.in_batch = False
         #: whether the state has to be restored once more, where the pass of the snapshot goes on
@@ -82,19 +84,21 @@ class Attempt:
         """Ask for a stop at the first batch of this attempt, which tries a script."""
         self._is_trial = True
 
-    def resume(self, resume: Resume, *, take_over: bool, weights: str | None) -> None:
-        """Restore the newest good snapshot, or that of `resume`; without one, begin from `weights`.
+    def resume(self, resume: Resume, *, take_over: bool, weights: str | None) -> bool:
+        """Restore the newest good snapshot, or that of `resume`; return whether there is one.
+
+        Without one, load `weights`.
 
         Raises:
             JobError: the weights do not fit.
         """
-        if self.checkpointer.resume(resume, take_over=take_over):
-            self._check_kept()
-            self._restores_again = self.progress.in_epoch and bool(self.position.lead)
-        else:
+        if not self.checkpointer.resume(resume, take_over=take_over):
             if weights is not None:
                 self._load(weights)
-            self._seed_apart()
+            return False
+        self._check_kept()
+        self._restores_again = self.progress.in_epoch and bool(self.position.lead)
+        return True
 
     def _load(self, weights: str) -> None:
         try:
@@ -115,7 +119,7 @@ class Attempt:
                     f"its new one. Write loop.state.{name} = ..., and use it as loop.state.{name}"
                 )
 
-    def _seed_apart(self) -> None:
+    def seed_apart(self) -> None:
         """Seed each rank by its number if all would draw the same numbers."""
         if self.context.world.size == 1:
             return
@@ -171,7 +175,7 @@ class Attempt:
             self._leave(feed)
 
     def _restore_again(self) -> None:
-        """Undo what the script has done since the restore, from the start of the epoch to this pass."""
+        """Undo the script's changes since the restore, from the start of the epoch to this pass."""
         self._restores_again = False
         continues = {feed: feed.continues for feed in self._objects.feeds.feeds}
         self.checkpointer.restore_again()
@@ -181,19 +185,30 @@ class Attempt:
     def _begin_batch(self, feed: Feed, batch: Any) -> None:
         if feed.batch == 1 and (planned := feed.reader.planned_indices()) is not None:
             self._samples.plan(self.progress.epoch, planned)
-        if self.context.world.size > 1 and feed not in self._compared:
-            self._compare_ranks(feed)
-        self._metric_logger.begin_batch(batch)
+        self.compare_data(feed, among_ranks=True)
+        self._metric_logger.begin_batch(batch, feed.reader.weight)
         self._count = feed.reader.last_samples or samples_in(batch)
         self.in_batch = True
+        for watch in self._on_batch:
+            watch(feed.reader.last_indices, batch)
         if self._is_trial:
             self.context.requests.stop()
 
-    def _compare_ranks(self, feed: Feed) -> None:
-        """Compare the first batches of the ranks; called once for each loader."""
+    def compare_data(self, feed: Feed, *, among_ranks: bool) -> None:
+        """Compare samples with those of an earlier attempt, once for each loader.
+
+        Args:
+            feed: the loader, which has read one batch.
+            among_ranks: whether all ranks read it now, and compare their data.
+        """
+        if feed in self._compared:
+            return
         self._compared.append(feed)
-        everyone = self.context.collective.gather([*feed.reader.data_digests()])
-        ensure_same_data(everyone, accepts_change=False, warns=self.context.world.is_first)
+        mine, context = [*feed.reader.data_digests()], self.context
+        everyone = context.collective.gather(mine) if among_ranks else [mine]
+        accepts_change = "samples" in context.settings.accept_change
+        if ensure_same_data(everyone, accepts_change=accepts_change, warns=context.world.is_first):
+            feed.reader.accept_data()
 
     def _end_batch(self, feed: Feed) -> None:
         """Count the batch and write its row."""
@@ -207,8 +222,13 @@ class Attempt:
         position.step_done()
         self._boundary.write_row(reader.estimated_batches)
 
+    def trace(self) -> StepTrace:
+        """Return an empty trace of the kept modules and optimizers."""
+        objects = self._objects
+        return StepTrace(objects.modules, [*objects.kept.optimizers.values()], self.context.device)
+
     def end_pass(self) -> None:
-        """Count the batch under way, after which the pass of the leader is left."""
+        """Count the current batch, after which the leader's pass ends early."""
         if self.in_batch and self._leader is not None:
             self._end_batch(self._leader)
 
@@ -237,10 +257,18 @@ class Attempt:
         """
         if self._restores_again:
             raise NotExact(
-                f"the snapshot stands at batch {self.progress.batch} of loader {self.position.lead}, and this attempt "
+                f"the snapshot is at batch {self.progress.batch} of loader {self.position.lead}, and this attempt "
                 "has ended the epoch without reading it. Read the same loaders as before, or use another run name"
             )
         self._variables.forget()
+        if not (self._has_led or self.progress.batch or self._has_named_epochs):
+            self._has_named_epochs = True
+            if self.context.world.is_first:
+                log.warning(
+                    "epoch %d has ended, and no loader of the loop was read in it with gradients: no snapshot was "
+                    "taken. Iterate over the result of loop.loader(...)",
+                    self.progress.epoch,
+                )
         self._leader, self._was_led = None, False
         if self.progress.batch and not self.progress.at_end:
             self._samples.break_off(self.progress.epoch)

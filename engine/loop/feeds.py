@@ -8,6 +8,7 @@ from typing import Any
 
 from midstride.engine.data.accelerate_internals import accelerate_pass
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
+from midstride.engine.data.map_style import MapLoader
 from midstride.engine.data.resolve import LoaderSettings, loaders_of, training_reader, training_readers
 from midstride.engine.seeds import mix
 from midstride.engine.strategies.collective import Collective
@@ -16,7 +17,7 @@ __all__ = ["Feed", "LoopFeeds", "LoopLoader", "StepNumbers", "reader_of"]
 
 
 def reader_of(given: Any, number: int, settings: LoaderSettings, collective: Collective) -> ResumableLoader:
-    """Return loader `number` of a loop as a resumable one with a seed of its own.
+    """Return loader `number` of a loop as a resumable one with its own seed.
 
     Raises:
         UserError: it is no loader, or has no batch.
@@ -27,7 +28,10 @@ def reader_of(given: Any, number: int, settings: LoaderSettings, collective: Col
 
     def read(loader: Any, name: str, inner: int, limit: float) -> ResumableLoader:
         own = mix(mix(seed, number), inner) % (1 << 32) if inner else seed
-        return training_reader(loader, name, settings, seed=own, limit=limit, agree=agree)
+        reader = training_reader(loader, name, settings, seed=own, limit=limit, agree=agree)
+        if isinstance(reader, MapLoader):
+            reader.check_data()
+        return reader
 
     return training_readers(loaders_of(given), f"loader {number}", 1.0, read, in_lanes=False)
 
@@ -87,6 +91,11 @@ class Feed:
         self._iterator = weakref.ref(iterator)
         return iterator
 
+    @property
+    def was_read(self) -> bool:
+        """Whether a pass has begun."""
+        return self._begun
+
     def claim(self) -> bool:
         """Return whether a new iterator continues the pass of a snapshot; no later one does."""
         claimed, self.continues = self.continues, False
@@ -136,7 +145,7 @@ class Feed:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore them; the next iterator continues a pass that was under way."""
+        """Restore them; the next iterator continues an unfinished pass."""
         self.number, self.batch = state_dict["pass"], state_dict["batch"]
         self._begun, self.at_end = state_dict["begun"], state_dict["at_end"]
         self.is_running = state_dict["running"]
@@ -190,17 +199,17 @@ class LoopLoader:
 
     Args:
         feed: position and reader.
-        read: yields the batches of a pass, given whether it continues that of a snapshot.
+        read: yields the batches of a pass.
         given: the script's loader.
     """
 
-    def __init__(self, feed: Feed, read: Callable[[Feed, bool], Generator[Any, None, None]], given: Any) -> None:
+    def __init__(self, feed: Feed, read: Callable[[Feed], Generator[Any, None, None]], given: Any) -> None:
         self.feed, self._read, self._given = feed, read, given
 
     @property
     def batch(self) -> int:
-        """The number of batches of the current pass that were returned."""
-        return self.feed.batch
+        """The number of returned batches in the current or unfinished pass; else 0."""
+        return self.feed.batch if self.feed.is_running or self.feed.continues else 0
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the script's loader, such as `dataset` or `sampler`."""
@@ -215,5 +224,8 @@ class LoopLoader:
         return len(reader) if expected is None else expected
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the rest of the pass of a snapshot, or else over the next pass."""
-        return self.feed.read_by(self._read(self.feed, self.feed.claim()))
+        """Iterate over the rest of the pass of a snapshot, or else over the next pass.
+
+        Which it is shows at the first batch: a script can call `iter` before the state is restored.
+        """
+        return self.feed.read_by(self._read(self.feed))

@@ -2,17 +2,22 @@
 
 import contextlib
 import dis
+import inspect
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["left_by_break", "script_frames"]
+__all__ = ["collects_items", "left_by_break", "script_frames"]
 
 _OURS = (str(Path(__file__).parent) + os.sep, contextlib.__file__)
 #: instructions by which `break` and `return` drop the iterator of a `for`
 _DROPS = frozenset({"POP_TOP", "POP_ITER"})
+#: instructions by which a comprehension keeps an item
+_COLLECTS = frozenset({"LIST_APPEND", "SET_ADD", "MAP_ADD"})
+#: functions that keep something of all items that they read
+_COLLECTORS = frozenset({"dict", "frozenset", "list", "max", "min", "set", "sorted", "sum", "tuple"})
 
 
 def script_frames() -> Iterator[FrameType]:
@@ -22,6 +27,38 @@ def script_frames() -> Iterator[FrameType]:
         if not frame.f_code.co_filename.startswith(_OURS):
             yield frame
         frame = frame.f_back
+
+
+def collects_items(frame: FrameType) -> bool:
+    """Return whether `frame` waits for an item in a comprehension, or in a call such as `sum`."""
+    instructions = list(dis.get_instructions(frame.f_code))
+    at = next((index for index, one in enumerate(instructions) if one.offset == frame.f_lasti), None)
+    if at is None:
+        return False
+    if instructions[at].opname == "FOR_ITER":
+        return _appends(instructions, at)
+    line = inspect.getframeinfo(frame).positions
+    names = {
+        one.argval
+        for one in instructions[:at]
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.positions and line and one.positions.lineno == line.lineno
+    }
+    is_call = instructions[at].opname.startswith("CALL")
+    return is_call and "next" not in names and not _COLLECTORS.isdisjoint(names)
+
+
+def _appends(instructions: list[dis.Instruction], at: int) -> bool:
+    """Return whether the loop of the FOR_ITER at `at` appends its items, and no loop in it."""
+    end, at = instructions[at].argval, at + 1
+    while at < len(instructions) and instructions[at].offset < end:
+        one = instructions[at]
+        if one.opname == "FOR_ITER":
+            while at + 1 < len(instructions) and instructions[at + 1].offset < one.argval:
+                at += 1
+        elif one.opname in _COLLECTS:
+            return True
+        at += 1
+    return False
 
 
 def left_by_break() -> bool:

@@ -76,6 +76,8 @@ class Kept:
     given: list[Any] = field(default_factory=list)
     #: objects of midstride's own with a state
     parts: dict[str, Stateful] = field(default_factory=dict)
+    #: the objects whose state some of these parts are, with the names of further attributes to keep
+    owners: dict[str, tuple[Any, frozenset[str]]] = field(default_factory=dict)
 
     def add(self, name: str, value: Any) -> None:
         """Keep `value` under `name`.
@@ -109,6 +111,8 @@ class Kept:
             )
         if isinstance(value, Stateful) and type(value).__module__.startswith("midstride."):
             self.parts[name] = value
+            if (owner := getattr(value, "owner", None)) is not None:
+                self.owners[name] = owner, getattr(value, "own_names", frozenset())
         elif type(value).__module__ == "accelerate.accelerator":
             self.parts[name] = AcceleratorSteps(value)
         else:

@@ -4,9 +4,9 @@ import dis
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FunctionType
 
-__all__ = ["LoopVariables", "global_reads", "loop_variables"]
+__all__ = ["LoopVariables", "attributes_set_in", "global_reads", "loop_variables"]
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"})
@@ -23,10 +23,12 @@ class LoopVariables:
         carried: those that the rest of the frame may read before it assigns them, without those that each iteration
             assigns first.
         read_after: those that each iteration assigns, and that the code after the loop reads.
+        assigned: those that each iteration assigns.
     """
 
-    carried: frozenset[str]
-    read_after: frozenset[str]
+    carried: frozenset[str] = frozenset()
+    read_after: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
 
 
 @lru_cache(maxsize=64)
@@ -35,13 +37,14 @@ def loop_variables(code: CodeType, offset: int) -> LoopVariables:
     flow = _Flow(code)
     at = flow.index.get(offset)
     if at is None:
-        return LoopVariables(frozenset(), frozenset())
+        return LoopVariables()
     live = flow.live()
     carried = flow.live_after(at, live)
     if flow.instructions[at].opname != "FOR_ITER":
-        return LoopVariables(carried, frozenset())
+        return LoopVariables(carried)
     _, end = flow.next[at]
-    return LoopVariables(carried, (live[end] & flow.assigned_by(at)) - carried)
+    assigned = flow.assigned_by(at)
+    return LoopVariables(carried, (live[end] & assigned) - carried, assigned)
 
 
 @lru_cache(maxsize=256)
@@ -52,6 +55,15 @@ def global_reads(code: CodeType) -> frozenset[str]:
         if isinstance(constant, CodeType):
             found |= global_reads(constant)
     return frozenset(found)
+
+
+def attributes_set_in(kind: type) -> frozenset[str]:
+    """Return the attributes that the functions of a class set, on whatever object."""
+    functions = [getattr(value, "__wrapped__", value) for value in vars(kind).values()]
+    codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
+    return frozenset(
+        str(one.argval) for code in codes for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"
+    )
 
 
 class _Flow:

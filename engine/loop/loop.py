@@ -22,11 +22,12 @@ from midstride.engine.config.loggers import LoggerOptions
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.data.resolve import LoaderSettings
 from midstride.engine.errors import EngineError, JobError, UserError
-from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.fault_injection import FaultPlan, PhaseWatcher
 from midstride.engine.loop.attempt import LEFT_BY_BREAK, Attempt
 from midstride.engine.loop.feeds import Feed, LoopFeeds, LoopLoader, StepNumbers, reader_of
 from midstride.engine.loop.frames import left_by_break, script_frames
 from midstride.engine.loop.kept import Kept, KeptModules
+from midstride.engine.loop.replay import LoopReplay
 from midstride.engine.loop.script_job import LoopArguments, script_job
 from midstride.engine.loop.state import KeptObjects, LoopObjects, LoopPosition, LoopState, loop_state
 from midstride.engine.loop.variables import ScriptVariables, outside_of_frames
@@ -40,6 +41,7 @@ from midstride.engine.ranks.placement import resolve_placement
 from midstride.engine.seeds import seed_everything
 from midstride.engine.session.ending import Ending, EndReason
 from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.session.replay_plan import ReplayPlan
 from midstride.engine.session.requests import SignalRequests
 from midstride.engine.session.script_exit import exit_codes_of_errors
 from midstride.engine.state.row_shards import is_distributed
@@ -68,7 +70,7 @@ class Loop:
             job, or 0.
         snapshots: when to write the whole state, such as {"every_seconds": 60}.
         resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
-        take_over: take the run from another process on this machine that trains it now; else that is an error.
+        take_over: take the run from another process that trains it now; else that is an error.
         accept_change: one or several keys of the run's identity that may differ from its snapshot, such as "seed".
         loggers: trackers that receive the metric log: "tensorboard", {"mlflow": {"tracking_uri": ...}}.
         deterministic: use only deterministic algorithms of torch.
@@ -78,6 +80,9 @@ class Loop:
     Raises:
         JobError: arguments are wrong; the message names all faults.
     """
+
+    #: whether each rank is seeded by its number if all would draw the same numbers
+    seeds_apart = True
 
     def __init__(
         self,
@@ -125,6 +130,11 @@ class Loop:
         self._determinism = Determinism(given.deterministic, on=True)
         self._determinism.__enter__()
         atexit.register(self.close)
+        if _has_drawn_unseeded():
+            log.warning(
+                "Loop is built after random numbers were drawn without a seed: weights that were built before differ "
+                "in each new run. Build the Loop first of all, as it seeds the generators"
+            )
         seed_everything(self._settings.seed)
         _NEWEST.append(self)
 
@@ -156,7 +166,7 @@ class Loop:
         with exit_codes_of_errors():
             self._ensure_not_begun("loader(...)")
             if isinstance(loader, LoopLoader):
-                raise UserError("loader(...): this loader is one of the loop already. Wrap each loader once")
+                raise UserError("loader(...): this loader is wrapped already. Wrap each loader once")
             number = len(self._feeds)
             settings = LoaderSettings(self._world, self._settings.options, self._settings.seed)
             reader = reader_of(loader, number, settings, self._ranks())
@@ -184,7 +194,7 @@ class Loop:
         """
         if self.world_size == 1:
             return module.to(self.device)
-        from midstride.engine.strategies.own_loop_sharded import OwnShardedLoop  # its import takes seconds
+        from midstride.engine.strategies.sharded import OwnShardedLoop  # its import takes seconds
 
         self._ranks().init_process_group(self._world, self.device)
         strategy = OwnShardedLoop(self._ranks())
@@ -272,7 +282,7 @@ class Loop:
             prog_bar: show the value in the progress bar.
             sync_dist: reduce the value over the ranks.
             reduce_fx: how the values of batches are reduced: mean (weighted by samples), sum, min or max.
-            batch_size: samples in this batch; by default the length of the batch's first tensor.
+            batch_size: samples in this batch; by default as `TrainingModule.log` counts them.
         """
         attempt = self._attempt
         if attempt is None or self._is_over:
@@ -287,11 +297,11 @@ class Loop:
             attempt.log_of_epoch(asked, value, batch_size)
 
     def stop(self) -> None:
-        """End `epochs` after the epoch under way, as `break` would: the run is over."""
+        """End `epochs` after the current epoch, as `break` would: the run is complete."""
         self._is_stopped = True
 
     def end_pass(self) -> None:
-        """Count the batch under way, after which the pass is left."""
+        """Count the current batch, after which the pass ends early."""
         if self._attempt is not None:
             self._attempt.end_pass()
 
@@ -312,6 +322,11 @@ class Loop:
         number, self._calls = self._calls, self._calls + 1
         self._ensure_may_begin()
         attempt = self._attempt or self._begin()
+        if epochs is not None and not self._feeds:
+            raise UserError(
+                f"epochs({epochs}) without a loader of the loop: no snapshot could be taken. Write train = "
+                "loop.loader(train) and iterate over it; or without a loader, for step in loop.steps(number)"
+            )
         position = self._position
         if number < position.call or (number == position.call and position.ended == "break"):
             yield None
@@ -348,7 +363,7 @@ class Loop:
 
     def _ensure_not_begun(self, what: str) -> None:
         if self._attempt is not None:
-            raise UserError(f"{what} comes after the loop has started and restored its state. Call it before")
+            raise UserError(f"{what} was called after the loop had started and restored its state. Call it earlier")
 
     def _steps_asked(self, loader: LoopLoader | int, count: int | None) -> tuple[Feed, int]:
         if isinstance(loader, LoopLoader) and count is not None:
@@ -359,16 +374,19 @@ class Loop:
             raise UserError("steps(...) was given a DataLoader: wrap it first, as train = loop.loader(train)")
         raise UserError("steps(...) takes a loader of this loop and a number of steps, or a number of steps alone")
 
-    def _read(self, feed: Feed, continues: bool) -> Generator[Any, None, None]:
+    def _read(self, feed: Feed) -> Generator[Any, None, None]:
         """Yield the batches of a pass; the first loader that trains in an epoch leads it."""
-        attempt = self._attempt
+        attempt, continues = self._attempt, feed.claim()
         with exit_codes_of_errors():
             if attempt is not None and self._runs and attempt.may_lead(feed):
                 yield from attempt.lead(feed, continues=continues)
                 return
             feed.begin_pass(continues=continues)
             try:
-                yield from feed.batches()
+                for batch in feed.batches():
+                    if attempt is not None:
+                        attempt.compare_data(feed, among_ranks=False)
+                    yield batch
             finally:
                 feed.end_pass()
 
@@ -388,7 +406,7 @@ class Loop:
             heartbeat=self._heartbeat,
             reporter=self._reporter,
             requests=self._requests,
-            faults=FaultPlan.from_environment(),
+            faults=self._watcher(),
             metric_logger=MetricLogger(ranks.gather, metrics, self._world.size),
             progress=self._progress,
             finite_losses=FiniteLosses(self._progress, self._world.rank, needed=False),
@@ -401,13 +419,22 @@ class Loop:
         own |= {f"kept {name}": part for name, part in self._kept.parts.items()}
         state = loop_state(context, objects, own, outside_of_frames(objects))
         attempt = Attempt(context, objects, self._position, variables, state, self._run)
-        attempt.resume(self._resume, take_over=self._given.take_over, weights=self._given.weights)
+        is_resumed = attempt.resume(self._resume, take_over=self._given.take_over, weights=self._given.weights)
+        if self.seeds_apart and not is_resumed:
+            attempt.seed_apart()
         if self._job is not None:
             self._job.begin()
             if self._job.is_trial:
                 attempt.stop_after_batch()
         self._attempt = attempt
         return attempt
+
+    def _watcher(self) -> PhaseWatcher | None:
+        """Return the replay or the injected faults that the environment plans."""
+        plan = ReplayPlan.from_environment()
+        if plan is not None and self._job is not None:
+            return LoopReplay(plan, lambda: self._attempt)
+        return FaultPlan.from_environment()
 
     def _announce(self, attempt: Attempt, epochs: int | None) -> None:
         self._reporter.announce(self._summary)
@@ -437,11 +464,17 @@ class Loop:
         return World(rank=distributed.get_rank(), size=size, local_size=size, local_rank=distributed.get_rank())
 
     def close(self) -> None:
-        """Commit what is pending, and let go of the run; at exit, and when another Loop is built."""
+        """Commit pending snapshots and release the run; at exit, and when another Loop is built."""
         if self._is_closed:
             return
         self._is_closed = True
         atexit.unregister(self.close)
+        if self._attempt is None and any(feed.was_read for feed in self._feeds):
+            log.warning(
+                "the script has read a loader of the loop outside of the loop, so nothing is saved: iterate over "
+                "loop.epochs(number) "
+                "or loop.steps(loader, number)"
+            )
         with suppress(EngineError):
             if self._attempt is not None:
                 self._attempt.checkpointer.close()
@@ -463,10 +496,16 @@ def _close_previous() -> None:
 def _strategy(ranks: Collective, kept: Kept, modules: KeptModules) -> Strategy:
     """Return the strategy that describes how the script trains `modules`."""
     if any(is_distributed(parameter) for parameter in modules.parameters()):
-        from midstride.engine.strategies.own_loop_sharded import OwnShardedLoop  # its import takes seconds
+        from midstride.engine.strategies.sharded import OwnShardedLoop  # its import takes seconds
 
         return OwnShardedLoop(ranks, modules)
     return OwnLoop(ranks, kept.replicated, kept.modules)
+
+
+def _has_drawn_unseeded() -> bool:
+    """Return whether torch's generator has drawn numbers from a seed of torch's own choice."""
+    seed = torch.initial_seed()
+    return seed >= 1 << 32 and not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seed).get_state())
 
 
 def _script_object() -> object:

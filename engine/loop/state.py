@@ -32,7 +32,7 @@ from midstride.engine.seeds import Generators
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import kind_name
 from midstride.engine.state.stateful import Stateful
-from midstride.engine.strategies.mixins import ModelParallel, full_state_dict
+from midstride.engine.strategies.mixins import ModelParallel, saved_weights
 
 __all__ = ["KeptObjects", "LoopObjects", "LoopPosition", "LoopState", "loop_state", "outer_values"]
 
@@ -76,7 +76,7 @@ class LoopPosition:
         self.call, self.ended, self.epoch, self.step, self.lead = number, "", 0, 0, ""
 
     def continue_call(self) -> None:
-        """Record that a call goes on that had come to its end, since it was given a larger number."""
+        """Record that an ended call continues, since it was given a larger number."""
         self.ended = ""
 
     def end_call(self, how: Literal["end", "break"]) -> None:
@@ -135,7 +135,7 @@ class LoopObjects:
         data = data_in(self.sources()).values()
         own = [*self.modules.modules()][1:]  # without the one that holds them
         kept = [one for name, one in self.kept.named.items() if name not in self.kept.modules]
-        return [self.script, *own, *kept, *data]
+        return [self.script, *own, *kept, *(owner for owner, _ in self.kept.owners.values()), *data]
 
 
 def loop_state(
@@ -168,7 +168,7 @@ def loop_state(
             attributes=lambda: graph.without_effect,
         ),
         facts=LoopFacts(context, objects),
-        weights=lambda: full_state_dict(context.strategy, objects.modules),
+        weights=lambda: saved_weights(context.strategy, objects.modules),
         watched=watched(graph),
         way_to_keep=_WAY_TO_KEEP,
     )
@@ -177,7 +177,7 @@ def loop_state(
 def _parts(
     context: RunContext, objects: LoopObjects, own: Mapping[str, Stateful], samples: SampleLog, graph: Objects
 ) -> dict[str, Stateful]:
-    """Return everything that decides how a loop goes on, by name, in the order of the restore."""
+    """Return all state of a loop, by name, in the order of the restore."""
     strategy, modules, kept = context.strategy, objects.modules, objects.kept
     wrap = strategy.wrap_state if isinstance(strategy, ModelParallel) else _identity
     optimizers = list(kept.optimizers.values())
@@ -216,6 +216,8 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
         yield from module_roots(index.now(), quiet)
         yield Root("state", "", vars(objects.state), objects.state)
         yield Root("kept", "", vars(others), others)
+        for name, (owner, names) in kept.owners.items():
+            yield Root("kept", name, {key: value for key, value in vars(owner).items() if key in names}, owner)
         yield from data_roots(data_in(objects.sources()))
         yield from loader_roots(objects.sources())
         yield from samplers.roots()

@@ -1,11 +1,12 @@
 """Names the variables of a script that change in training and that no snapshot holds."""
 
+import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, GeneratorType
+from types import BuiltinMethodType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 from torch import nn
@@ -22,10 +23,13 @@ from midstride.engine.loop.liveness import global_reads, loop_variables
 from midstride.engine.loop.state import LoopObjects, outer_values
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.digest import digest_lines
+from midstride.engine.objects.kinds.generators import Generator
+from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.object_state import Objects
-from midstride.engine.objects.roots import is_code, is_counted_in
+from midstride.engine.objects.roots import function_values, is_code, is_counted_in
 from midstride.engine.objects.user_modules import functions_of
 from midstride.engine.state.stateful import Stateful
+from midstride.engine.state.tensor_digest import tensor_digest
 
 __all__ = ["ScriptVariables", "VariableWatch", "outside_of_frames"]
 
@@ -36,6 +40,8 @@ _CO_GENERATOR = 0x20
 _DRIVERS = (str(Path(__file__).parents[1] / "huggingface") + os.sep,)
 #: boundaries of a pass, or ends of epochs, at which variables are compared with the first one
 _LOOKS = 3
+#: of each tensor of a module that is not kept: an optimizer changes all of its elements
+_SAMPLE_BYTES = 64
 
 
 class ScriptVariables:
@@ -68,8 +74,8 @@ class ScriptVariables:
         now = self.now()
         if self.speaks and (other := [name for name in saved if name in now and now[name] != saved[name]]):
             log.warning(
-                "resumed with other values than at the snapshot: %s. What decides what is trained or logged belongs to "
-                "it: write loop.state.%s in its place",
+                "resumed with other values than at the snapshot: %s. If they decide what is trained or "
+                "logged, write loop.state.%s in their place, or keep the object by loop.keep",
                 format_names([f"{name} (was {saved[name]}, is {now[name]})" for name in other], 3),
                 other[0].partition(" ")[0],
             )
@@ -81,11 +87,17 @@ class ScriptVariables:
     def now(self) -> dict[str, str]:
         """Return the variables of the iterating function and of generators within it."""
         kept = self._kept_ids()
+        in_state = {id(one) for one in vars(self._objects.state).values() if type(one) not in PLAIN}
         found: dict[str, str] = {}
         for frame in iterating_frames():
             variables = frame.f_locals
-            for name in sorted(loop_variables(frame.f_code, frame.f_lasti).carried & variables.keys()):
-                for path, value in _values(name, variables[name]):
+            of_loop = loop_variables(frame.f_code, frame.f_lasti)
+            own = (of_loop.carried | of_loop.assigned) & {*frame.f_code.co_cellvars}
+            for name in sorted(of_loop.carried & variables.keys()):
+                if id(variables[name]) in in_state:
+                    found[f"{name} in {_place(frame)}"] = "part of loop.state"
+                    continue
+                for path, value in _values(name, variables[name], kept, own):
                     if is_watched(value, kept):
                         found[f"{path} in {_place(frame)}"] = _digest(value)
         return found
@@ -134,9 +146,9 @@ class VariableWatch:
             self._named.update(new)
             log.warning(
                 "changes from one iteration to the next, and is part of no snapshot: %s. If it decides what is trained "
-                "or logged, keep it: write loop.state.%s in its place",
-                format_names(new),
-                new[0].partition(" ")[0],
+                "or logged, keep it: write loop.state.%s in its place, or keep the object by loop.keep",
+                format_names(by_object := _by_object(new)),
+                by_object[0].partition(" ")[0],
             )
 
 
@@ -152,12 +164,47 @@ def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], 
     return lambda graph: lambda: watched(graph)
 
 
-def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a variable, or the attributes of a user's object."""
-    if is_user_class(type(value)) and not isinstance(value, nn.Module):
+def _values(name: str, value: Any, kept: set[int], own: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Yield a variable; for a user's object its attributes, for a function its closure.
+
+    Args:
+        name: of the variable.
+        value: its value; of a method, its object counts.
+        kept: addresses of what snapshots hold; nothing is yielded of these.
+        own: variables that functions share with their frame, which tells of them itself.
+    """
+    if isinstance(value, (MethodType, BuiltinMethodType)):
+        value = value.__self__
+    if id(value) in kept:
+        return
+    if isinstance(value, FunctionType):
+        if is_user_file(value.__code__.co_filename):
+            held = {key: one for key, one in function_values(value).items() if key not in own}
+            for key, one in held.items():
+                yield from _values(f"{name}.{key}", one, kept | {id(value)}, own)
+    elif is_user_class(type(value)) and not isinstance(value, nn.Module):
         yield from ((f"{name}.{key}", one) for key, one in attributes_of(value).items())
     else:
         yield name, value
+
+
+def _by_object(names: Sequence[str]) -> list[str]:
+    """Return names of variables, with those of one object's attributes as one.
+
+    >>> _by_object(["meter.sum in train", "meter.count in train", "step in train", "net.calls in train"])
+    ['meter (sum, count) in train', 'step in train', 'net.calls in train']
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        path, _, place = name.partition(" in ")
+        variable, _, attribute = path.partition(".")
+        found.setdefault((variable, place), []).append(attribute)
+    return [
+        f"{variable} ({format_names(attributes)}) in {place}"
+        if len(attributes) > 1
+        else f"{'.'.join([variable, *filter(None, attributes)])} in {place}"
+        for (variable, place), attributes in found.items()
+    ]
 
 
 def iterating_frames() -> Iterator[FrameType]:
@@ -186,12 +233,12 @@ def is_watched(value: object, kept: set[int]) -> bool:
         return id(unwrapped(value)) not in kept
     if isinstance(value, float):
         return not _is_of_clock(value)
-    is_known = is_user_class(type(value)) or is_counted_in(value) or isinstance(value, Stateful)
+    is_known = is_user_class(type(value)) or is_counted_in(value) or isinstance(value, (Generator, Stateful))
     return is_known and not type(value).__module__.startswith("midstride.engine.loop")
 
 
 def _is_of_clock(value: float) -> bool:
-    """Return whether `value` is a reading of a clock, which no two attempts have alike."""
+    """Return whether `value` is a reading of a clock, which differs between attempts."""
     return any(
         0 <= clock() - value < 86_400 and value > 100 for clock in (time.time, time.perf_counter, time.monotonic)
     )
@@ -202,6 +249,9 @@ def _digest(value: Any) -> str:
     if isinstance(value, Stateful) and not isinstance(value, nn.Module) and not is_user_class(type(value)):
         value = value.state_dict()
     lines = digest_lines("", value)
+    if isinstance(value, nn.Module):
+        tensors = itertools.chain(value.parameters(), value.buffers())
+        lines["tensors"] = str([tensor_digest(tensor, _SAMPLE_BYTES) for tensor in tensors])
     if len(lines) == 1 and "" in lines:
         return lines[""]
     return f"{type(value).__name__} {xxh3_64_hexdigest(repr(sorted(lines.items())).encode())[:8]}"

@@ -13,7 +13,7 @@ from types import GeneratorType
 from typing import Any
 
 from midstride.engine.errors import NotExact, UserError
-from midstride.engine.loop.frames import script_frames
+from midstride.engine.loop.frames import collects_items, script_frames
 
 __all__ = ["continue_wrappers"]
 
@@ -35,7 +35,7 @@ _DEEPEST = 5
 
 
 def continue_wrappers(iterator: Generator[Any, None, None] | None, done: int) -> None:
-    """Let what is wrapped around `iterator` go on after `done` items.
+    """Let wrappers around `iterator`, such as enumerate, continue after `done` items.
 
     Args:
         iterator: an iterator of the loop, before it returns its first item in this process.
@@ -46,17 +46,30 @@ def continue_wrappers(iterator: Generator[Any, None, None] | None, done: int) ->
     """
     if iterator is None:
         return
+    _refuse_collections()
     wrappers = [one for reader in (iterator, *_reading_generators()) for one in _wrappers(reader, _DEEPEST)]
     for wrapper in {id(one): one for one in wrappers}.values():
         if (way_out := _REFUSED.get(type(wrapper))) is not None:
             name = type(wrapper).__name__
             raise UserError(
-                f"{name} around a loader of the loop: a resumed run has not what {name} holds. Instead, {way_out}"
+                f"{name} around a loader of the loop: a resumed run would lose the items that {name} holds. Instead, "
+                f"{way_out}"
             )
         if isinstance(wrapper, zip):
             _check_zip(wrapper, getattr(iterator, "gi_code", None))
         elif isinstance(wrapper, enumerate) and done:
             _advance(wrapper, done)
+
+
+def _refuse_collections() -> None:
+    for frame in script_frames():
+        if collects_items(frame):
+            raise UserError(
+                "a comprehension, or a call such as sum or list, around a loader of the loop: a resumed run would "
+                "lose what is collected. Write a for loop, and keep the list or sum in loop.state"
+            )
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return
 
 
 def _wrappers(iterator: object, depth: int) -> Iterator[Any]:

@@ -7,13 +7,10 @@ from typing import Any
 
 from midstride.engine.lanes import Lanes
 from midstride.engine.metrics.lane_metrics import LaneMetrics
-from midstride.engine.metrics.logger import LoggingStage, LogRequest, MetricLogger
+from midstride.engine.metrics.logger import LoggingStage, LogRequest, MetricLogger, PendingValues
 from midstride.engine.metrics.metric_log import MetricLog
 
 __all__ = ["LaneLogger"]
-
-#: attributes of a logger that each lane has for itself
-_OF_A_LANE = ("rows", "_running", "_evaluated", "_steps", "_paths")
 
 
 class LaneLogger(MetricLogger):
@@ -33,13 +30,12 @@ class LaneLogger(MetricLogger):
     def __init__(self, gather: Callable[[object], list[Any]], metrics: LaneMetrics, lanes: Lanes) -> None:
         super().__init__(gather, metrics, lanes.count)
         self._lanes = lanes
-        self._by_lane: dict[int, dict[str, Any]] = {}
-        for lane in lanes.own:
-            own = MetricLogger(gather, metrics, lanes.count)
-            self._by_lane[lane] = {name: vars(own)[name] for name in _OF_A_LANE}
+        first, *others = lanes.own
+        self._by_lane = {lane: PendingValues() for lane in others}
+        rows = _LaneRows([values.rows for values in self._by_lane.values()])
+        self._by_lane[first] = PendingValues(rows)
         self._lane: int | None = None
-        self.rows = _LaneRows([values["rows"] for values in self._by_lane.values()])
-        self._by_lane[lanes.own.start]["rows"] = self.rows
+        self.pending = PendingValues(rows)
 
     @contextmanager
     def lane(self, lane: int) -> Iterator[None]:
@@ -49,15 +45,12 @@ class LaneLogger(MetricLogger):
 
     @contextmanager
     def _in(self, lane: int) -> Iterator[None]:
-        before = {name: vars(self)[name] for name in _OF_A_LANE}
-        outer, self._lane = self._lane, lane
-        vars(self).update(self._by_lane[lane])
+        outer = self._lane, self.pending
+        self._lane, self.pending = lane, self._by_lane[lane]
         try:
             yield
         finally:
-            self._by_lane[lane] = {name: vars(self)[name] for name in _OF_A_LANE}
-            vars(self).update(before)
-            self._lane = outer
+            self._lane, self.pending = outer
 
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
         """Add one value to the running lane, or else to all lanes that have a batch."""
@@ -97,12 +90,12 @@ class _LaneRows(MetricLog):
     """The rows of a rank's first lane; the rows of its other lanes open and close with them.
 
     Args:
-        lanes: the rows of all lanes of the rank; this object takes the place of the first.
+        others: the rows of the other lanes of the rank.
     """
 
-    def __init__(self, lanes: Sequence[MetricLog]) -> None:
+    def __init__(self, others: Sequence[MetricLog]) -> None:
         super().__init__()
-        self._others = lanes[1:]
+        self._others = others
 
     def step(self, epoch: int, step: int) -> None:
         """Close the open row, and open the row of `step`, in every lane."""

@@ -1,8 +1,9 @@
 """Collects the values of `self.log` and reduces them over batches and ranks."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -20,9 +21,11 @@ from midstride.engine.metrics.accumulator import (
 from midstride.engine.metrics.metric_log import MetricLog, column_of, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
 from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
-from midstride.engine.trees import samples_in
+from midstride.engine.trees import other_length, samples_in
 
-__all__ = ["LogRequest", "LoggingStage", "MetricLogger"]
+__all__ = ["LogRequest", "LoggingStage", "MetricLogger", "PendingValues"]
+
+log = logging.getLogger(__name__)
 
 #: the running loop
 LoggingStage = Literal["train", "validate", "test", "predict"]
@@ -61,6 +64,25 @@ class EpochShare(NamedTuple):
     common_names: dict[str, str]
 
 
+@dataclass
+class PendingValues:
+    """Values of this rank, or of one lane, that are not reduced yet.
+
+    Args:
+        rows: rows of the metric log.
+        running: values of the epoch, by name.
+        evaluated: values of the evaluation, by name.
+        steps: values of each step of the evaluation, with their weights.
+        paths: paths of the logged metrics by the name of the value, of training and of evaluation.
+    """
+
+    rows: MetricLog = field(default_factory=MetricLog)
+    running: dict[str, Accumulator] = field(default_factory=dict)
+    evaluated: dict[str, Accumulator] = field(default_factory=dict)
+    steps: dict[str, list[tuple[Any, float]]] = field(default_factory=dict)
+    paths: dict[str, dict[str, str]] = field(default_factory=lambda: {"train": {}, "evaluate": {}})
+
+
 _PLAIN = nullcontext[None]()
 
 
@@ -75,6 +97,8 @@ class MetricLogger:
 
     #: the current batch, for its number of samples; None between batches
     batch: Any = None
+    #: the number of its samples; None if only the batch tells
+    weight: int | None = None
     #: the running loop; see `begin`
     stage: LoggingStage = "train"
     #: whether logged values are kept; see `muted`
@@ -87,7 +111,7 @@ class MetricLogger:
 
     def __init__(self, gather: Callable[[object], list[Any]], metrics: TorchmetricsState, size: int) -> None:
         self._gather, self.metrics, self._size = gather, metrics, size
-        self.rows, self.is_recording, self._micro_batches = MetricLog(), True, None  # steps look these up
+        self.pending, self.is_recording, self._micro_batches = PendingValues(), True, None  # steps look these up
         #: the newest values by name, the same on all ranks
         self.values: dict[str, float] = {}
         #: newest values that `values` lacks: of steps of an evaluation, and of the epoch alone if another stage logs
@@ -103,11 +127,13 @@ class MetricLogger:
         self.common_names: dict[str, str] = {}
         #: names of the values of the newest step, as of the last exchange between ranks
         self._of_steps: set[str] = set()
-        self._running: dict[str, Accumulator] = {}
-        self._evaluated: dict[str, Accumulator] = {}
-        self._steps: dict[str, list[tuple[Any, float]]] = {}
-        self._paths: dict[str, dict[str, str]] = {"train": {}, "evaluate": {}}
         self._targets: dict[LogRequest, LogTarget] = {}
+        self._has_warned = False
+
+    @property
+    def rows(self) -> MetricLog:
+        """Rows of the metric log that are not drained."""
+        return self.pending.rows
 
     def begin(self, stage: LoggingStage, loader: int | None = None, *, closed: str | None = None) -> None:
         """Assign values to `stage` from now on.
@@ -117,13 +143,13 @@ class MetricLogger:
             loader: number of the evaluated loader, if there are several.
             closed: accept no values from now on: in "setup", after an evaluation is "reduced" or the fit "trained".
         """
-        self.stage, self._loader, self.batch = stage, loader, None
+        self.stage, self._loader, self.batch, self.weight = stage, loader, None, None
         self.closed = "predict" if stage == "predict" else closed
         self._targets.clear()
 
-    def begin_batch(self, batch: Any) -> None:
-        """Assign values to `batch` from now on: its number of samples is their weight in a mean."""
-        self.batch = batch
+    def begin_batch(self, batch: Any, weight: int | None = None) -> None:
+        """Assign values to `batch` from now on; `weight` is its number of samples, if known."""
+        self.batch, self.weight = batch, weight
 
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
         """Add one value; see `TrainingModule.log`."""
@@ -140,11 +166,24 @@ class MetricLogger:
         elif not isinstance(value, Real):
             raise UserError(f"self.log({name!r}) was given a {type(value).__name__}; a number or a tensor is needed.")
         if wanted.plain and self._micro_batches is None:
-            self.rows.set_next(wanted.step, value)
+            self.pending.rows.set_next(wanted.step, value)
             if self._size == 1:
                 self.values[wanted.step] = value  # pyright: ignore[reportArgumentType]  # a number
         else:
-            self._accumulate(wanted, value, float(samples_in(self.batch) if batch_size is None else batch_size))
+            weight = self.weight if batch_size is None else batch_size
+            self._accumulate(wanted, value, float(self._samples() if weight is None else weight))
+
+    def _samples(self) -> int:
+        """Return the samples of the batch by its form; warn once if its tensors differ in length."""
+        samples = samples_in(self.batch)
+        if not self._has_warned and (other := other_length(self.batch, samples)):
+            self._has_warned = True
+            log.warning(
+                "means of self.log weigh a batch by its first tensor, of %d rows; another one has %d. If %d is not the "
+                "number of its samples, call self.log(..., batch_size=...)",
+                *(samples, other, samples),
+            )
+        return samples
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:
         """Record a metric for the end of the epoch. Return True to log its batch value, too.
@@ -158,9 +197,9 @@ class MetricLogger:
                 "its state could not be kept. Assign it in __init__: self.accuracy = Accuracy(...)."
             )
         training = self.stage == "train"
-        if not training and path in self._paths["train"].values():
+        if not training and path in self.pending.paths["train"].values():
             self.metrics.warn_of_two_stages(path)
-        paths = self._paths["train" if training else "evaluate"]
+        paths = self.pending.paths["train" if training else "evaluate"]
         paths[wanted.epoch or (f"{name}_epoch" if on_step else wanted.step)] = path
         if wanted.also:
             paths[wanted.also] = path
@@ -193,7 +232,7 @@ class MetricLogger:
             self._log_step(wanted.step, value, weight, wanted.sync, wanted.reduce_fx)
         if not wanted.epoch:
             return
-        every = self._running if self.stage == "train" else self._evaluated
+        every = self.pending.running if self.stage == "train" else self.pending.evaluated
         running = every.get(wanted.epoch)
         if running is None:
             running = every[wanted.epoch] = Accumulator(wanted.reduce_fx, wanted.sync, wanted.also)
@@ -211,7 +250,7 @@ class MetricLogger:
             self._micro_batches.setdefault(key, Accumulator(reduce_fx, sync)).add(value, weight)
         elif self.stage != "train":
             # No collective inside a step of evaluation: ranks can have different numbers of them.
-            self._steps.setdefault(key, []).append((value, weight if sync else 0.0))
+            self.pending.steps.setdefault(key, []).append((value, weight if sync else 0.0))
             if self._size == 1:
                 self.evaluation_values[key] = value
         elif sync and self._size > 1:
@@ -227,19 +266,19 @@ class MetricLogger:
     def rollback_point(self) -> Callable[[], None]:
         """Return a function that removes everything that training logs from now on."""
         rows, values = self.rows.rollback_point(), dict(self.values)
-        running = {name: replace(one) for name, one in self._running.items()}
-        paths = dict(self._paths["train"])
+        running = {name: replace(one) for name, one in self.pending.running.items()}
+        paths = dict(self.pending.paths["train"])
 
         def back() -> None:
             rows()
-            self.values, self._running, self._paths["train"] = values, running, paths
+            self.values, self.pending.running, self.pending.paths["train"] = values, running, paths
 
         return back
 
     @contextmanager
     def epoch_hook(self) -> Iterator[None]:
         """Log values in the block for the epoch by default; they belong to no batch."""
-        self._in_epoch_hook, self.batch = True, None
+        self._in_epoch_hook, self.batch, self.weight = True, None, None
         self._targets.clear()
         try:
             yield
@@ -327,10 +366,10 @@ class MetricLogger:
     def _share_of_epoch(self) -> EpochShare:
         """Return this rank's share of the epoch, and of the newest step."""
         training = self.stage == "train"
-        running = self._running if training else self._evaluated
+        running = self.pending.running if training else self.pending.evaluated
         return EpochShare(
             running={name: one.on_host() for name, one in running.items()},
-            paths=dict(self._paths["train" if training else "evaluate"]),
+            paths=dict(self.pending.paths["train" if training else "evaluate"]),
             steps=self._steps_on_host(),
             newest_step={} if self._size == 1 else self.rows.newest_shares(),
             common_names=dict(self.common_names),
@@ -338,7 +377,7 @@ class MetricLogger:
 
     def _steps_on_host(self) -> dict[str, list[tuple[float, float]]]:
         """Return the values of each step of an evaluation, with their weights."""
-        return {name: [(float(value), weight) for value, weight in steps] for name, steps in self._steps.items()}
+        return {name: [(float(value), weight) for value, weight in steps] for name, steps in self.pending.steps.items()}
 
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return the result of `share` on every rank, in the order of ranks."""
@@ -347,12 +386,12 @@ class MetricLogger:
     def _forget(self, stage: LoggingStage) -> None:
         """Clear the values of the epoch, or of the evaluation."""
         if stage == "train":
-            self._running.clear()
-            self._paths["train"].clear()
+            self.pending.running.clear()
+            self.pending.paths["train"].clear()
         else:
-            self._evaluated.clear()
-            self._paths["evaluate"].clear()
-            self._steps = {}
+            self.pending.evaluated.clear()
+            self.pending.paths["evaluate"].clear()
+            self.pending.steps = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's values that are not reduced yet."""
@@ -361,10 +400,10 @@ class MetricLogger:
             "values": dict(self.values),
             "names": {"progress_bar": sorted(self.progress_bar_names), "common": dict(self.common_names)},
             "evaluation_values": {name: float(value) for name, value in self.evaluation_values.items()},
-            "running": {name: asdict(running) for name, running in self._running.items()},
-            "evaluated": {name: asdict(running) for name, running in self._evaluated.items()},
+            "running": {name: asdict(running) for name, running in self.pending.running.items()},
+            "evaluated": {name: asdict(running) for name, running in self.pending.evaluated.items()},
             "steps": self._steps_on_host(),
-            "paths": {stage: dict(paths) for stage, paths in self._paths.items()},
+            "paths": {stage: dict(paths) for stage, paths in self.pending.paths.items()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -374,10 +413,10 @@ class MetricLogger:
         names = state_dict["names"]
         self.progress_bar_names, self.common_names = {*names["progress_bar"]}, dict(names["common"])
         self.evaluation_values = dict(state_dict["evaluation_values"])
-        self._running = {name: Accumulator(**running) for name, running in state_dict["running"].items()}
-        self._evaluated = {name: Accumulator(**running) for name, running in state_dict["evaluated"].items()}
-        self._steps = {name: list(values) for name, values in state_dict["steps"].items()}
-        self._paths = {stage: dict(paths) for stage, paths in state_dict["paths"].items()}
+        self.pending.running = {name: Accumulator(**running) for name, running in state_dict["running"].items()}
+        self.pending.evaluated = {name: Accumulator(**running) for name, running in state_dict["evaluated"].items()}
+        self.pending.steps = {name: list(values) for name, values in state_dict["steps"].items()}
+        self.pending.paths = {stage: dict(paths) for stage, paths in state_dict["paths"].items()}
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
         """Return the merged values of all ranks for rank 0, and empty ones for the others."""
@@ -388,7 +427,7 @@ class MetricLogger:
             joined = {kind: {} for kind in kinds}
             steps = {name: [(0.0, 0.0)] * len(values) for name, values in steps.items()}
         rows = self.rows.resharded([state["rows"] for state in states], rank)
-        paths = {stage: union([state["paths"][stage] for state in states]) for stage in self._paths}
+        paths = {stage: union([state["paths"][stage] for state in states]) for stage in self.pending.paths}
         return {**states[0], "rows": rows, **joined, "steps": steps, "paths": paths}
 
 
@@ -406,11 +445,11 @@ def log_target(asked: LogRequest, stage: LoggingStage, loader: int | None, *, st
     """
     name, on_step, on_epoch, _, sync, reduce_fx, add_dataloader_idx = asked
     if reduce_fx not in REDUCTIONS:
-        raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}; there are: {', '.join(REDUCTIONS)}")
+        raise UserError(f"self.log({name!r}): no reduce_fx {reduce_fx!r}: choose one of {', '.join(REDUCTIONS)}")
     on_step = stepping if on_step is None else on_step
     on_epoch = not stepping if on_epoch is None else on_epoch
     if not (on_step or on_epoch):
-        raise UserError(f"self.log({name!r}, on_step=False): it would be kept nowhere here; say on_epoch=True too.")
+        raise UserError(f"self.log({name!r}, on_step=False): the value would be dropped; set on_epoch=True too.")
     suffix = "" if loader is None or not add_dataloader_idx else f"/dataloader_idx_{loader}"
     return LogTarget(
         step="" if not on_step else _step_name(name) + suffix if on_epoch else name + suffix,

@@ -150,6 +150,6 @@ def exchanges_itself(metric: Any) -> bool:
 
 
 def sync_by(metric: Any, sync_dist: Callable[..., None]) -> None:
-    """Let the metric exchange by `sync_dist(metric, ...)`, unless it does so itself."""
+    """Let the metric exchange by `sync_dist(metric, ...)`, unless it has its own way."""
     if not exchanges_itself(metric):
         metric._sync_dist = MethodType(sync_dist, metric)

@@ -9,10 +9,22 @@ from torch import Tensor
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_internals import batch_value
 
-__all__ = ["NOT_TAKEN", "copied", "has_number", "is_on_host", "number", "numbers_in", "of_batch", "warn_not_taken"]
+__all__ = [
+    "NOT_TAKEN",
+    "OF_TIME",
+    "copied",
+    "has_number",
+    "is_on_host",
+    "number",
+    "numbers_in",
+    "of_batch",
+    "warn_not_taken",
+]
 
 log = logging.getLogger(__name__)
 
+#: ends of the names by which transformers' Trainers log durations and speeds, which differ between two runs
+OF_TIME = ("_runtime", "_per_second")
 #: situation in which no value is accepted -> the message of `self.log`
 NOT_TAKEN = {
     "setup": "in setup, before there is a row for it: log in on_train_start or later.",

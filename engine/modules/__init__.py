@@ -14,7 +14,9 @@ module_state     state of a module besides weights and attributes: other buffers
 monitors         callbacks that watch one logged value: they keep the best weights, or stop the training
 progress         `Progress`: the counts that say where a run stands
 quantized        weights that libraries have quantized, as plain tensors
+schedules        callbacks that change training at the start of an epoch
 structure        how training changed layers, parameters and buffers, as a part of the state of a run
+timers           callbacks with a clock
 torch_internals  private names of `torch.nn`, used here alone
 
 Tests: tests/unit/modules, tests/laws/test_resume.py

@@ -46,7 +46,7 @@ class WeightAveraging(Callback):
     ) -> None:
         self.every_steps, self.start_step, self.use_buffers = every_steps, start_step, use_buffers
         self.device = None if device is None else torch.device(device)
-        self._averaging = averaging if decay is None else {"avg_fn": get_ema_avg_fn(decay), **averaging}
+        self._decay, self._averaging = decay, averaging
         self._average: AveragedModel | None = None
         self._is_swapped = False
         #: number of optimizer steps, and the epoch, at the newest update
@@ -78,7 +78,10 @@ class WeightAveraging(Callback):
                 "in the module, as in docs/lightning.md"
             )
         device: Any = self.device  # torch's own annotation lacks torch.device
-        self._average = AveragedModel(_StandIn(module), device, use_buffers=self.use_buffers, **self._averaging)
+        # torch's function cannot be sent to ranks that are spawned: each makes its own.
+        options: dict[str, Any] = {} if self._decay is None else {"avg_fn": get_ema_avg_fn(self._decay)}
+        options |= self._averaging
+        self._average = AveragedModel(_StandIn(module), device, use_buffers=self.use_buffers, **options)
         places = {id(one): number for number, one in enumerate(tensors)}
         named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
         self._numbers = {name: places[id(one)] for name, one in itertools.chain(*named)}

@@ -74,7 +74,7 @@ def _watches_another(callback: Stateful, saved: dict[str, Any]) -> bool:
     if not isinstance(callback, Monitor) or "monitor" not in saved or saved == saved | callback.watched:
         return False
     log.warning(
-        "%s now watches %s (%s), and the snapshot has the best %s (%s): it starts over",
+        "%s now watches %s (%s), but the snapshot has the best %s (%s): the search starts over",
         *(type(callback).__name__, callback.monitor, callback.mode, saved["monitor"], saved["mode"]),
     )
     return True

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
     from midstride.engine.modules.module import TrainingModule
 
-__all__ = ["Callback", "FirstState", "FixedCallbacks", "LearningRateMonitor", "first_state", "keep_first_state"]
+__all__ = [
+    "Callback",
+    "FirstState",
+    "FixedCallbacks",
+    "LearningRateMonitor",
+    "TrainedWeights",
+    "first_state",
+    "keep_first_state",
+]
 
 
 class Callback:
@@ -172,6 +180,12 @@ class Callback:
     ) -> None:
         """After each batch of a prediction."""
 
+    def on_exception(self, trainer: "TrainerInterface", module: "TrainingModule", exception: BaseException) -> None:
+        """Called as a fit or an evaluation fails or is interrupted.
+
+        Snapshots have none of its changes.
+        """
+
     def on_save_checkpoint(
         self, trainer: "TrainerInterface", module: "TrainingModule", checkpoint: dict[str, Any]
     ) -> None:
@@ -224,6 +238,39 @@ def keep_first_state(callback: Callback, state: FirstState) -> None:
     key = id(callback)
     if key not in _FIRST_STATES:
         _FIRST_STATES[key] = weakref.ref(callback, lambda _: _FIRST_STATES.pop(key, None)), state
+
+
+class TrainedWeights(Callback):
+    """Keeps only trained parameters and buffers in `best` and `last`, as those of an adapter.
+
+    Loading them leaves the other parameters of the module as they are.
+    """
+
+    def __init__(self) -> None:
+        self._module: TrainingModule | None = None
+
+    def on_fit_start(self, trainer: "TrainerInterface", module: "TrainingModule") -> None:
+        """Take the module, whose parameters may begin to train later."""
+        self._module = module
+
+    def kept(self) -> set[str]:
+        """Return the names of parameters that train, and of buffers."""
+        assert self._module is not None
+        parameters = self._module.named_parameters(remove_duplicate=False)
+        trained = {name for name, parameter in parameters if parameter.requires_grad}
+        return trained | {name for name, _ in self._module.named_buffers(remove_duplicate=False)}
+
+    def evaluated_weights(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Return those of `weights` that are kept."""
+        kept = self.kept()
+        return {name: value for name, value in weights.items() if name in kept}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: which parameters train is a part of the module's state."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Restore nothing."""
 
 
 class LearningRateMonitor(Callback):

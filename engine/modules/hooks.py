@@ -1,6 +1,7 @@
 """Hooks of a module and its callbacks, looked up once. Other hooks cost nothing."""
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from midstride.engine.code_origin import is_user_class, is_written_by_user
 from midstride.engine.config.lightning_names import LIGHTNING_HOOKS, REFUSED_BY_LIGHTNING
 from midstride.engine.config.overrides import override_faults
+from midstride.engine.errors import UserCodeError
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import MODE_HOOKS, DataModule, TrainingModule
 from midstride.engine.modules.module_hooks import ModuleHooks
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
 
 __all__ = ["Hooks", "bind_step_end", "hook_faults", "own_hook"]
+
+log = logging.getLogger(__name__)
 
 _BOTH = "write both, or neither: then attributes that training changes are kept"
 
@@ -71,6 +75,14 @@ class Hooks:
             if of == "all" or (of == "callbacks") == bool(first):
                 call_user_code(where, hook, *first, *arguments)
 
+    def call_on_exception(self, error: BaseException) -> None:
+        """Call `on_exception` with the user's error, if it is theirs; log errors in hooks."""
+        cause = error.__cause__ if isinstance(error, UserCodeError) and error.__cause__ is not None else error
+        try:
+            self.call("on_exception", cause)
+        except Exception as failed:
+            log.warning("%s, while the call fails for another reason", failed)
+
 
 def own_hook(owner: object, name: str) -> Callable[..., Any] | None:
     """Return a function that calls the method `name` of `owner`; None if it has no such method.
@@ -91,7 +103,7 @@ def hook_faults(module: TrainingModule, callbacks: Sequence[Callback], data: obj
     for owner, base, known in owners:
         written = {name for kind in type(owner).__mro__ for name in _names_of_hooks(kind)}
         if owner is not module and "state_dict" in written and "load_state_dict" not in written:
-            faults.append(f"{type(owner).__name__} has state_dict, and no load_state_dict that takes it back: {_BOTH}")
+            faults.append(f"{type(owner).__name__} has state_dict, but no load_state_dict: {_BOTH}")
         for name in sorted(written - {*dir(base), *MODE_HOOKS}):
             meant = get_close_matches(name, known, n=1, cutoff=0.85)
             way = LIGHTNING_HOOKS.get(name) or (f"write {meant[0]}" if meant else "")

@@ -16,7 +16,7 @@ class Hyperparameters(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        raise AttributeError(f"no hyperparameter is called {name!r}; there are: {', '.join(self) or 'none'}")
+        raise AttributeError(f"unknown hyperparameter {name!r}: choose one of {', '.join(self) or 'none'}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -48,7 +48,9 @@ class HyperparametersMixin:
         given = _arguments(self, inspect.currentframe())
         ignored = {ignore} if isinstance(ignore, str) else {*ignore}
         if unknown := [name for name in names if name not in given]:
-            raise UserError(f"save_hyperparameters: {unknown[0]!r} is no argument here; there are: {', '.join(given)}")
+            raise UserError(
+                f"save_hyperparameters: {unknown[0]!r} is not an argument here: choose from {', '.join(given)}"
+            )
         self.hparams = Hyperparameters({name: given[name] for name in names or given if name not in ignored})
 
 

@@ -2,7 +2,7 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
@@ -33,6 +33,14 @@ class TrainerInterface(Protocol):
 
     #: whether a fit is running; False in an evaluation outside a fit, which changes no monitor
     is_fitting: bool
+    #: the current or last call, such as "fit"; "" before the first
+    verb: str
+    #: "initializing" before the first call, then "running", and "finished" or "interrupted" after it
+    status: str
+    #: the arguments of this Trainer, by name
+    arguments: dict[str, Any]
+    #: the loaders of the current or last call as they were given, by stage
+    given_loaders: Mapping[str, Any]
     #: tells the launcher that this rank makes progress
     heartbeat: Heartbeat
     #: folder or URL of the run fitted last; None without a run
@@ -103,7 +111,7 @@ class TrainerInterface(Protocol):
     @property
     @abstractmethod
     def val_dataloaders(self) -> Any:
-        """The validation loaders of a fit as they were given; None without any."""
+        """The validation loaders of a call as they were given; None without any."""
 
     @property
     @abstractmethod

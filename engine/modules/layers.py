@@ -12,6 +12,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.metrics.torchmetrics_internals import begin_anew, without_seen
 from midstride.engine.modules.torch_internals import children_of
+from midstride.engine.objects.classes import class_called
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import module_anchors
@@ -173,8 +174,8 @@ class NewLayers:
         if lost := [path for path in [*walk.opaque, *_lost_constants(walk)] if path not in self._reported]:
             self._reported.update(lost)
             log.warning(
-                "%s came up in training and holds what no snapshot can (%s): create it in __init__. A resumed run "
-                "could not build it",
+                "%s was created in training and holds objects that no snapshot can hold (%s): create it in __init__. "
+                "A resumed run could not build it",
                 ", ".join(paths),
                 ", ".join(lost[:3]),
             )
@@ -209,17 +210,16 @@ class NewLayers:
             owner, name = self._module.get_submodule(owner_of(path)), path.rpartition(".")[2]
             if path in own_layers(layers_of(self._module)):
                 continue
-            made = restore.put(node, MISSING, f"structure/{path}")
-            if not isinstance(made, nn.Module):
+            if class_called(node.kind, MISSING, nn.Module) is None:
                 raise UserError(
-                    f"the module {path} came up in training, and its class {node.kind} cannot be found: "
+                    f"the module {path} was created in training, and its class {node.kind} cannot be found: "
                     "create it in __init__, or define the class at the top of a file."
                 )
-            if lost := [
-                f"{shown(where.removeprefix('structure/'))} (was {was})" for where, was in restore.stale.items()
-            ]:
+            made = restore.value(node, MISSING, f"structure/{path}")
+            lost = [f"{shown(where.removeprefix('structure/'))} (was {was})" for where, was in restore.stale.items()]
+            if lost or not isinstance(made, nn.Module):
                 raise UserError(
-                    f"the module {path} came up in training, and this attempt cannot build it as it was: "
+                    f"the module {path} was created in training, and this attempt cannot rebuild it: "
                     f"{format_names(lost)}. Make it in __init__, setup or on_fit_start, which every attempt calls."
                 )
             _reset_metrics(made)

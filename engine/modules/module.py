@@ -19,7 +19,7 @@ from midstride.engine.modules.hyperparameters import (
     ensure_accepted,
 )
 from midstride.engine.modules.module_hooks import ModuleHooks
-from midstride.engine.modules.quantized import load_weights
+from midstride.engine.modules.quantized import load_weights, weights_of
 from midstride.engine.trees import convert
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 STEP_HOOKS = ("backward", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step", "optimizer_zero_grad")
 #: methods by which a DataModule, or else a module, changes a batch on its way to the device
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-_MODES = ("eval", "train")
 #: methods that set the training modes of an evaluation, and those after it, in place of `eval()` and the modes before
 MODE_HOOKS = tuple(
     f"on_{stage}_model_{mode}" for stage in ("validation", "test", "predict") for mode in ("eval", "train")
@@ -83,13 +82,11 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
         With several automatic optimizers it is called once for each, with `optimizer_idx` as third argument.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no training_step: write one that returns the loss")
+        raise UserError(f"{type(self).__name__} has no training_step: write one that returns the loss")
 
     def configure_optimizers(self) -> Any:
         """Return an optimizer, (optimizers, schedulers), or {"optimizer": ..., "lr_scheduler": ...}."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no configure_optimizers: write one that returns an optimizer"
-        )
+        raise UserError(f"{type(self).__name__} has no configure_optimizers: write one that returns an optimizer")
 
     def configure_callbacks(self) -> Any:
         """Return a callback or a list of them: each replaces the Trainer's callbacks of its class."""
@@ -166,7 +163,8 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
                 validation are always shown.
             sync_dist: reduce the value over the ranks; metrics always are.
             reduce_fx: how the values of batches are reduced: mean (weighted by samples), sum, min or max.
-            batch_size: samples in this batch; by default the length of the batch's first tensor.
+            batch_size: samples in this batch; by default those that the loader put into it, or the length of its first
+                tensor if the data set gives whole batches.
             add_dataloader_idx: with several loaders, log a value for each: "val/loss/dataloader_idx_1". False: one
                 value over all loaders.
         """
@@ -229,7 +227,7 @@ class TrainingModule(ModuleHooks, HyperparametersMixin, nn.Module):
         ensure_accepted(cls, given, path)
         module = cls(**given)
         compile_layers_in_place(module)
-        load_weights(module, weights.state_dict)
+        load_weights(module, weights.complete(lambda: weights_of(module)))
         return module
 
     # Manual optimization, with `automatic_optimization = False` ------------------------------------
@@ -347,4 +345,6 @@ def ensure_module(module: object, verb: str) -> None:
     if isinstance(module, type):
         raise UserError(f"{verb} was given the class {module.__name__}: give an instance, {module.__name__}(...)")
     if not isinstance(module, TrainingModule):
-        raise UserError(f"{verb} was given a {type(module).__name__}: derive it from TrainingModule")
+        is_module = isinstance(module, nn.Module)
+        way = "derive it from TrainingModule" if is_module else f"the module is first: {verb}(module, ...)"
+        raise UserError(f"{verb} was given a {type(module).__name__}: {way}")

@@ -104,6 +104,12 @@ class ModuleHooks:
     def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """After each batch of a prediction."""
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Called as a fit or an evaluation fails or is interrupted.
+
+        Snapshots have none of its changes.
+        """
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add further state of this module to `checkpoint`: numbers, text, tensors, nests of them."""
 

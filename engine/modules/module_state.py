@@ -144,4 +144,4 @@ def _warn_of_code_changes(what: str, new: Sequence[str], gone: Sequence[str]) ->
     """Warn of `new` and `gone` submodules or buffers, built by other code than the snapshot's."""
     lines = {"new, and as built": new, "gone, and dropped": gone}
     if said := [f"{line}: {', '.join(names)}" for line, names in lines.items() if names]:
-        log.warning("the code builds other %s than those the snapshot is of: %s", what, "; ".join(said))
+        log.warning("the code builds other %s than those in the snapshot: %s", what, "; ".join(said))

@@ -1,7 +1,9 @@
 """Callbacks that watch one logged value: they keep the best weights, or stop the training."""
 
 import math
+import re
 from numbers import Integral, Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.errors import UserError
@@ -30,7 +32,7 @@ class Monitor(Callback):
 
     def __init__(self, monitor: str, mode: str = "min", *, check_on_train_epoch_end: bool | None = None) -> None:
         if mode not in ("min", "max"):
-            raise UserError(f"{type(self).__name__}: no mode {mode!r}; there are: min, max")
+            raise UserError(f"{type(self).__name__}: mode should be min or max, not {mode!r}")
         self.monitor = monitor
         self.mode = mode
         self.check_on_train_epoch_end = check_on_train_epoch_end
@@ -81,30 +83,86 @@ class Monitor(Callback):
 class BestCheckpoint(Monitor):
     """Keeps the best weights by validation, or by epoch without one, in the run's `best` folder.
 
+    With `k`, the run's folder `checkpoints` has files of the k best, for `load_from_checkpoint` and `ckpt_path=`.
+
     Args:
         monitor: name of a logged value, such as "val/loss".
         mode: "min" or "max".
+        k: number of best weights to keep.
+        filename: pattern of their names, such as "{epoch}-{val/loss:.2f}"; each name has the step as well.
         check_on_train_epoch_end: as that of `Monitor`.
     """
 
-    def __init__(self, monitor: str, mode: str = "min", *, check_on_train_epoch_end: bool | None = None) -> None:
+    def __init__(
+        self,
+        monitor: str,
+        mode: str = "min",
+        *,
+        k: int = 1,
+        filename: str | None = None,
+        check_on_train_epoch_end: bool | None = None,
+    ) -> None:
         super().__init__(monitor, mode, check_on_train_epoch_end=check_on_train_epoch_end)
+        if type(k) is not int or k < 1:
+            raise UserError(f"BestCheckpoint: k should be a whole number from 1 on, not {k!r}")
+        if filename is not None and k == 1:
+            raise UserError("BestCheckpoint: filename names the k best weights: set k, or leave it out")
+        self.k, self.filename = k, filename or "{epoch}"
         self.best_step = -1
+        #: value, step and name of each of the k best, the best first
+        self.kept: list[tuple[float, int, str]] = []
 
     def judge(self, trainer: "TrainerInterface") -> None:
-        """Keep the weights if the monitored value is better than any before."""
+        """Keep the weights if the monitored value is better than any before, or among the k best."""
         value = self.value(trainer)
+        if self.k > 1 and trainer.run_url is not None and not math.isnan(value):
+            self._keep(trainer, trainer.run_url, value)
         if self.is_better(value):
             self.best, self.best_step = value, trainer.progress.step
             trainer.save_weights("best")
 
+    def _keep(self, trainer: "TrainerInterface", run: str, value: float) -> None:
+        """Write the weights if they are among the k best, and remove the worst one."""
+        if "://" in run:
+            raise UserError(f"BestCheckpoint(k={self.k}) writes files, and {run} is no folder: leave k out")
+        step = trainer.progress.step
+        newest = (value, step, self._name(trainer))
+        rows = [*(row for row in self.kept if row[2] != newest[2]), newest]
+        rows.sort(key=lambda row: row[0], reverse=self.mode == "max")
+        self.kept, dropped = rows[: self.k], rows[self.k :]
+        if newest in self.kept:
+            trainer.save_checkpoint(self.path_of(run, newest[2]))
+        if trainer.is_global_zero:
+            for _, _, name in dropped:
+                Path(self.path_of(run, name)).unlink(missing_ok=True)
+
+    def _name(self, trainer: "TrainerInterface") -> str:
+        values = {**trainer.metric_logger.values, "epoch": trainer.current_epoch, "step": trainer.progress.step}
+
+        def filled(found: re.Match[str]) -> str:
+            if (name := found[1]) not in values:
+                raise UserError(
+                    f"BestCheckpoint: filename {self.filename!r} has {name!r}, which was not logged: log "
+                    f"it, or leave it out"
+                )
+            return f"{name}={format(values[name], found[2] or '')}"
+
+        pattern = self.filename if "{step" in self.filename else f"{self.filename}-{{step}}"
+        return re.sub(r"\{([^}:]+):?([^}]*)\}", filled, pattern).replace("/", "_")
+
+    def path_of(self, run: str, name: str) -> str:
+        """Return the path of the file called `name`."""
+        return f"{run.rstrip('/')}/checkpoints/{name}.ckpt"
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its step, and the monitored value and mode."""
-        return {"best": self.best, "best_step": self.best_step, **self.watched}
+        """Return the best value, its step, the k best, and the monitored value and mode."""
+        kept = {"kept": [[*row] for row in self.kept]} if self.k > 1 else {}
+        return {"best": self.best, "best_step": self.best_step, **kept, **self.watched}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore the best value and its step."""
+        """Restore the best value, its step, and the k best."""
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+        self.kept = [(value, step, name) for value, step, name in state_dict.get("kept", ())]
 
 
 class EarlyStopping(Monitor):

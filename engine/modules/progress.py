@@ -95,6 +95,10 @@ class Progress:
             self.ended_by, self.why = ending.reason.value, ending.sentence
         self.stop = True
 
+    def withdraw_stop(self) -> None:
+        """Withdraw the request to end the fit."""
+        self.stop, self.ended_by, self.why = False, "", ""
+
     def begin_fit(self) -> None:
         """Record that training starts or continues."""
         self.finished = False

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import NotExact
-from midstride.engine.modules.torch_internals import buffers_of, load_state_dict, parameters_of
+from midstride.engine.modules.torch_internals import load_state_dict
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.row_shards import is_distributed
 
 __all__ = ["ModuleWeights", "is_quantized", "load_weights", "weights_of"]
@@ -53,7 +54,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
     own = dict(_plain_tensors(module.state_dict()))
     if names := sorted(own.keys() ^ weights.keys()):
         found = ", ".join(names[:5])
-        raise NotExact(f"the module's weights are quantized otherwise than those of the snapshot: {found}")
+        raise NotExact(f"the module's weights are quantized differently from those of the snapshot: {found}")
     with torch.no_grad():
         for name, value in weights.items():
             own[name].copy_(value)
@@ -61,10 +62,10 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
 
 def is_quantized(module: nn.Module) -> bool:
     """Return whether parameters or buffers of `module` are of classes of their own."""
-    tensors = (
-        one for part in module.modules() for own in (parameters_of(part), buffers_of(part)) for one in own.values()
-    )
-    others = (one for one in tensors if one is not None and type(one) not in _PLAIN)
+    tensors = ModuleIndex.of(module).now().tensors
+    if {*map(type, tensors)}.issubset(_PLAIN):  # many, at each snapshot
+        return False
+    others = (one for one in tensors if type(one) not in _PLAIN)
     return any(not is_lazy(one) and not is_distributed(one) for one in others)
 
 

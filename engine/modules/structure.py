@@ -18,7 +18,7 @@ from midstride.engine.metrics.torchmetrics_state import is_metric
 from midstride.engine.modules.layers import NewLayers, change_layers, layer_changes, layers_of, own_layers, owner_of
 from midstride.engine.modules.quantized import is_quantized, load_weights, weights_of
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
-from midstride.engine.objects.kinds.tensors import has_memory, reshard_nodes
+from midstride.engine.objects.kinds.tensors import has_memory
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import View, instances_in
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
@@ -83,11 +83,6 @@ class ModuleStructure:
         for name, form in state_dict.get("tensors", {}).items():
             self._forms.change(name, form)
         self._shared.apply(state_dict)
-
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the state of rank 0, with this rank's rows of distributed tensors."""
-        reshard_nodes(states, self._module.parameters())
-        return states[0]
 
 
 def _forms_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...] | None:
@@ -170,8 +165,9 @@ class TensorForms:
         if gone := [name for name in parameters if not isinstance(tensors.get(name), nn.Parameter)]:
             now = "a buffer now" if gone[0] in tensors else "gone"
             raise UserError(
-                f"the parameter {gone[0]} existed when training started and is {now}: no other attempt could match its "
-                "optimizer state to a parameter. Change the module's parameters (pruning, parametrizations, replaced "
+                f"the parameter {gone[0]} existed when training started and is {now}: a resumed run could not match "
+                f"its optimizer state to a parameter. Change the module's parameters (pruning, parametrizations, "
+                f"replaced "
                 "layers) in __init__, setup or on_fit_start, which every attempt calls."
             )
         buffers = [name for name, form in self._built.items() if form[0] == "buffer" and name not in tensors]
@@ -288,7 +284,7 @@ class SharedTensors:
         for first, *others in shared:
             if tied := [name for name in others if name not in were and not self._is_buffer(name)]:
                 raise UserError(
-                    f"training has tied the parameter {tied[0]} to {first}, which no other attempt could tell apart. "
+                    f"training has tied the parameter {tied[0]} to {first}, which a resumed run could not tell apart. "
                     "Tie weights in __init__, setup or on_fit_start, which every attempt calls."
                 )
 

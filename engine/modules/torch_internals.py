@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "TorchDispatchMode",
     "buffers_of",
     "children_of",
     "compile_calls",
+    "is_compiled",
     "is_hooked",
     "load_state_dict",
     "parameters_of",
@@ -59,8 +62,20 @@ def wrapped_by_compile(module: object) -> tuple[nn.Module, Callable[..., Any]] |
 
 
 def compile_calls(module: nn.Module, compiler: Callable[..., Any]) -> None:
-    """Compile calls of `module` as its `compile` does, by a compiler of `wrapped_by_compile`."""
-    module._compiled_call_impl = compiler(module._call_impl)
+    """Compile calls of `module`, by a compiler of `torch.compile` or `wrapped_by_compile`.
+
+    torch compiles no frame of its own code, as of nn.Sequential: the function here gives it one.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    module._compiled_call_impl = compiler(call)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether calls of `module` itself are compiled."""
+    return module._compiled_call_impl is not None
 
 
 def transient_buffers(module: nn.Module) -> set[str]:

@@ -1,5 +1,7 @@
 """Attributes of an object, in `__dict__` or in slots, and items of a container."""
 
+import functools
+import inspect
 import queue
 import threading
 import types
@@ -17,6 +19,7 @@ __all__ = [
     "attributes_of",
     "delete_attribute",
     "has_slots",
+    "is_cached",
     "items_of",
     "keep_order",
     "made_by",
@@ -77,8 +80,23 @@ def set_state_attribute(owner: Any, name: str, value: Any) -> None:
     """
     if name in own_dict(owner) or isinstance(owner, nn.Module):
         set_attribute(owner, name, value)
-    else:
+        return
+    try:
         object.__setattr__(owner, name, value)
+    except TypeError:  # its base class is written in C and sets attributes by its own means, as msgspec's
+        _descriptor_of(type(owner), name).__set__(owner, value)
+
+
+def _descriptor_of(kind: type, name: str) -> Any:
+    """Return the descriptor of an attribute in slots.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    found = inspect.getattr_static(kind, name)
+    if not isinstance(found, types.MemberDescriptorType):
+        raise AttributeError(f"{kind.__name__} has no room for {name}")
+    return found
 
 
 def keep_order(owner: object, names: Iterable[str]) -> None:
@@ -109,6 +127,11 @@ def state_attributes(value: object) -> dict[str, Any]:
     return {name: item for name, item in found.items() if name not in _LOCKS[owner]} if owner else found
 
 
+def is_cached(kind: type, name: str) -> bool:
+    """Return whether the attribute `name` is the cached result of a property of `kind`."""
+    return isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
+
+
 def new_locks(kind: type) -> dict[str, Any]:
     """Return new locks, by attribute, for an object of a standard library class with locks."""
     owner = _lock_owner(kind)
@@ -132,7 +155,9 @@ def items_of(value: object) -> Iterable[tuple[Any, Any]] | None:
     """Return the items of a container with keys or indices; None if `value` is none."""
     if isinstance(value, Mapping):
         return value.items()
-    return enumerate(value) if isinstance(value, (list, tuple, set, frozenset, deque)) else None
+    if isinstance(value, deque):  # a thread that feeds workers may change it meanwhile
+        return enumerate(list(value))
+    return enumerate(value) if isinstance(value, (list, tuple, set, frozenset)) else None
 
 
 def members_of(value: object) -> Iterator[tuple[str, Any]]:

@@ -6,27 +6,32 @@ snapshot holds and nothing is said.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 from torch import Tensor
 
 from midstride.engine.formatting import is_secret
 from midstride.engine.objects.kinds.plain import PLAIN
+from midstride.engine.objects.watch import shown
 from midstride.engine.state.object_nodes import Instance, Same, View, key_path, step, value_path
 from midstride.engine.state.tensor_digest import tensor_digest
+from midstride.engine.state.torch_internals import indices_and_values
 
 __all__ = ["Built", "CodeChange"]
 
 _CODE = ("function", "method")
 #: forms of nodes that hold no value
-_NOT_HELD = ("opaque", "large")
+_NOT_HELD = ("opaque", "large", "memory map")
 #: items of a container that are described one by one, and values of one attribute
 _MOST_ITEMS, _MOST_VALUES = 1000, 10_000
+#: number of values in the digest of a long container
+_MOST_TOLD = 100_000
 #: characters of a text, and elements of an array, that are shown
 _LONG, _SHOWN = 100, 8
 #: bytes of an array that is described
@@ -46,7 +51,7 @@ class Built:
     values: dict[str, str] = field(default_factory=dict)
 
     def add(self, nodes: Mapping[str, Any], path: str, *, is_setup: bool) -> None:
-        """Add the attributes at `path`; only their names if each attempt sets them up anew."""
+        """Add the attributes at `path`; only their names if each attempt sets them up again."""
         self.names |= dict(_names_in(nodes, path))
         if not is_setup:
             for name, node in nodes.items():
@@ -54,11 +59,11 @@ class Built:
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "Built":
-        """Return what `state` of a snapshot says."""
+        """Return the content of `state` of a snapshot."""
         return cls(dict(state.get("names", {})), dict(state.get("values", {})))
 
     def state(self) -> dict[str, Any]:
-        """Return what a snapshot keeps."""
+        """Return the values for a snapshot."""
         return {"names": self.names, "values": self.values}
 
 
@@ -90,12 +95,15 @@ _SINGLE_PARTS = {
     "object": ("items",),
     "function": ("__defaults__", "__kwdefaults__"),
     "partial": ("func", "args", "keywords"),
+    "flipped tensor": ("of",),
+    "proxy": ("of",),
+    "block": ("maxlen",),
 }
 
 
 def _parts(node: Any, path: str) -> Iterator[tuple[Any, str]]:
     """Yield the nodes of attributes, closures, arguments and items, each with its path."""
-    if not isinstance(node, Instance) or node.form in ("dict", "named tuple"):
+    if not isinstance(node, Instance) or node.form in ("array", "dict", "named tuple"):
         yield from _items(node, path)
         return
     for group in _NAMED_PARTS.get(node.form, ()):
@@ -112,7 +120,11 @@ def _items(node: Any, path: str) -> Iterator[tuple[Any, str]]:
             yield from ((key, key_path(path, index)), (value, value_path(path, index)))
         return
     if isinstance(node, Instance):
+        if "factory" in node.state:
+            yield node.state["factory"], step(path, "default_factory")
         node = node.state.get("members", node.state.get("items"))
+    if isinstance(node, deque):
+        yield node.maxlen, step(path, "maxlen")
     if not isinstance(node, (dict, list, tuple, deque)) or len(node) > _MOST_ITEMS:
         return
     if isinstance(node, dict):
@@ -127,11 +139,14 @@ def _text(node: Any) -> str | None:
         return _short(repr(node))
     if isinstance(node, (Tensor, np.ndarray)):
         return _text_of_array(node)
+    if isinstance(node, bytearray):
+        return _short(repr(node))
     if isinstance(node, dict):
-        return f"{type(node).__name__} of {_short(', '.join(map(str, node)))}"
+        long = f" {_digest_of(node.values())}" if len(node) > _MOST_ITEMS else ""
+        return f"{type(node).__name__} of {_short(', '.join(map(str, node)))}{long}"
     if isinstance(node, (list, tuple, deque)):
-        is_long = len(node) > _MOST_ITEMS and PLAIN.issuperset(map(type, node))
-        return f"{type(node).__name__} of {len(node)} items{f' {_digest(repr(node))}' if is_long else ''}"
+        long = f" {_digest_of(node)}" if len(node) > _MOST_ITEMS else ""
+        return f"{type(node).__name__} of {len(node)} items{long}"
     return _text_of_instance(node) if isinstance(node, Instance) else None
 
 
@@ -148,11 +163,15 @@ def _text_of_instance(node: Instance) -> str | None:
         return _short(f"{{{', '.join(sorted(map(repr, items)))}}}")
     if node.form == "derived":
         return f"{node.kind} {_text(state['base'])}"
+    if node.form in ("block", "derived array", "masked array", "reduced", "table"):
+        return f"{node.kind} {_digest_of(state.values())}"
     return None if node.form in _NOT_HELD else node.kind
 
 
 def _text_of_array(value: Any) -> str | None:
-    if isinstance(value, Tensor) and not (value.layout.__str__() == "torch.strided" and value.is_cpu):
+    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
+        return f"sparse {list(value.shape)} {' '.join(map(str, map(_text_of_array, indices_and_values(value))))}"
+    if isinstance(value, Tensor) and not (value.layout == torch.strided and value.is_cpu):
         return None
     size = value.numel() if isinstance(value, Tensor) else value.size
     kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -163,6 +182,15 @@ def _text_of_array(value: Any) -> str | None:
     if isinstance(value, Tensor):
         return f"{kind} {tensor_digest(value)[:16]}"
     return f"{kind} {xxhash.xxh3_64_hexdigest(np.ascontiguousarray(value).tobytes())}"
+
+
+def _digest_of(nodes: Iterable[Any]) -> str:
+    """Return one digest of the values in `nodes`; of many that are not plain, the first ones."""
+    nodes = [*nodes]
+    if PLAIN.issuperset(map(type, nodes)):
+        return _digest(repr(nodes))
+    texts = (text for node in nodes for _, text in _values_in(node, ""))
+    return _digest(" ".join(islice(texts, _MOST_TOLD)))
 
 
 def _short(text: str) -> str:
@@ -179,7 +207,7 @@ def _is_within(path: str, owners: tuple[str, ...]) -> bool:
 
 @dataclass
 class CodeChange:
-    """Differences between what this attempt and the first one have built.
+    """Differences between the objects built by this attempt and by the first one.
 
     Args:
         now: of this attempt.
@@ -190,7 +218,7 @@ class CodeChange:
     now: Built = field(default_factory=Built)
     then: Built = field(default_factory=Built)
     takes_settings: bool = False
-    #: attributes with a difference, as paths, by the words that tell what becomes of them
+    #: attributes with a difference, as code writes them, by the words that tell what becomes of them
     found: dict[str, list[str]] = field(default_factory=dict)
     #: path -> text of the setting in force, and of the one that this attempt has built and that has no effect
     without_effect: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -230,27 +258,27 @@ class CodeChange:
         then, now = self.differing[path]
         if isinstance(saved, (Same, View)) or _text(saved) != then:
             return False
-        line = path if is_secret(path) else f"{path} ({then}, now {now})"
+        values = "" if is_secret(path) else f" ({then}, now {now})"
         if self.takes_settings or (isinstance(saved, Instance) and saved.form in _CODE):
             self._taken.add(path)
-            return self._note("built otherwise, and the new one holds", line)
+            return self._note("built otherwise, and the new one holds", path, values)
         self.without_effect[path] = then, now
-        self._note("built otherwise, and the snapshot's holds", line)
+        self._note("built otherwise, and the snapshot's holds", path, values)
         return False
 
     def lose(self, path: str) -> None:
         """Record in `found` that an object with attributes in the snapshot no longer exists."""
         self._note("gone, and dropped", path)
 
-    def _note(self, what: str, which: str) -> bool:
-        """Record the attribute `which` under `what` in `found`; return True."""
+    def _note(self, what: str, path: str, values: str = "") -> bool:
+        """Record the attribute at `path` under `what` in `found`; return True."""
         lines = self.found.setdefault(what, [])
-        if which not in lines:
-            lines.append(which)
+        if (line := shown(path) + values) not in lines:
+            lines.append(line)
         return True
 
     def after(self, saved: Mapping[str, Any]) -> Built:
-        """Return what the next attempt is compared with.
+        """Return the values with which the next attempt is compared.
 
         `saved` are the attributes of the snapshot by path. Attributes that training set are left out, even if
         this attempt builds them, from an object trained before.

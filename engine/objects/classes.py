@@ -27,20 +27,23 @@ from midstride.engine.code_origin import is_user_class
 from midstride.engine.metrics.torchmetrics_internals import is_kind_of_metric, set_anew
 from midstride.engine.objects.attributes import attributes_of, made_by, new_locks
 from midstride.engine.objects.kinds.kind import MISSING
-from midstride.engine.state.object_nodes import kind_name
+from midstride.engine.state.object_nodes import kind_name, loaded
 
 __all__ = [
     "BASES",
     "CONTAINERS",
     "TORCH_DATA",
+    "can_be_fresh",
     "class_called",
     "fresh",
     "has_attributes",
     "is_library",
     "is_made_anew",
+    "is_of_a_process",
     "is_of_attributes",
     "keeps_attributes",
     "set_class",
+    "sets_state",
     "states_attributes",
 ]
 
@@ -49,7 +52,7 @@ _MADE_ANEW = (nn.Module, Optimizer, LRScheduler)
 #: data sets of torch whose attributes are all of their state
 TORCH_DATA: tuple[type[Any], ...] = (Subset, ConcatDataset, ChainDataset, StackDataset, TensorDataset)
 #: classes of libraries whose attributes and items are all of their state
-_NAMESPACES = frozenset(
+_BY_ATTRIBUTES = frozenset(
     {
         *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
         *("collections:UserString", "collections:ChainMap"),
@@ -78,13 +81,20 @@ _OF_A_PROCESS = (
     *("torch.autograd", "torch.cuda", "torch.distributed", "torch.export", "torch.fx", "torch.jit", "torch.profiler"),
     *("torch.utils.data", "torch.utils.hooks", "torch.utils.tensorboard", "torchdata", "pluggy", "_pytest"),
 )
+#: classes with a `close` whose attributes show what they hold open
+_CLOSED_FREELY = frozenset(
+    {
+        *("gymnasium.core:Env", "gymnasium.vector.vector_env:VectorEnv"),
+        "stable_baselines3.common.vec_env.base_vec_env:VecEnv",
+    }
+)
 #: classes of data that loaders and samplers keep by other means
 _OF_LOADERS = (DataLoader, IterableDataset, Sampler)
 
 
 def is_library(kind: type) -> bool:
     """Return whether `kind` is a library's class, whose attributes may not be all its state."""
-    if kind_name(kind) in _NAMESPACES | _IN_EACH_ATTEMPT or issubclass(kind, nn.Module):
+    if kind_name(kind) in _BY_ATTRIBUTES | _IN_EACH_ATTEMPT or issubclass(kind, nn.Module):
         return False
     if kind.__module__.startswith(_OF_TORCH) and kind.__module__ in sys.modules:
         return False
@@ -106,11 +116,26 @@ def keeps_attributes(kind: type) -> bool:
 def states_attributes(value: object) -> bool:
     """Return whether a library's object gives pickle its attributes, as those of scikit-learn.
 
-    It may add to them, such as its version.
+    It can add to them, for example its version. The first object of a class decides for all: what it leaves out, such
+    as a cache, can be empty at times.
     """
     kind: Any = type(value)
-    if not (_has_own_state(kind) and _is_made_of_attributes(kind)):
-        return False
+    if kind not in _states_attributes:
+        _states_attributes[kind] = _can_state_attributes(kind) and _is_its_state(value)
+    return _states_attributes[kind]
+
+
+#: class -> whether its first object gave pickle its attributes
+_states_attributes: dict[type, bool] = {}
+
+
+def _can_state_attributes(kind: Any) -> bool:
+    return _has_own_state(kind) and _is_made_of_attributes(kind)
+
+
+def _is_its_state(value: Any) -> bool:
+    """Return whether the state that `value` gives pickle holds all of its attributes."""
+    kind: Any = type(value)
     try:
         state = kind.__getstate__(value)
     except Exception:  # of a library
@@ -129,15 +154,17 @@ def _is_made_of_attributes(kind: Any) -> bool:
     """Return whether `kind` is a library's, in Python, and pickled by a state."""
     if not is_library(kind) or issubclass(kind, (*_OF_LOADERS, *BASES, tuple, Enum)):
         return False
-    if _is_of_a_process(kind.__module__) or kind in copyreg.dispatch_table:
+    if is_of_a_process(kind.__module__) or kind in copyreg.dispatch_table:
         return False
     base = made_by(kind)
-    if base not in CONTAINERS or kind is base or hasattr(kind, "close") or not has_attributes(kind):
+    is_open = hasattr(kind, "close") and not any(kind_name(one) in _CLOSED_FREELY for one in kind.__mro__)
+    if base not in CONTAINERS or kind is base or is_open or not has_attributes(kind):
         return False
     return all(getattr(kind, name) is getattr(base, name) for name in ("__reduce__", "__reduce_ex__"))
 
 
-def _is_of_a_process(module: str) -> bool:
+def is_of_a_process(module: str) -> bool:
+    """Return whether objects of a module's classes belong to one process."""
     return module.startswith("torch._") or any(module == one or module.startswith(f"{one}.") for one in _OF_A_PROCESS)
 
 
@@ -145,6 +172,12 @@ def _has_own_state(kind: Any) -> bool:
     """Return whether pickle keeps another state of an object than its attributes."""
     default: Any = object
     return hasattr(kind, "__setstate__") and kind.__getstate__ is not default.__getstate__
+
+
+def sets_state(kind: Any) -> bool:
+    """Return whether objects of `kind` derive values from the attributes that pickle returns."""
+    default: Any = object
+    return hasattr(kind, "__setstate__") and kind.__getstate__ is default.__getstate__
 
 
 def has_attributes(kind: type) -> bool:
@@ -165,15 +198,13 @@ def class_called(kind: str, live: Any, base: type) -> Any:
     """Return the class called `kind`, the live object's or a loaded one of the user's, if any."""
     if live is not MISSING and kind_name(type(live)) == kind:
         return type(live)
-    module, _, name = kind.partition(":")
-    found: Any = sys.modules.get(module)
-    for inner in name.split("."):
-        found = getattr(found, inner, None)
+    found: Any = loaded(kind)
     if not isinstance(found, type) or not issubclass(found, base):
         return None
     is_known = issubclass(found, _MADE_ANEW) or (issubclass(found, tuple) and hasattr(found, "_fields"))
     is_known = is_known or issubclass(found, Enum) or keeps_attributes(found)
-    return found if is_known or is_user_class(found) or kind in _NAMESPACES else None
+    is_known = is_known or _can_state_attributes(found) or found.__module__.startswith(_OF_TORCH)
+    return found if is_known or is_user_class(found) or kind in _BY_ATTRIBUTES else None
 
 
 def set_class(owner: object, kind: str) -> bool:
@@ -193,9 +224,14 @@ def is_made_anew(kind: type) -> bool:
     return class_called(kind_name(kind), MISSING, object) is kind and kind.__new__ in _NEW
 
 
+def can_be_fresh(kind: Any) -> bool:
+    """Return whether `fresh` can make an object of the class `kind`."""
+    return kind is not None and kind.__new__ in _NEW and not (hasattr(kind, "__del__") and is_library(kind))
+
+
 def fresh(kind: Any) -> Any:
     """Return an object of `kind` without a call of `__init__`; None if there is no such class."""
-    if kind is None or kind.__new__ not in _NEW or (hasattr(kind, "__del__") and is_library(kind)):
+    if not can_be_fresh(kind):
         return None
     made = kind.__new__(kind)
     if isinstance(made, nn.Module):

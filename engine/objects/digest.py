@@ -24,18 +24,16 @@ from midstride.engine.objects.attributes import INTERNAL, attributes_of, members
 from midstride.engine.objects.kinds.functions import Cached, code_digest, describe_cache
 from midstride.engine.objects.kinds.generators import MAIN_GENERATORS, Generator, get_state
 from midstride.engine.objects.kinds.iterators import ITERATORS, parts_of_iterator
+from midstride.engine.objects.kinds.library_objects import DEPTH, MANY
 from midstride.engine.objects.kinds.plain import PLAIN, VALUES
 from midstride.engine.objects.roots import class_and_global_state, is_code, is_data
 from midstride.engine.state.object_nodes import kind_text
 from midstride.engine.state.tensor_digest import tensor_digest
 
-__all__ = ["DEPTH", "MANY", "differing_lines", "digest_lines", "object_digest", "users_lines"]
+__all__ = ["differing_lines", "digest_lines", "object_digest", "users_lines"]
 
-DEPTH = 5
 #: bytes of an array that are read whole, in 0.1 s; larger ones, in files or on accelerators are sampled
 _WHOLE_BYTES, _SAMPLE_BYTES = 1 << 30, 1 << 26
-#: items: a larger container of numbers and text is one line, and of other containers no more are read
-MANY = 1000
 #: largest number of items of which one digest is made
 _MOST_ITEMS = 10_000
 #: largest number of lines of one value

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from midstride.engine.objects.attributes import attributes_of, delete_attribute, items_of, set_attribute
+from midstride.engine.objects.attributes import attributes_of, delete_attribute, items_of, own_dict, set_attribute
 from midstride.engine.objects.kinds.generators import MAIN_GENERATORS, Generator, get_state, set_state
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.user_modules import names_in
@@ -25,6 +25,9 @@ from midstride.engine.objects.user_modules import names_in
 __all__ = [
     "ReseedHook",
     "find_generators",
+    "held_objects",
+    "held_of",
+    "is_inside",
     "path_to_module",
     "restorable",
     "shared_generators",
@@ -44,6 +47,8 @@ _LONG = 10_000
 _DEEP = 8
 #: in paths, marks values that an instance shares with others
 _OUTSIDE = " ("
+_CLOSED_OVER = " (its "  #: in paths, marks values of closures
+_PASSES = "torch.utils.data.dataloader"  #: module of the iterators of torch's loaders
 #: methods that reading an object calls; functions that they name are searched, too
 _CALLED = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "forward")
 _LIBRARIES = frozenset(
@@ -72,10 +77,30 @@ def path_to_module(owner: object, module: nn.Module) -> str | None:
     return next((path.removeprefix(".") for path, value in _used_by_reading(owner, set()) if id(value) in parts), None)
 
 
+def held_objects(owner: object) -> dict[str, object]:
+    """Return the objects with attributes that `owner` refers to, itself included, by path.
+
+    Passes of torch's loaders, and values of globals and classes are left out.
+    """
+    used = list(_used_by_reading(owner, set()))
+    passes = [path for path, value in used if type(value).__module__ == _PASSES and hasattr(type(value), "__next__")]
+    own = ((path.replace(_CLOSED_OVER, "."), path, value) for path, value in used if own_dict(value))
+    return {path: value for own_path, path, value in own if not (_OUTSIDE in own_path or is_inside(path, passes))}
+
+
+def is_inside(path: str, owners: Iterable[str]) -> bool:
+    """Return whether `path` is one of `owners`, or of an object in one."""
+    return any(path == one or path.startswith((f"{one}.", f"{one}[", f"{one} (")) for one in owners)
+
+
+def held_of(owner: object, kind: type) -> dict[str, Any]:
+    """Return the objects of `kind` that reading `owner` uses, by path."""
+    return {path: value for path, value in _used_by_reading(owner, set()) if isinstance(value, kind)}
+
+
 def shared_memory(owner: object) -> dict[str, object]:
     """Return shared values of `multiprocessing` that reading `owner` uses, by path."""
-    kind = multiprocessing.sharedctypes.SynchronizedBase
-    return {path: value for path, value in _used_by_reading(owner, set()) if isinstance(value, kind)}
+    return held_of(owner, multiprocessing.sharedctypes.SynchronizedBase)
 
 
 def shared_with_module(owner: object, module: nn.Module) -> dict[str, object]:

@@ -15,7 +15,7 @@ from midstride.engine.objects.attributes import own_dict
 from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["content_digest", "is_large", "is_shared"]
+__all__ = ["bytes_in", "content_digest", "is_large", "is_shared"]
 
 #: bytes; a larger value is data, which is watched but not written; `LARGE_SUM` is for all bytes in a container
 LARGE_BYTES, LARGE_ITEMS, LARGE_SUM = 1 << 20, 1000, 16 << 20
@@ -32,12 +32,14 @@ def is_large(value: Any) -> bool:
         return sum(part.nbytes for part in indices_and_values(value)) > LARGE_BYTES
     if isinstance(value, (Tensor, np.ndarray)):
         return bool(value.nbytes > LARGE_BYTES)
+    if callable(getattr(type(value), "memory_usage", None)) and type(value).__module__.startswith("pandas"):
+        return len(value) > LARGE_ITEMS or int(np.sum(value.memory_usage())) > LARGE_BYTES
     if not issubclass(type(value), (list, tuple, dict, set, frozenset, deque)):
         return False
-    return len(value) > LARGE_ITEMS or _bytes_in(value, LARGE_SUM) > LARGE_SUM
+    return len(value) > LARGE_ITEMS or bytes_in(value, LARGE_SUM) > LARGE_SUM
 
 
-def _bytes_in(value: Any, most: int) -> int:
+def bytes_in(value: Any, most: int) -> int:
     """Return the bytes of arrays and text in nested containers, up to a sum above `most`."""
     total, waiting, seen = 0, [value], set[int]()
     while waiting and total <= most:

@@ -20,10 +20,9 @@ from midstride.engine.objects.classes import set_class
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.opaque import WATCHED
 from midstride.engine.objects.kinds.plain import PLAIN
-from midstride.engine.objects.kinds.tensors import reshard_nodes
 from midstride.engine.objects.restore import GraphRestore
-from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_roots
-from midstride.engine.objects.walk import GraphWalk, LargeBuilt
+from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_hooks, module_roots
+from midstride.engine.objects.walk import AsBuilt, GraphWalk
 from midstride.engine.objects.watch import NoUnwritableWarnings, RegisteredHooks, UnwritableWarnings, shown
 from midstride.engine.seeds import Generators
 from midstride.engine.state.differences import differences, same_key_order
@@ -67,14 +66,15 @@ class Objects(AlikeOnRanks):
         self._roots, self._anchors, self._device = roots, anchors, device
         self._takes_settings, self._is_kept = takes_settings, is_kept
         self._quiet = QuietOwners()
+        #: nodes of the values that each attempt sets up, by path, as of the start of the fit
         self._setup: dict[str, Any] = {}
-        self._built: dict[str, set[str]] = {}
+        self._built: dict[str, set[str]] = {}  #: names of all attributes then, by path of their owner
         #: what no file can hold and reading data has made, by path
         self._read: dict[str, object] = {}
-        self._large = LargeBuilt()
+        self._as_built = AsBuilt()
         #: objects in those of libraries that no file can hold, by id, each with a name of its own
         self._held: dict[int, tuple[object, str]] = {}
-        self._classes: dict[str, str] = {}
+        self._classes: dict[str, str] = {}  #: names of the owners' classes then, by path
         self._code = Built()
         #: path -> text of the setting in force, and of the one that this attempt has built and that has no effect
         self.without_effect: dict[str, tuple[str, str]] = {}
@@ -113,17 +113,28 @@ class Objects(AlikeOnRanks):
                 self._setup |= {f"{root.path}/{name}": _copied(node) for name, node in nodes.items()}
             if root.is_setup and all(self._as_set_up(f"{root.path}/{name}", node) for name, node in nodes.items()):
                 self._quiet.add(root)
-        self._large.begin()
+        self._as_built.begin()
         self._unwritable.begin(walk)
         self._note(walk)
-        self._hooks = RegisteredHooks(_hooks_of(roots))
+        self._hooks = RegisteredHooks(_hooks_of(roots, walk))
 
     def _walk(self, quiet: QuietOwners | None = None) -> tuple[GraphWalk, list[Root]]:
         anchors = self._anchors()
         tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
         names = {id(value): name for name, value in anchors.items()}
-        walk = GraphWalk(names, tensors, large_built=self._large)
-        return walk, list(self._roots(quiet))
+        walk = GraphWalk(names, tensors, built=self._as_built)
+        return walk, [self._without_hook_marks(root) for root in self._roots(quiet)]
+
+    def _without_hook_marks(self, root: Root) -> Root:
+        """Return `root` without a library's notes that it has registered hooks in training.
+
+        No snapshot holds these hooks: a resumed attempt registers them again, as long as it has no such note.
+        """
+        built = self._built.get(root.path)
+        if built is None or root.group != "module" or not root.is_setup:
+            return root
+        marks = {name for name in root.values.keys() - built if "hook" in name and root.values[name] is True}
+        return replace(root, values={k: v for k, v in root.values.items() if k not in marks}) if marks else root
 
     def state_dict(self) -> dict[str, Any]:
         """Return every attribute that decides the rest of the run, by group, owner and name."""
@@ -147,14 +158,14 @@ class Objects(AlikeOnRanks):
                 self._quiet.add(root)
         self._unwritable.warn(walk)
         self._unwritable.warn_of_replaced(walk, [root.path for root in roots])
-        self._hooks.compare(_hooks_of(roots))
+        self._hooks.compare(_hooks_of(roots, walk))
         self._note(walk)
         others = {"deleted": deleted, "classes": classes}
         return {**state, **{name: value for name, value in others.items() if value}, "built": self._code.state()}
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Take note of what reading makes and no file can hold, such as open files.
+        """Record objects that reading makes and no file can hold, such as open files.
 
         It is neither state nor named: a resumed run reads data, too.
         """
@@ -180,14 +191,6 @@ class Objects(AlikeOnRanks):
         held = {path: self._held[id(value)][1] for path, value in walk.held.items()}
         self.watched, self.kinds = _watched(walk) | held, _kinds(walk)
 
-    def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return rank 0's state with this rank's rows of distributed tensors.
-
-        Warns if other values differ.
-        """
-        reshard_nodes(states, self._anchors().values())
-        return super().resharded(states, rank)
-
     def _as_set_up(self, path: str, node: Any) -> bool:
         before = self._setup.get(path, MISSING)
         if type(before) is not type(node) or (type(node) is Same and node.path.startswith(_DATA)):
@@ -209,6 +212,13 @@ class Objects(AlikeOnRanks):
         saved = [self._saved(root, state_dict, walk) for root in roots]
         restore = GraphRestore(walk, self._anchors(), self._device, change)
         restore.stale.update(lost)
+        left = {
+            f"{root.path}/{name}"
+            for root, nodes in zip(roots, saved, strict=True)
+            for name in root.values
+            if name not in nodes
+        }
+        restore.hold(left & self._setup.keys())  # what is as set up keeps its own objects
         for root, nodes in zip(roots, saved, strict=True):
             self._fill(root, nodes, restore)
             if root.owner is not None:
@@ -223,7 +233,7 @@ class Objects(AlikeOnRanks):
         self._code = change.after({root.path: nodes for root, nodes in zip(roots, saved, strict=True)})
         self.without_effect = {shown(path): texts for path, texts in change.without_effect.items()}
         self._report(restore)
-        is_other = restore.reads_otherwise or change.found or restore.stale or restore.reordered
+        is_other = restore.is_changed or change.found or restore.stale or restore.reordered
         now = self.state_dict() if is_other else {**state_dict, "built": self._code.state()}
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
@@ -252,7 +262,9 @@ class Objects(AlikeOnRanks):
                 restore.skip(node, path)
                 continue
             before = root.values.get(name, MISSING)
-            after = restore.put(node, before, path)
+            if root.is_setup and root.owner is not None and restore.keep_whole(node, before, path):
+                continue
+            after = restore.value(node, before, path)
             if after is before or after is MISSING:
                 continue
             if root.owner is None and root.is_data:  # what reads them has the live one
@@ -260,7 +272,7 @@ class Objects(AlikeOnRanks):
             root.set(name, after)
 
     def _leave_setup_out(self, root: Root, state: dict[str, Any]) -> None:
-        """Remove from `state` what this attempt sets up itself, as `state_dict` does."""
+        """Remove from `state` the values that this attempt sets up itself, as `state_dict` does."""
         group = state.get(root.group, {})
         nodes = group.get(root.name, {})
         for name in [name for name, node in nodes.items() if self._as_set_up(f"{root.path}/{name}", node)]:
@@ -294,24 +306,21 @@ class Objects(AlikeOnRanks):
                 change.adds(root.path, name)
         for path, name in deleted:
             if path == root.path:
-                change.drops(path, name)
+                change.drops(path, name)  # which notes it, if the code has removed it, too
 
     def _report(self, restore: GraphRestore) -> None:
         if restore.change.found:
-            lines = [
-                f"{what}: {format_names([shown(path) for path in paths])}"
-                for what, paths in restore.change.found.items()
-            ]
+            lines = [f"{what}: {format_names(names)}" for what, names in restore.change.found.items()]
             log.warning(
-                "the code builds other objects than those the snapshot is of: %s%s",
+                "the code builds other objects than those in the snapshot: %s%s",
                 "; ".join(lines),
                 _TAKE if restore.change.without_effect else "",
             )
         if restore.stale:
             lines = [f"{shown(path)} (was {what})" for path, what in restore.stale.items()]
             log.warning(
-                "what the snapshot's run had here cannot be brought back, and stays as it was built: %s. Build it in "
-                "__init__ or setup, or in on_load_checkpoint",
+                "these values cannot be restored from the snapshot, and keep those of this attempt's code: %s. "
+                "Build it in __init__ or setup, or in on_load_checkpoint",
                 format_names(lines),
             )
         if restore.reordered:
@@ -346,8 +355,14 @@ def _attributes_in(node: Any) -> dict[str, Any]:
     return node if type(node) is dict else {}
 
 
-def _hooks_of(roots: Sequence[Root]) -> dict[str, Mapping[str, Any]]:
-    return {root.path: root.values for root in roots if root.group == "hooks"}
+def _hooks_of(roots: Sequence[Root], walk: GraphWalk) -> dict[str, Mapping[str, Any]]:
+    """Return the user's hooks by their owners, also those on modules that attributes hold."""
+    held: list[tuple[str, Any]] = [
+        (path, value) for path, value in walk.seen.values() if issubclass(type(value), nn.Module)
+    ]
+    return {root.path: root.values for root in roots if root.group == "hooks"} | {
+        f"hooks/{shown(path)}": hooks for path, value in held if (hooks := module_hooks(value))
+    }
 
 
 def _watched(walk: GraphWalk) -> dict[str, object]:

@@ -7,7 +7,7 @@ distinct when the snapshot was taken stay distinct, and shared objects are share
 
 import itertools
 import types
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ from midstride.engine.objects.changes import CodeChange
 from midstride.engine.objects.kinds.functions import code_digest
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.plain import PLAIN
-from midstride.engine.objects.kinds.table import restorer_of
-from midstride.engine.objects.restored_memory import RestoredMemory
+from midstride.engine.objects.kinds.table import kind_of_node
+from midstride.engine.objects.restored_memory import FilledArrays, RestoredMemory
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.objects.walk import GraphWalk
-from midstride.engine.state.object_nodes import Same, kind_name, kind_text, step
+from midstride.engine.state.object_nodes import Instance, Same, kind_name, kind_text, step
 from midstride.engine.state.row_shards import is_distributed
 from midstride.engine.state.tensors import is_expanded
 
@@ -50,25 +50,27 @@ class GraphRestore:
         self._known = {**{path: value for path, value in walk.seen.values()}, **anchors}
         self._made: dict[str, object] = {}
         self._used: dict[int, object] = {id(value): value for value in anchors.values()}
-        self.memory = RestoredMemory(device)
+        self.memory, self.arrays = RestoredMemory(device), FilledArrays()
         self._left_out: set[int] | None = None
+        #: nodes without a lost part and their live values, by their ids, which no later ones get
+        self._whole: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
         self.stale: dict[str, str] = {}  #: what could not be brought back, by path, and why
         #: whether a walk of the live objects will give other nodes than those of the snapshot
-        self.reads_otherwise = False
+        self.is_changed = False
         self.reordered: list[str] = []  #: sets that iterate in another order now
 
-    def put(self, node: Any, live: Any, path: str) -> Any:
+    def value(self, node: Any, live: Any, path: str) -> Any:
         """Return the value for `path`: `live`, filled from `node` if possible."""
         if self._differing and path in self._differing and live is not MISSING and self.change.replaces(path, node):
-            return self.set(live, path)
+            return self.record(live, path)
         kind = type(node)
         if kind in PLAIN:
             return node
         if kind is Same:
             found = self.find(node.path)
             return self.mark_stale(path, f"the same as {node.path}", live) if found is MISSING else found
-        restore = restorer_of(node)
-        return node if restore is None else restore(self, node, live, path)
+        restorer = kind_of_node(node)
+        return node if restorer is None else restorer.restore(self, node, live, path)
 
     def items(self, nodes: Any, before: Any, path: str) -> list[Any]:
         """Return the items that `nodes` describe, each filled into the live item at its index."""
@@ -76,7 +78,7 @@ class GraphRestore:
             return list(nodes)
         padded = itertools.chain(before, itertools.repeat(MISSING))
         pairs = enumerate(zip(nodes, padded, strict=False))
-        items = (self.put(node, live, f"{path}/{index}") for index, (node, live) in pairs)
+        items = (self.value(node, live, f"{path}/{index}") for index, (node, live) in pairs)
         return [None if item is MISSING else item for item in items]  # others keep their places
 
     def attributes(self, nodes: Mapping[str, Any], live: Any, path: str) -> None:
@@ -87,7 +89,7 @@ class GraphRestore:
                 self.skip(node, step(path, name))
                 continue
             value = before.get(name, MISSING)
-            after = self.put(node, value, step(path, name))
+            after = self.value(node, value, step(path, name))
             if after is value or after is MISSING:
                 continue
             try:
@@ -99,21 +101,50 @@ class GraphRestore:
                 delete_attribute(live, name)
         keep_order(live, nodes)
 
+    def keep_whole(self, node: Any, live: Any, path: str) -> bool:
+        """Return whether `node` has a part that cannot be made; if so, record that `live` stays."""
+        if (lost := self.lost_part(node, live)) is None:
+            return False
+        whole = node.kind if isinstance(node, Instance) else f"a {type(node).__name__}"
+        self.mark_stale(path, whole if lost is node else f"{whole} with a {_word(lost)}", live)
+        return True
+
+    def lost_part(self, node: Any, live: Any, *, is_late: bool = False) -> Any:
+        """Return a part of `node` that is lost; see `Kind.lost_part`."""
+        if type(node) in PLAIN or (key := (id(node), id(live), is_late)) in self._whole:
+            return None
+        kind = kind_of_node(node)
+        lost = None if kind is None else kind.lost_part(self, node, live, is_late=is_late)
+        if lost is None and isinstance(node, Instance):
+            self._whole[key] = node, live
+        return lost
+
+    def hold(self, paths: Container[str]) -> None:
+        """Reserve the live objects at `paths`, and those inside of them, for these paths."""
+        for path, value in self._walk.seen.values():
+            if any(where in paths for where in _owners_of(path)):
+                self._used.setdefault(id(value), value)
+
     def describe(self, live: Any) -> Any:
         """Return the node of a live object on its own."""
         return None if live is MISSING else GraphWalk({}, {}).node(live, "")
 
+    def is_same_opaque(self, node: Instance, live: Any) -> bool:
+        """Return whether `live` is opaque, too, and of the class of `node`."""
+        found = self.describe(live)
+        return isinstance(found, Instance) and (found.form, found.kind) == (node.form, node.kind)
+
     def skip(self, node: Any, path: str) -> None:
         """Build the objects of `node`, to which others may refer, without a value at `path`."""
         stale = dict(self.stale)
-        self.put(node, MISSING, path)
+        self.value(node, MISSING, path)
         self.stale = stale
 
-    def use(self, live: Any, path: str, *, fits: bool) -> bool:
+    def claim(self, live: Any, path: str, *, fits: bool) -> bool:
         """Claim `live` for `path`; return whether it fits and is not used for another path."""
         free = fits and id(live) not in self._used
         if free:
-            self.set(live, path)
+            self.record(live, path)
         return free
 
     def is_anchor(self, live: Any) -> bool:
@@ -148,7 +179,7 @@ class GraphRestore:
         """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""
         return self._walk.weight_at(rows)
 
-    def set(self, value: Any, path: str) -> Any:
+    def record(self, value: Any, path: str) -> Any:
         """Record `value` as the value at `path`, and return it."""
         self._used[id(value)] = self._made[path] = value
         return value
@@ -167,11 +198,25 @@ class GraphRestore:
         found = [value for value in found if code_digest(value) == code] if code is not None else found
         return found[0] if len(found) == 1 else function_called(kind)
 
-    def read_back(self) -> None:
+    def mark_changed(self) -> None:
         """Record that a walk of the live objects will give other nodes than the snapshot's."""
-        self.reads_otherwise = True
+        self.is_changed = True
 
     def mark_stale(self, path: str, was: str, live: Any) -> Any:
         """Record that the value at `path` cannot be restored; return `live`, which may be MISSING."""
         self.stale[path] = f"{was}, now {'missing' if live is MISSING else kind_name(type(live))}"
         return live
+
+
+def _owners_of(path: str) -> Iterator[str]:
+    """Yield `path` and the paths of the objects around its object."""
+    yield path
+    for end in ("/", " ("):
+        at = path.find(end)
+        while at > 0:
+            yield path[:at]
+            at = path.find(end, at + 1)
+
+
+def _word(node: Any) -> str:
+    return str(node.kind) if isinstance(node, Instance) else type(node).__name__

@@ -1,9 +1,14 @@
-"""Maps memory of a snapshot's tensors to memory of the live tensors with their values."""
+"""Maps memory of a snapshot's tensors and arrays to that of live ones with their values."""
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["RestoredMemory"]
+from midstride.engine.state.differences import differences
+
+__all__ = ["FilledArrays", "RestoredMemory"]
 
 _OWN = -1  # no address
 
@@ -28,7 +33,11 @@ class RestoredMemory:
         if not _has_address(live) or not saved.numel():
             return True
         ours, theirs = live.untyped_storage().data_ptr(), saved.untyped_storage().data_ptr()
-        return self._saved.get(theirs, ours) == ours and self._live.get(ours, theirs) == theirs
+        if self._saved.get(theirs, ours) != ours or self._live.get(ours, theirs) != theirs:
+            return False
+        if live.is_cpu and _strides(live) != _strides(saved):
+            return False
+        return theirs not in self._takers or self._takers[theirs][1] == _further_bytes(live, saved)
 
     def take(self, live: Tensor, saved: Tensor) -> None:
         """Record that `live` takes the values of `saved`, which maps their memory to each other."""
@@ -36,8 +45,7 @@ class RestoredMemory:
             ours, theirs = live.untyped_storage().data_ptr(), saved.untyped_storage().data_ptr()
             self._saved[theirs], self._live[ours] = ours, theirs
             self._met.append(saved)
-            further = int(live.storage_offset() - saved.storage_offset()) * live.element_size()
-            self._takers.setdefault(theirs, (live, further))
+            self._takers.setdefault(theirs, (live, _further_bytes(live, saved)))
 
     def place(self, saved: Tensor, *, was_on_host: bool) -> Tensor:
         """Return a new tensor with values of `saved`, in memory shared as before."""
@@ -57,6 +65,59 @@ class RestoredMemory:
         if address not in self._moved:
             self._moved[address] = torch.empty(0, dtype=torch.uint8).set_(storage).to(self._device)
         return self._moved[address].view(saved.dtype).as_strided(saved.shape, saved.stride(), saved.storage_offset())
+
+
+class FilledArrays:
+    """Arrays of numpy, and rows of them, that a restore has filled in place."""
+
+    def __init__(self) -> None:
+        self._filled: dict[int, list[tuple[Any, Any]]] = {}  # by the id of the owner of their memory
+
+    def fill(self, live: Any, saved: Any) -> bool:
+        """Fill `live` and return True, unless this would change one that was filled before.
+
+        Arrays that share memory in this attempt can have been apart when the snapshot was taken.
+        """
+        filled = self._filled.setdefault(id(_owner_of(live)), [])
+        if not filled:
+            _assign(live, saved)
+        elif differences(live, saved):
+            before = live.copy()
+            _assign(live, saved)
+            memory = _memory_of(live)
+            if any(np.may_share_memory(memory, _memory_of(one)) and differences(one, its) for one, its in filled):
+                _assign(live, before)
+                return False
+        filled.append((live, saved))
+        return True
+
+
+def _owner_of(array: Any) -> Any:
+    while (base := getattr(array, "base", None)) is not None:
+        array = base
+    return array
+
+
+def _assign(live: Any, saved: Any) -> None:
+    if isinstance(live, np.ndarray):
+        live[...] = saved
+    else:
+        for name in saved.dtype.names:
+            live[name] = saved[name]
+
+
+def _memory_of(value: Any) -> Any:
+    """Return an array in the memory of an array or a row."""
+    return value if isinstance(value, np.ndarray) or not value.nbytes else np.frombuffer(value, dtype=np.uint8)
+
+
+def _further_bytes(live: Tensor, saved: Tensor) -> int:
+    return int(live.storage_offset() - saved.storage_offset()) * live.element_size()
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Return the strides of the dimensions with several items."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def _has_address(tensor: Tensor) -> bool:

@@ -30,10 +30,12 @@ __all__ = [
     "QuietOwners",
     "Root",
     "class_and_global_state",
+    "function_values",
     "is_code",
     "is_counted_in",
     "is_data",
     "module_anchors",
+    "module_hooks",
     "module_roots",
     "process_state",
     "user_hooks",
@@ -111,7 +113,7 @@ def module_roots(members: Members, quiet: "QuietOwners | None" = None) -> Iterat
         ours, found = _ours(kind), attributes_of(submodule).items()
         own = {name: value for name, value in found if name not in ours and not name.startswith(_COMPOSABLE)}
         yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
-        if hooks := user_hooks(submodule, _HOOKS):
+        if hooks := module_hooks(submodule):
             yield Root("hooks", path, hooks)
     for name, tensor in (*members.parameters.items(), *members.buffers.items()):
         if not quiet.is_quiet_tensor(name, tensor):
@@ -178,6 +180,8 @@ class QuietOwners:
 
 def _is_small_and_plain(value: object) -> bool:
     """Return whether `value` is immutable, and no number that could be the address of an object."""
+    if type(value) is tuple:  # such as the sizes of a convolution
+        return all(map(_is_small_and_plain, value))
     return type(value) in PLAIN and not (type(value) is int and value > LOWEST_ADDRESS)
 
 
@@ -186,6 +190,11 @@ def module_anchors(members: Members) -> dict[str, object]:
     named: dict[str, object] = {f"module {path}": submodule for path, submodule in members.modules.items()}
     tensors = members.parameters | members.buffers
     return {**{f"tensor {name}": tensor for name, tensor in tensors.items()}, **named}
+
+
+def module_hooks(module: nn.Module) -> dict[str, Any]:
+    """Return the hooks of one module that are user code, by their names of registration."""
+    return user_hooks(module, _HOOKS)
 
 
 def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
@@ -281,18 +290,22 @@ def _code_of(value: Any) -> Any:
     return value.__wrapped__ if isinstance(value, Cached) else value
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    if not is_user_file(function.__code__.co_filename):
-        return
+def function_values(function: types.FunctionType) -> dict[str, object]:
+    """Return the values that a function holds: defaults, attributes and closure."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
-    values = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    values: dict[str, object] = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     values |= {**(function.__kwdefaults__ or {}), **vars(function)}
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    values |= {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+    return values | {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    if not is_user_file(function.__code__.co_filename):
+        return
     yield f"function {function.__qualname__}", function
-    for name, value in values.items():
+    for name, value in function_values(function).items():
         if is_data(value):
             yield f"function {function.__qualname__}: {name}", value
 

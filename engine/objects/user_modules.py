@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from midstride.engine.code_origin import is_user_class, is_user_module
+from midstride.engine.objects.classes import keeps_attributes
 from midstride.engine.state.object_nodes import kind_text
 
 __all__ = ["function_called", "functions_of", "names_in", "user_modules"]
@@ -15,6 +16,8 @@ __all__ = ["function_called", "functions_of", "names_in", "user_modules"]
 _OF_TENSORS = frozenset(
     {"torch.nn.functional", "torch.optim.lr_scheduler", "torch.optim.swa_utils", "torchmetrics.utilities.data"}
 )
+
+_WRAPPERS = (classmethod, staticmethod, types.MethodType)
 
 
 def user_modules(kinds: Iterable[type]) -> list[types.ModuleType]:
@@ -54,21 +57,27 @@ def functions_of(owner: Any) -> Iterator[types.FunctionType]:
     """Yield the user's functions in a class, or `owner` itself if it is one."""
     values = vars(owner).values() if isinstance(owner, type) and is_user_class(owner) else [owner]
     for value in values:
-        function = getattr(value, "__func__", value)
+        # Asked by class: the value may be a library's stand-in that raises at any attribute.
+        function = value.__func__ if isinstance(value, _WRAPPERS) else value
         if isinstance(function, types.FunctionType) and is_user_module(function.__module__):
             yield function
 
 
 def function_called(kind: str) -> types.FunctionType | None:
-    """Return the function called `kind`, the user's or one on tensors; None if not loaded."""
+    """Return the function called `kind`; None if none is loaded, or a snapshot must not name it.
+
+    Snapshots name functions of the user's, functions on tensors, and methods of the library classes whose objects they
+    make. They name no function that a user's module has merely imported: it could delete files.
+    """
     module, _, name = kind.partition(":")
+    found: Any = sys.modules.get(module)
     is_known = module in _OF_TENSORS or is_user_module(module)
-    found: Any = sys.modules.get(module) if is_known else None
     for inner in name.split("."):
         found = vars(found).get(inner) if isinstance(found, (type, types.ModuleType)) else None
+        is_known = is_known or (isinstance(found, type) and keeps_attributes(found))
     found = getattr(found, "__func__", found)
     is_it = isinstance(found, types.FunctionType) and kind_text(found.__module__, found.__qualname__) == kind
-    return found if is_it else None
+    return found if is_it and is_known else None
 
 
 def names_in(code: types.CodeType) -> list[str]:

@@ -6,12 +6,14 @@ another part of the state (a parameter, a submodule, the trainer), becomes a `Sa
 again on resume. An object that no file can hold becomes an opaque instance, of which only the kind is known.
 """
 
+import operator
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ from midstride.engine.state.torch_internals import is_view_of_one
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["DEEPEST", "LOWEST_ADDRESS", "GraphWalk", "LargeBuilt"]
+__all__ = ["DEEPEST", "LOWEST_ADDRESS", "AsBuilt", "GraphWalk"]
 
 #: largest nesting depth that is described: each level takes several Python frames to write and to read
 DEEPEST = 64
@@ -36,11 +38,12 @@ DEEPEST = 64
 LOWEST_ADDRESS = 1 << 16
 
 
-class LargeBuilt:
-    """Digests of large values in objects of libraries when training begins, as a vocabulary."""
+class AsBuilt:
+    """Objects of libraries as built: digests of large values, and objects with a `state_dict`."""
 
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
+        self._stateful: dict[int, object] = {}
         self._has_begun = False
 
     def begin(self) -> None:
@@ -53,6 +56,12 @@ class LargeBuilt:
             self._digests[path] = digest
         return self._digests.get(path) == digest
 
+    def is_late(self, value: object) -> bool:
+        """Return whether `value` was first met after training began; until then, record it."""
+        if not self._has_begun:
+            self._stateful[id(value)] = value
+        return id(value) not in self._stateful
+
 
 class GraphWalk:
     """One walk over live objects.
@@ -61,8 +70,7 @@ class GraphWalk:
         anchors: id of an object in another part of the state -> its name.
         tensors: parameters and buffers by name; tensors in their memory become a `View`.
         copied: whether copies in other processes are described; then memory shared between processes is left out.
-        large_built: digests of large values in objects of libraries, which are left out while they are as built; None
-            if all of them are described.
+        built: objects of libraries as built, whose large values are left out until they change; None describes all.
     """
 
     def __init__(
@@ -71,7 +79,7 @@ class GraphWalk:
         tensors: Mapping[str, Tensor],
         *,
         copied: bool = False,
-        large_built: LargeBuilt | None = None,
+        built: AsBuilt | None = None,
     ) -> None:
         self.anchors, self._tensors, self._copied = anchors, tensors, copied
         #: whether what is large is left out, as data are
@@ -89,8 +97,9 @@ class GraphWalk:
         #: whether what no file can hold is watched there without a warning, as in a data set or a callable
         self.is_quiet = False
         self.held: dict[str, object] = {}  #: what is watched so, by path
-        self._large_built = large_built
-        self.as_built: dict[str, object] = {}  #: such values that were left out since they have not changed, by path
+        self._built = built
+        self.numbers: set[int] = set()  #: numbers that can be ids of objects met later
+        self.as_built: dict[str, object] = {}  #: large values that were left out as unchanged, by path
         self.large: dict[str, object] = {}  #: what was left out because it is large, or shared
 
     def node(self, value: Any, path: str) -> Any:
@@ -119,14 +128,27 @@ class GraphWalk:
 
     def _is_as_built(self, value: object, path: str) -> bool:
         """Return whether a large value in a library's object is as it was built."""
-        if self._large_built is None or not is_large(value):
+        if self._built is None or isinstance(value, np.memmap) or not is_large(value):
             return False
         digest = content_digest(value)
-        return digest is not None and self._large_built.is_same(path, digest)
+        return digest is not None and self._built.is_same(path, digest)
+
+    def is_late(self, value: object) -> bool:
+        """Return whether training has made a library's object with a `state_dict`."""
+        return self._built is not None and self._built.is_late(value)
 
     def meet(self, value: object, path: str) -> None:
         """Record `value` at `path`, and keep it alive until the walk ends, so that no id is reused."""
         self.seen[id(value)] = path, value
+
+    def met_first(self, values: Iterable[Any]) -> list[Any]:
+        """Return `values` with those first that are described elsewhere, by their paths.
+
+        Sets of objects iterate by address, which differs between attempts.
+        """
+        named = [(self.anchors.get(id(value)) or self.seen.get(id(value), ("",))[0], value) for value in values]
+        met = sorted((pair for pair in named if pair[0]), key=operator.itemgetter(0))
+        return [value for _, value in [*met, *(pair for pair in named if not pair[0])]]
 
     @contextmanager
     def without_large(self) -> Iterator[None]:
@@ -169,7 +191,8 @@ class GraphWalk:
 
     def items(self, values: Any, path: str) -> Iterator[Any]:
         """Yield the nodes of the items of a sequence."""
-        if PLAIN.issuperset(map(type, values)) and not (values and self.is_address(next(iter(values)))):
+        kinds = {*map(type, values)}
+        if kinds <= PLAIN and not (int in kinds and self.has_address(values)):
             yield from values
         else:
             yield from (self.node(value, f"{path}/{index}") for index, value in enumerate(values))
@@ -179,11 +202,26 @@ class GraphWalk:
         return kind_of(kind).is_described
 
     def is_address(self, value: Any) -> bool:
-        """Return whether `value` is the `id` of an object in another part of the state.
+        """Return whether `value` is the `id` of an object, met before or in another part.
 
         Ids differ between attempts.
         """
-        return type(value) is int and value > LOWEST_ADDRESS and value in self.anchors
+        if type(value) is not int or value <= LOWEST_ADDRESS:
+            return False
+        is_known = value in self.anchors or value in self.seen
+        if not is_known:
+            self.numbers.add(value)
+        return is_known
+
+    def has_address(self, values: Collection[Any]) -> bool:
+        """Return whether one of `values` is the `id` of an object, as in `is_address`."""
+        if self.is_address(next(iter(values), None)):
+            return True
+        return not (self.anchors.keys().isdisjoint(values) and self.seen.keys().isdisjoint(values))
+
+    def address_of(self, value: int) -> str:
+        """Return the name or path of the object whose `id` is `value`."""
+        return self.anchors.get(value) or self.seen[value][0]
 
     def base_of(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter or buffer in whose memory `tensor` lies."""
@@ -206,13 +244,9 @@ class GraphWalk:
             return False
         return is_view_of_one(tensor, (other for other in self._tensors.values() if other.device.type == "xla"))
 
-    @property
+    @cached_property
     def sharded_weight(self) -> "DTensor | None":
         """A parameter that is sharded over the ranks; None if none is, or if they are gathered now."""
-        return self._sharded_weight
-
-    @cached_property
-    def _sharded_weight(self) -> "DTensor | None":
         return next(filter(is_distributed, self._tensors.values()), None)
 
     def weight_at(self, rows: Tensor) -> str | None:

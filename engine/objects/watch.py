@@ -2,6 +2,7 @@
 
 import logging
 import types
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import xxhash
 from torch import Tensor
 
 from midstride.engine.formatting import format_names
-from midstride.engine.objects.kinds.opaque import DATA, is_remade
+from midstride.engine.objects.kinds.opaque import DATA, class_found, is_remade
 from midstride.engine.objects.kinds.tensors import has_memory
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.objects.walk import DEEPEST, GraphWalk
@@ -44,9 +45,9 @@ class UnwritableWarnings:
         self._constants = dict(walk.constants)
 
     def warn(self, walk: GraphWalk) -> None:
-        """Warn once of each value that cannot be written: one line per class in modules.
+        """Warn once of each value that cannot be written.
 
-        One line for all others.
+        One line names the attributes of modules with one class, and one line all others.
         """
         found: dict[str, list[str]] = {}
         beside: dict[str, str] = {}
@@ -75,18 +76,29 @@ class UnwritableWarnings:
             )
         if deep := [path for path in walk.deep if _add(self._reported, path)]:
             log.warning(
-                "nested deeper than %d levels, and from there on not part of snapshots: %s. Keep it flat, in a list",
+                "nested deeper than %d levels; deeper parts are in no snapshot: %s. Keep it flat, in a list",
                 DEEPEST,
                 format_names([shown(path) for path in deep]),
             )
+        self._warn_of_early_ids(walk)
         self._warn_of_sharing(walk)
+
+    def _warn_of_early_ids(self, walk: GraphWalk) -> None:
+        """Warn of ids that are kept before their objects, which no snapshot can tell from numbers."""
+        early = [walk.seen[number][0] for number in walk.numbers & walk.seen.keys()]
+        if early := [path for path in early if _add(self._reported, f"id of {path}")]:
+            log.warning(
+                "the id() of %s is kept before the object itself, and is another one in a resumed run. Keep the object "
+                "in place of its id, or the ids in an attribute that is set later",
+                format_names([shown(path) for path in sorted(early)]),
+            )
 
     def _warn_of_sharing(self, walk: GraphWalk) -> None:
         """Warn of arrays that came to share memory in training and were written to."""
         for paths in self._sharing.written(walk):
             log.warning(
-                "these came to share memory in training, which writes into it: %s. A resumed run has each array in "
-                "memory of its own: use tensors, or make them in __init__",
+                "training made these share memory and writes into it: %s. A resumed run has each array in its own "
+                "memory: use tensors, or make them in __init__",
                 format_names([shown(path) for path in paths]),
             )
 
@@ -114,13 +126,13 @@ class UnwritableWarnings:
                 continue
             name, _, code = kind.partition(" ")  # of functions that share their name with others
             is_found = path in walk.functions and (known[kind] == 1 or function_called(name) is not None)
-            is_found = is_found or (is_remade(name) and _is_class(walk, path))
+            is_found = is_found or ((is_remade(name) or class_found(name) is not None) and _is_class(walk, path))
             if not is_found and _add(self._reported, f"now {kind} in {_owner(path, roots)}"):
                 lines.append(f"{shown(path)} (now {name}{', of other code' if code else ''})")
         if lines:
             log.warning(
-                "set in training to what no snapshot can hold: %s. A resumed run has there what it is built with: set "
-                "it in __init__ or setup, or again in on_load_checkpoint",
+                "set in training to a value that no snapshot can hold: %s. A resumed run has the value that its code "
+                "sets: set it in __init__ or setup, or again in on_load_checkpoint",
                 format_names(lines),
             )
 
@@ -184,7 +196,7 @@ def shown(path: str) -> str:
     return ".".join(names if len(names) <= _LONG else [*names[: _LONG // 2], "...", *names[-2:]])
 
 
-#: number of elements of a larger array that are sampled with each snapshot
+#: bytes of an array beyond which only so many of its elements are sampled with each snapshot
 _LARGE_BYTES, _SAMPLES = 1 << 20, 30_000
 
 
@@ -195,28 +207,40 @@ class ArraySharing:
     """
 
     def __init__(self) -> None:
-        self._built: set[str] = set()
+        #: path, place in the memory, strides
+        self._built: set[tuple[str, int, tuple[int, ...]]] = set()
         self._named: set[str] = set()
-        self._digests: dict[str, int] = {}
+        #: path -> owner of an array's memory, and a digest
+        self._digests: dict[str, tuple[weakref.ref[Any], int]] = {}
 
     def begin(self, walk: GraphWalk) -> None:
         """Record which arrays share memory when training begins, as in every attempt."""
-        self._built = {path for group in _groups(walk) for path in group}
+        self._built = {_place(path, value) for group in _groups(walk) for path, value in group.items()}
 
     def written(self, walk: GraphWalk) -> list[list[str]]:
         """Return paths of changed arrays that came to share memory, each group once."""
         found = []
-        digests: dict[str, int] = {}
+        digests: dict[str, tuple[weakref.ref[Any], int]] = {}
         for group in _groups(walk):
-            if self._built.issuperset(group) or not self._named.isdisjoint(group):
+            is_built = self._built.issuperset(_place(path, value) for path, value in group.items())
+            if is_built or not self._named.isdisjoint(group):
                 continue
-            now = {path: _sampled_digest(value) for path, value in group.items() if isinstance(value, np.ndarray)}
+            arrays = {path: value for path, value in group.items() if isinstance(value, np.ndarray)}
+            now = {path: (weakref.ref(_owner_of(value)), _sampled_digest(value)) for path, value in arrays.items()}
             digests |= now
-            if any(self._digests.get(path, digest) != digest for path, digest in now.items()):
+            before = {path: self._digests[path] for path in now if path in self._digests}
+            if any(owner() is now[path][0]() and digest != now[path][1] for path, (owner, digest) in before.items()):
                 self._named.update(group)
                 found.append([*group])
         self._digests = digests
         return found
+
+
+def _place(path: str, value: Any) -> tuple[str, int, tuple[int, ...]]:
+    """Return the path of an array or tensor, its distance in bytes from its memory, its strides."""
+    if isinstance(value, Tensor):
+        return path, int(value.storage_offset()) * value.element_size(), value.stride()
+    return path, value.__array_interface__["data"][0] - _address(value), value.strides
 
 
 def _groups(walk: GraphWalk) -> list[dict[str, Any]]:
@@ -239,12 +263,20 @@ def _is_watched(value: object) -> bool:
 
 def _address(array: Any) -> int:
     """Return the address of the memory of which an array is a view."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    if isinstance(array.base, Tensor):
-        return array.base.untyped_storage().data_ptr()
-    address: int = array.__array_interface__["data"][0]
+    owner = _owner_of(array)
+    if isinstance(owner, Tensor):
+        return owner.untyped_storage().data_ptr()
+    address: int = owner.__array_interface__["data"][0]
     return address
+
+
+def _owner_of(array: Any) -> Any:
+    """Return the array or tensor that owns the memory of an array."""
+    while isinstance(array.base, (np.ndarray, Tensor)):
+        array = array.base
+        if isinstance(array, Tensor):
+            break
+    return array
 
 
 def _overlapping(group: dict[str, Any]) -> dict[str, Any]:
@@ -304,9 +336,9 @@ class RegisteredHooks:
         if lines := [line for line in lines if line not in self._reported]:
             self._reported.update(lines)
             log.warning(
-                "training changed what hooks there are, and no snapshot holds that: %s. A resumed run has those it is "
-                "built with: register them in __init__ or setup and let an attribute decide what they do, or do it "
-                "again in on_load_checkpoint",
+                "training added or removed hooks, which no snapshot holds: %s. A resumed run has the hooks that its "
+                "code registers: register them in __init__ or setup and let an attribute decide what they do, or do "
+                "it again in on_load_checkpoint",
                 format_names(lines),
             )
 

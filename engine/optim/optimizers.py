@@ -18,6 +18,8 @@ from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.state.module_index import ModuleIndex
+from midstride.engine.state.object_nodes import kind_name, loaded
+from midstride.engine.state.row_shards import is_distributed
 
 __all__ = [
     "OptimizerList",
@@ -91,7 +93,8 @@ class OptimizerList:
 
 def _saved(number: int, optimizer: Optimizer) -> dict[str, Any]:
     try:
-        return optimizer.state_dict()
+        state: dict[str, Any] = _in_parts(optimizer.state_dict())
+        return state
     except KeyError as error:
         groups = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         lost = [tuple(p.shape) for p in optimizer.state if id(p) not in groups]
@@ -110,6 +113,7 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     Tensors in its options, such as a learning rate, stay on the devices where they were built.
     """
     built = [{k: v.device for k, v in group.items() if isinstance(v, Tensor)} for group in optimizer.param_groups]
+    state = _joined(state)
     optimizer.load_state_dict(state)
     for group, devices in zip(optimizer.param_groups, built, strict=False):  # a wrapping optimizer can have more groups
         group.update({k: group[k].to(device) for k, device in devices.items() if isinstance(group.get(k), Tensor)})
@@ -120,6 +124,46 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     for number, parameter in zip(numbers, parameters, strict=False):
         if number in state["state"] and parameter in optimizer.state:  # a wrapping optimizer may keep it there
             optimizer.state[parameter] = _uncast(state["state"][number], optimizer.state[parameter])
+
+
+#: key of the class of a tensor that a library makes of several, such as a state of 8 bits, in a saved state
+_KIND = "tensor of several"
+#: classes of values that are not taken apart
+_WHOLE = frozenset({Tensor, nn.Parameter, int, float, bool, str, type(None)})
+
+
+def _in_parts(state: Any) -> Any:
+    """Return a state with the plain tensors that a library's own tensors are made of."""
+    if isinstance(state, Tensor) and hasattr(state, "__tensor_flatten__") and not is_distributed(state):
+        whole: Any = state
+        names, context = whole.__tensor_flatten__()
+        parts = {name: _in_parts(getattr(whole, name)) for name in names}
+        return {_KIND: kind_name(type(whole)), "parts": parts, "context": context}
+    if type(state) is not dict:
+        return state
+    if _WHOLE.issuperset(map(type, state.values())):  # many, at each snapshot
+        return dict(state)
+    return {key: _in_parts(value) for key, value in state.items()}
+
+
+def _joined(state: Any) -> Any:
+    """Return the state whose parts `_in_parts` returned.
+
+    Raises:
+        UserError: no loaded module has the class of a tensor.
+    """
+    if type(state) is not dict:
+        return state
+    if _KIND not in state:
+        return {key: _joined(value) for key, value in state.items()}
+    kind: Any = loaded(state[_KIND])
+    if not (isinstance(kind, type) and issubclass(kind, Tensor)):
+        raise UserError(
+            f"the snapshot has optimizer state of class {state[_KIND]}, which is not loaded: build the optimizer that "
+            "the run was trained with"
+        )
+    made: Any = kind
+    return made.__tensor_unflatten__(_joined(state["parts"]), state["context"], None, None)
 
 
 def _uncast(saved: Any, loaded: Any) -> Any:
@@ -186,7 +230,9 @@ def _read(returned: Any, where: str) -> tuple[list[Optimizer], list[SchedulerCon
         return [returned], []
     if isinstance(returned, dict) and isinstance(returned.get("optimizer"), Optimizer):
         if unknown := set(returned) - {"optimizer", "lr_scheduler", "monitor"}:
-            raise UserError(f"{where} returned the keys {sorted(unknown)}; there are: lr_scheduler, monitor, optimizer")
+            raise UserError(
+                f"{where} returned the keys {sorted(unknown)}: choose from lr_scheduler, monitor, optimizer"
+            )
         schedulers = (
             [_scheduler(returned["lr_scheduler"], returned.get("monitor"))] if "lr_scheduler" in returned else []
         )
@@ -211,6 +257,8 @@ def _describe(returned: Any) -> str:
         return f"[{inner}]" if isinstance(returned, list) else f"({inner})"
     if isinstance(returned, dict):
         return "{" + ", ".join(f"{key!r}: {_describe(value)}" for key, value in returned.items()) + "}"
+    if isinstance(returned, type):
+        return f"the class {returned.__name__}"
     return "None" if returned is None else type(returned).__name__
 
 
@@ -232,12 +280,14 @@ def _scheduler(entry: Any, monitor: str | None = None) -> SchedulerConfig:
     entry = entry if isinstance(entry, dict) else {"scheduler": entry}
     known = {field.name for field in fields(SchedulerConfig)}
     if unknown := set(entry) - known:
-        raise UserError(f"lr_scheduler has the keys {sorted(unknown)}; there are: {', '.join(sorted(known))}")
+        raise UserError(f"lr_scheduler has the keys {sorted(unknown)}: choose from {', '.join(sorted(known))}")
     scheduler = entry.get("scheduler")
     if isinstance(scheduler, Optimizer) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
-        raise UserError(f"lr_scheduler is {_describe(entry)}; use a scheduler of torch.optim.lr_scheduler.")
+        order = "optimizers come first: [optimizers], [schedulers]"
+        way = order if isinstance(scheduler, Optimizer) else "use a scheduler of torch.optim.lr_scheduler"
+        raise UserError(f"lr_scheduler is {_describe(entry)}; {way}.")
     if entry.get("interval", "epoch") not in ("epoch", "step"):
-        raise UserError(f"lr_scheduler has interval {entry['interval']!r}; there are: epoch, step")
+        raise UserError(f"lr_scheduler has interval {entry['interval']!r}: choose epoch or step")
     frequency = entry.get("frequency", 1)
     if type(frequency) is not int or frequency < 1:
         raise UserError(f"lr_scheduler has frequency {frequency!r}; use a whole number of epochs or steps, from 1")

@@ -80,7 +80,7 @@ class SchedulerConfig:
         if not self.strict:
             if not self._has_warned:
                 self._has_warned = True
-                text = "%s watches %r, which is not logged yet: the learning rate does not change until then"
+                text = "%s watches %r, which is not logged yet: until then the learning rate does not change"
                 log.warning(text, kind, self.monitor)
             return
         why = "; " + _OF_A_STEP if self.interval == "step" else ""

@@ -24,7 +24,7 @@ class ChildProcesses:
     They run inside the `with` block; whatever ends the block ends them. If this process is killed, they end too.
 
     Args:
-        target: the function. When it returns, its process flushes what was printed and exits with 0, without tearing
+        target: the function. When it returns, its process flushes its output and exits with 0, without tearing
             down what it inherited; after a SystemExit with its code, after any other exception with 1 and a traceback.
         arguments: of the call; pickled, unless processes are forked.
         environments: the whole environment of each process; there are as many processes.
@@ -58,7 +58,7 @@ class ChildProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill those that still run, and wait until they have gone."""
+        """Kill those that still run, and wait for their end."""
         self._end()
 
     def running(self) -> list[int]:

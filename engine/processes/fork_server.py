@@ -313,7 +313,7 @@ def _supervise(connection: socket.socket, request: dict[str, Any], server: int) 
 
 
 def _serve(connection: socket.socket, launcher: int) -> None:
-    """Fork what is asked for, and tell how it ended, until the launcher has gone."""
+    """Fork the requested programs and report their ends, until the launcher ends."""
     running: dict[int, ForkedProgram] = {}
     inbox = connection.fileno()
     while launcher not in (ready := select.select([inbox, launcher, *running], [], [])[0]):
@@ -331,7 +331,7 @@ def _serve(connection: socket.socket, launcher: int) -> None:
 
 
 def main() -> None:
-    """Be the server until the launcher, or its socket, has gone."""
+    """Be the server until the launcher or its socket ends."""
     parent, descriptor, *modules = sys.argv[1:]
     die_with_parent(int(parent))  # also while it is stopped
     launcher = os.pidfd_open(int(parent))

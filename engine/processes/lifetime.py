@@ -163,7 +163,7 @@ def parent_of(process: int) -> int:
 
 
 def is_suspended(process: int) -> bool:
-    """Whether `process` is stopped, by SIGSTOP or a debugger, until it is told to go on."""
+    """Whether `process` is stopped, by SIGSTOP or a debugger, until it is continued."""
     found = _parent_and_state(Path(f"/proc/{process}"))
     return found is not None and found[1] in "Tt"
 

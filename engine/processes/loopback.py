@@ -66,7 +66,7 @@ def rank_environments(size: int, meeting: str, base: Mapping[str, str] = os.envi
     Args:
         size: of the world.
         meeting: path of the file in which the ranks meet.
-        base: what the environments are made from.
+        base: environment to start from.
     """
     for_others = {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(free_port())}  # libraries look there for a rank
     meeting_place = {World.MEETING: meeting, **for_others, **interfaces(base)}

@@ -16,7 +16,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def process_identity() -> dict[str, Any]:
-    """Return what tells this process from any other, as JSON.
+    """Return the identity of this process, which no other has, as JSON.
 
     Returns:
         `host`, `pid`; on Linux also `boot` of the kernel, the `namespace` in which `pid` counts, and when the process

@@ -95,7 +95,7 @@ class Supervisor:
                 code = 128 - code if code < 0 else code
 
     def _end_leftovers(self) -> None:
-        """End what the world's first process left behind: politely, then not."""
+        """End the processes left by the world's first one: by SIGTERM, then by SIGKILL."""
         patience = 0.0 if self._deadline is not None else _LEFTOVERS_S
         polite_until = time.monotonic() + patience
         signal_all(descendants(os.getpid()), signal.SIGTERM)

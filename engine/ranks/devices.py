@@ -44,6 +44,7 @@ class DeviceRequest:
     tpu_cores: Any = None
     lanes: int | None = None
     accelerator: str = "auto"
+    sync_batchnorm: bool = False
 
     @property
     def names_none(self) -> bool:
@@ -107,7 +108,7 @@ def devices_of_machine(
         _check_accelerator(request, hardware)
         said = [] if request.gpus is UNSET else parse_gpus(request.gpus, available)
         if said and request.devices is not None:
-            raise ValueError(f"gpus={request.gpus!r} and devices={request.devices!r} say the same thing: leave one out")
+            raise ValueError(f"gpus={request.gpus!r} and devices={request.devices!r} mean the same: leave one out")
         cpu = bool(spec.devices) or (request.gpus is not UNSET and not said)
         gpus, count = (said, len(said)) if said else parse_devices(request.devices, 0 if cpu else available)
     except ValueError as error:
@@ -128,7 +129,7 @@ def _check_accelerator(request: DeviceRequest, hardware: Hardware) -> None:
     if kind not in ("auto", "cpu", "gpu"):
         raise ValueError(f"accelerator={kind!r}: one of auto, cpu and gpu is needed")
     if kind == "gpu" and not hardware.gpus:
-        raise ValueError(f'accelerator="gpu": {gpus_here(0)}: say "cpu", or "auto" for GPUs where there are any')
+        raise ValueError(f'accelerator="gpu": {gpus_here(0)}: use "cpu", or "auto" for GPUs where there are any')
     if kind == "gpu" and gpus in (None, 0):
         raise ValueError(f'accelerator="gpu" and gpus={gpus!r}, which is the CPU: leave one out')
     if kind == "cpu" and (gpus not in (UNSET, None, 0) or isinstance(request.devices, list)):
@@ -198,13 +199,13 @@ def _too_few_gpus(hardware: Hardware, world: World, per_process: int) -> str:
     each = "a GPU each" if per_process == 1 else f"{per_process} GPUs each"
     return (
         f"{world.local_size} processes with {each} were started on this machine, and {gpus_here(hardware.gpus)}: "
-        f'start {hardware.gpus // per_process or "no more than there are GPUs for"}, or say accelerator="cpu" (in a '
+        f'start {hardware.gpus // per_process or "no more than there are GPUs for"}, or set accelerator="cpu" (in a '
         "job world.accelerator: cpu)"
     )
 
 
 def ensure_devices(strategy: Strategy, uuid_of: Callable[[torch.device], str] = _uuid) -> None:
-    """Check that all ranks have devices of one kind, and each a GPU of its own.
+    """Check that all ranks have devices of one kind, and no GPU is shared.
 
     Every rank calls this.
 
@@ -227,13 +228,13 @@ def ensure_devices(strategy: Strategy, uuid_of: Callable[[torch.device], str] = 
         if kind != ranks[0][1]:
             raise JobError(
                 f"rank 0 on {ranks[0][0]} has the device {ranks[0][1]}, and rank {rank} on {host} has {kind}: all need "
-                "the same. See why torch finds no GPU on one of them (nvidia-smi tells), leave that machine out, or "
-                'say accelerator="cpu" (in a job world.accelerator: cpu)'
+                "the same. Run nvidia-smi to see why torch finds no GPU on one of them, leave that machine out, or "
+                'set accelerator="cpu" (in a job world.accelerator: cpu)'
             )
         for gpu in gpus:
             if (other := taken.setdefault((host, gpu), rank)) != rank:
                 raise JobError(
                     f"ranks {other} and {rank} were both given GPU {gpu} of {host}, which has fewer GPUs than "
-                    'processes, or hides some (CUDA_VISIBLE_DEVICES). Start fewer processes, or say accelerator="cpu" '
+                    'processes, or hides some (CUDA_VISIBLE_DEVICES). Start fewer processes, or set accelerator="cpu" '
                     "(in a job world.accelerator: cpu)"
                 )

@@ -2,7 +2,8 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from itertools import chain
 from typing import Any, Protocol, TypeVar, cast
@@ -23,10 +24,10 @@ from midstride.engine.modules.structure import ModuleStructure
 from midstride.engine.ranks.gpus import fork_cannot_use_cuda
 from midstride.engine.ranks.multiprocess import TrainerCall, run_in_children
 from midstride.engine.ranks.placement import Placement
-from midstride.engine.ranks.subprocess_script import ended_early, ranks_watched, start_other_ranks
+from midstride.engine.ranks.script_ranks import ended_early, ranks_watched, start_other_ranks
 from midstride.engine.session.script_exit import exit_codes_of_errors
 
-__all__ = ["join_ranks", "of_loaders", "on_all_ranks"]
+__all__ = ["of_loaders", "on_all_ranks"]
 
 DEFAULT_TIMEOUT_S: float = TrainerOptions.model_fields["collective_timeout_s"].default
 
@@ -35,6 +36,10 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 class StartsRanks(Protocol):
     """The members of a Trainer that are used to start its ranks."""
+
+    #: see `TrainerInterface`
+    verb: str
+    status: str
 
     @property
     def placement(self) -> Placement:
@@ -88,7 +93,7 @@ def on_all_ranks(verb: Verb) -> Verb:
             trainer.start_from(module, start_path)
         start = trainer.placement.start
         try:
-            with exit_codes_of_errors():
+            with exit_codes_of_errors(), _call(trainer, verb.__name__):
                 if start == "none":
                     return verb(trainer, module, data, **arguments)
                 if start == "subprocess":
@@ -98,6 +103,18 @@ def on_all_ranks(verb: Verb) -> Verb:
             raise error.as_instance_of_cause() from error.__cause__
 
     return cast("Verb", on_ranks)
+
+
+@contextmanager
+def _call(trainer: StartsRanks, verb: str) -> Iterator[None]:
+    """Let the Trainer tell its call, and how it ends."""
+    trainer.verb, trainer.status = verb, "running"
+    try:
+        yield
+    except BaseException:
+        trainer.status = "interrupted"
+        raise
+    trainer.status = "finished"
 
 
 def _bound(verb: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,18 +134,18 @@ def _bound(verb: str, signature: inspect.Signature, given: Sequence[Any], named:
         if alias not in takes:
             alias = name
         if ours.get(alias) is not None and value is not None:
-            raise TypeError(f"Trainer.{verb}({alias}=..., {name}=...): give one of them, both say the same")
+            raise TypeError(f"Trainer.{verb}({alias}=..., {name}=...): both mean the same: give one")
         if value is not None or alias not in takes:
             ours[alias] = value
     try:
-        start = _start_of(ours) if verb == "fit" else {}
-        return {**signature.bind(**ours).arguments, **start}
+        start_path = _take_start_path(ours) if verb == "fit" else {}
+        return {**signature.bind(**ours).arguments, **start_path}
     except TypeError as error:
         ways = [f"; {name}: {LIGHTNING_ARGUMENTS[name]}" for name in ours if name in LIGHTNING_ARGUMENTS]
         raise TypeError(f"Trainer.{verb}({', '.join(takes)}) {error}{''.join(ways)}") from None
 
 
-def _start_of(arguments: dict[str, Any]) -> dict[str, Any]:
+def _take_start_path(arguments: dict[str, Any]) -> dict[str, Any]:
     """Remove `ckpt_path` from the arguments of a fit; return it if a new run starts from it.
 
     "last" says what a fit with a run does anyway; without one it stays, and is refused.

@@ -69,7 +69,7 @@ def _first(count: int, available: int) -> list[int]:
     if count < -1:
         raise ValueError(_not_a_number_of_gpus(count, available))
     if count == -1 and not available:
-        raise ValueError(f"gpus=-1 means all GPUs; {gpus_here(available)}: for the CPU say gpus=0")
+        raise ValueError(f"gpus=-1 means all GPUs; {gpus_here(available)}: for the CPU set gpus=0")
     if count > available:
         raise ValueError(f"gpus={count} means {count} GPUs; {gpus_here(available)}")
     return list(range(available if count == -1 else count))

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from midstride.engine.processes.child_processes import ChildProcesses
 from midstride.engine.processes.environment import hash_seed
 from midstride.engine.processes.loopback import rank_environments
 from midstride.engine.processes.signal_handlers import SignalHandler, signal_handlers
+from midstride.engine.session.crash import crash_file, crashes_in, note_crashes
 from midstride.engine.session.outcome import Outcome, decide
 from midstride.engine.session.private_file import AnonymousFile
 from midstride.engine.session.requests import say_interrupted
@@ -131,7 +132,13 @@ def run_in_children(call: TrainerCall, ranks: int, method: Literal["spawn", "for
         environments = rank_environments(ranks, meeting.path, base=base)
         with ChildProcesses(_run_rank, [folder, call if method == "fork" else None], environments, method) as children:
             asked_to_stop = _watch(children, call.takes_snapshots)
-        _raise_for_results(folder, ranks, asked_to_stop)
+            codes = children.exit_codes()
+        if method == "spawn" and codes == [1] * ranks and not any(folder.glob("raised-*.pt")):
+            raise UserError(
+                "the new processes failed before they were ranks; their error is printed above. They import this "
+                'script: start training below `if __name__ == "__main__":`'
+            )
+        _raise_for_results(folder, codes, asked_to_stop)
         return [_read(folder / f"result-{rank}.pt") for rank in range(ranks)]
 
 
@@ -176,6 +183,7 @@ def _run_rank(folder: Path, call: TrainerCall | None) -> None:
     torch.set_num_threads(1 if call is not None else torch.get_num_threads())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which ends the ranks
     rank = World.from_environment().rank
+    note_crashes(crash_file(folder, rank))
     try:
         made: TrainerCall = call or _read(folder / "call.pt")
         _write(folder / f"result-{rank}.pt", made.make())
@@ -210,17 +218,22 @@ def _portable(error: BaseException) -> tuple[BaseException, str]:
         return WorldError(text), text
 
 
-def _raise_for_results(folder: Path, ranks: int, asked_to_stop: bool) -> None:
+def _raise_for_results(folder: Path, codes: Sequence[int | None], asked_to_stop: bool) -> None:
+    ranks = len(codes)
     raised = [_read(path) for path in sorted(folder.glob("raised-*.pt"))]
     done = [Outcome("done", rank=rank) for rank in range(ranks) if (folder / f"result-{rank}.pt").exists()]
-    outcome = decide([*done, *(outcome for outcome, _, _ in raised)], None if asked_to_stop else 1, ranks)
+    told = [*done, *(outcome for outcome, _, _ in raised)]
+    crashed = [crash for crash in crashes_in(folder) if crash.rank not in {outcome.rank for outcome in told}]
+    outcome = decide([*told, *crashed], None if asked_to_stop else 1, ranks)
     if outcome.kind == "done":
         return
     for said, error, text in raised:
         if said == outcome:
             raise error from (None if isinstance(error, EngineError) else RemoteTraceback(text))
+    if asked_to_stop and -signal.SIGTERM in codes:
+        raise StopRequested("asked to stop while ranks were starting or ending; the same command starts them again")
     if asked_to_stop:
-        raise StopRequested(f"asked to stop, while not every rank listened: {outcome.error}")
+        raise StopRequested(f"asked to stop; then {outcome.error}")
     raise WorldError(outcome.error)
 
 

@@ -62,7 +62,8 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
         build_strategy(name)  # says which there are
     spec = STRATEGIES.get(name) or StrategySpec("", "subprocess")
     to_start = _ranks_to_start(spec, world, count)
-    faults = [*tpu_faults, *strategy_faults, *device_faults] or _world_errors(request, spec, world, count)
+    request, sync_faults = _with_sync_batchnorm(request, name, spec, max(to_start, world.size))
+    faults = [*tpu_faults, *strategy_faults, *device_faults, *sync_faults] or _world_errors(request, spec, world, count)
     faults += _half_world_errors(request, hardware, world)
     forks = spec.start == "fork" and world.launcher is None
     choice = StrategyRequest(
@@ -91,6 +92,17 @@ def resolve_placement(request: DeviceRequest, hardware: Hardware) -> tuple[Place
     return Placement(strategy, world, start, to_start, gpus, summary), faults
 
 
+def _with_sync_batchnorm(
+    request: DeviceRequest, name: str, spec: StrategySpec, ranks: int
+) -> tuple[DeviceRequest, list[str]]:
+    """Return `request` with `sync_batchnorm` as an option of its strategy, and faults."""
+    if not request.sync_batchnorm or ranks == 1:
+        return request, []
+    if "sync_batchnorm" not in spec.options:
+        return request, [f"sync_batchnorm with strategy {name}: only ddp has it: convert the layers in __init__"]
+    return replace(request, strategy_args={**request.strategy_args, "sync_batchnorm": True}), []
+
+
 def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
     """Return `request` with Lightning's name of a strategy replaced by the name it has here.
 
@@ -102,9 +114,12 @@ def _resolve_alias(request: DeviceRequest) -> DeviceRequest:
         return request
     if not isinstance(given, str):
         raise StrategyUnavailable(
-            f"strategy is a {type(given).__name__} of {type(given).__module__.partition('.')[0]}: say the name of one "
+            f"strategy is a {type(given).__name__} of {type(given).__module__.partition('.')[0]}: pass the name of one "
             f"({', '.join(sorted(STRATEGIES))}), and its options by strategy_args"
         )
+    if given == "ddp_find_unused_parameters_true":
+        options = {"find_unused_parameters": True, **request.strategy_args}
+        return replace(request, strategy="ddp", strategy_args=options)
     name = STRATEGY_ALIASES.get(given, given)
     return replace(request, strategy=None if name == "auto" else name)
 
@@ -121,7 +136,7 @@ def _resolve_tpu_cores(request: DeviceRequest) -> tuple[DeviceRequest, list[str]
     faults = []
     if request.devices is not None or request.gpus is not UNSET:
         other = f"devices={request.devices!r}" if request.devices is not None else f"gpus={request.gpus!r}"
-        faults.append(f"tpu_cores={cores!r} and {other} both say where to train: leave one out")
+        faults.append(f"tpu_cores={cores!r} and {other} both choose the devices: leave one out")
     name = strategy.name if isinstance(strategy, Strategy) else strategy or "xla"
     if name != "xla" and ":" not in name:
         faults.append(f"tpu_cores={cores!r} with strategy {name}: TPUs are for strategy xla: leave strategy out")
@@ -213,7 +228,7 @@ def _half_world_errors(request: DeviceRequest, hardware: Hardware, world: World)
     given = {name: hardware.environment.get(name) for name in ("RANK", "WORLD_SIZE")}
     return [
         f"{name} is {given[name]}, and {other} is not set: this process would train alone. Give every process both, as "
-        f'torchrun does; or, if it is to be alone, unset {name}, or say strategy="single"'
+        f'torchrun does; or, to train alone, unset {name}, or set strategy="single"'
         for name, other, alone in (("RANK", "WORLD_SIZE", "0"), ("WORLD_SIZE", "RANK", "1"))
         if given[other] is None and given[name] not in (None, "", alone)
     ]
@@ -260,5 +275,5 @@ def parse_tpu_cores(tpu_cores: Any) -> tuple[int, int | None]:
             return 1, core
     raise ValueError(
         f"tpu_cores={tpu_cores!r} names no cores of a TPU: 1 or {_CORES} of them are needed, or a list with the index "
-        f"of one, [0] to [{_CORES - 1}]. For another number of cores say strategy='xla' and devices"
+        f"of one, [0] to [{_CORES - 1}]. For another number of cores set strategy='xla' and devices"
     )

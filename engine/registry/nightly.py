@@ -101,13 +101,13 @@ class NightlyRun:
             return PromotionDecision.model_validate(found["decision"]) if found else None
 
     def decide(self, compared: Mapping[str, Any]) -> PromotionDecision:
-        """Promote the run if it is better; a night that did so before has done so.
+        """Promote the run if it is better. Repeating a decided night changes nothing.
 
         Args:
             compared: result of the operation "compare".
 
         Raises:
-            Overtaken: the champion is another one by now; compare again.
+            Overtaken: the champion has changed meanwhile; compare again.
         """
         return promote_if_better(self.run, compared, self.registry)
 
@@ -177,7 +177,7 @@ def promote_if_better(run: Run, compared: Mapping[str, Any], registry: ModelRegi
         registry: of the job.
 
     Raises:
-        Overtaken: the champion is another one by now; compare again.
+        Overtaken: the champion has changed meanwhile; compare again.
     """
     if (done := registry.promoted(run.name)) is not None and done.decision is not None:
         return done.decision
@@ -229,7 +229,7 @@ def module_errors(run: Run) -> list[str]:
         theirs, ours = (args.get(name, _ABSENT) for args in (before.module_args, job.module_args))
         if theirs != ours and _PLACEHOLDER not in repr(ours):
             then, now = ("no value" if one is _ABSENT else format_value(name, one) for one in (theirs, ours))
-            remedy = "leave it out" if theirs is _ABSENT else f"say --set module_args.{name}=..."
+            remedy = "leave it out" if theirs is _ABSENT else f"add --set module_args.{name}=..."
             faults.append(f"module_args.{name}: run {run.name} has trained with {then}, this job has {now}; {remedy}")
     return faults
 
@@ -286,5 +286,5 @@ def _read(store: Store, path: str, **kinds: Kind) -> dict[str, Any] | None:
         return None
     except SnapshotDamaged as error:
         raise SnapshotDamaged(
-            f"{error}: restore it from a copy, or remove it to plan and judge the night anew"
+            f"{error}: restore it from a copy, or remove it to plan and judge the night again"
         ) from error

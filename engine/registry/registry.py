@@ -183,7 +183,7 @@ class ModelRegistry:
         champion = self.current()
         if champion is None or champion.before is None:
             who = f"{champion.run} is the first champion" if champion else "there is no champion"
-            raise UserError(f"{self.name}: {who}, so there is none to go back to")
+            raise UserError(f"{self.name}: {who}, so there is no earlier one to restore")
         back = self.champion(champion.before)
         return self._commit(replace(back, number=champion.number + 1, decision=None, time=time.time()))
 

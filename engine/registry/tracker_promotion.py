@@ -43,7 +43,7 @@ def publish_champion(
                 cause = (str(error).splitlines() or [""])[0]
                 errors.append(
                     f"{options.path} was not told that {champion.run} is champion of {registry.name}, "
-                    f"the next night tells it: {type(error).__name__}: {cause}"
+                    f"the next night sends it: {type(error).__name__}: {cause}"
                 )
     return errors
 

@@ -10,12 +10,13 @@ law 3 holds. The metric log must have one row for each step.
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from midstride.engine.checkpointing.sample_log import BatchRange, digest_of
+from midstride.engine.data.bad_samples import ON_REQUEST
 from midstride.engine.data.order import InOrder, Shuffled, StridedOrder
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
@@ -45,6 +46,7 @@ class EpochAudit:
         padding: positions at the end that repeat samples from the start, so that all ranks have the same number.
         left_over: samples that drop_last or limit_train_batches leave out.
         left_out: batches whose loss was not finite, left out of the weights.
+        skipped: batches that `skip_batches` left out.
         is_over: whether the epoch has come to its last batch; one that a stop broke off has not.
         is_counted: whether the samples were compared with those the epoch was to have; else only its positions were.
         faults: violations of law 3, as messages.
@@ -60,6 +62,7 @@ class EpochAudit:
     padding: int = 0
     left_over: int = 0
     left_out: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
     is_over: bool = True
     is_counted: bool = True
     faults: tuple[str, ...] = ()
@@ -109,7 +112,7 @@ def audit(url: str) -> Audit:
     catalog = SnapshotCatalog(store)
     snapshots = catalog.snapshots()
     if not snapshots:
-        raise SnapshotMissing(f"{url} holds no snapshot: what a run has used is accounted for from its first one on.")
+        raise SnapshotMissing(f"{url} has no snapshot: samples can be audited from the first snapshot on.")
     newest = snapshots[-1]
     with damaged_on_error(f"{url}/snapshots/{newest.name}"):
         return _audit(store, catalog, newest)
@@ -127,11 +130,14 @@ def _audit(store: Store, catalog: SnapshotCatalog, newest: Snapshot) -> Audit:
         own = [stretch for stretch in stretches if stretch.epoch == number]
         left_out = tuple(batch for epoch, batch in account["left_out"] if epoch == number)
         is_over = number < facts["progress"]["epoch"] and number not in account.get("broken_off", ())
-        epochs.append(_EpochAuditor(facts["identity"], own, is_over, left_out, planned.get(number)).audit())
+        skipped = tuple(batch for epoch, batch in account.get("skipped", ((), 0))[0] if epoch == number)
+        found = _EpochAuditor(facts["identity"], own, is_over, left_out, planned.get(number)).audit()
+        epochs.append(replace(found, skipped=skipped))
     rows = list(csv.DictReader(io.StringIO(join_segments(catalog.rows()))))
     steps = [int(row["step"]) for row in rows]
     bad = tuple(
-        f"sample {index} could not be read and was left out of epoch {epoch}, batch {batch}, rank {rank}: {error}"
+        f"sample {index} {'was' if error == ON_REQUEST else 'could not be read and was'} left out of epoch {epoch}, "
+        f"batch {batch}, rank {rank}: {error}"
         for epoch, batch, rank, index, error in account.get("bad_samples", ())
     )
     parent = str(parent_of(store) or "")
@@ -186,7 +192,12 @@ class _EpochAuditor:
         identity, first = self.identity, self.stretches[0]
         told = {"samples", "shuffle", "drop_last", "global_batch_size"} <= set(identity) and "sampler" not in identity
         is_function = self.planned is None  # else the data had another number of samples than at first
-        return first.indexed and told and is_function and (first.world == 1 or identity["use_distributed_sampler"])
+        return (
+            first.indexed
+            and told
+            and is_function
+            and (first.world == 1 or identity.get("use_distributed_sampler", True))
+        )
 
     def _check_batches(self) -> None:
         """Check that every batch was trained on once, up to the end if the epoch is over."""
@@ -240,14 +251,14 @@ class _EpochAuditor:
 
     def _order(self, rank: int, world: int) -> StridedOrder:
         identity = self.identity
-        batch_size = identity["global_batch_size"] // identity["accumulate_grad_batches"] // world
+        batch_size = identity["global_batch_size"] // identity.get("accumulate_grad_batches", 1) // world
         samples = identity["samples"]
         sequence = Shuffled(samples, identity["seed"]) if identity["shuffle"] else InOrder(samples)
         return StridedOrder(sequence, batch_size, identity["drop_last"], rank, world)
 
     def _limit(self, world: int) -> int:
         """Return the batches of an epoch."""
-        batches, limit = len(self._order(0, world)), self.identity["limit_train_batches"]
+        batches, limit = len(self._order(0, world)), self.identity.get("limit_train_batches", 1.0)  # a loop has none
         return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 

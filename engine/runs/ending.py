@@ -15,7 +15,7 @@ def ending_of(attempt: Attempt, outcome: Outcome, asked_by: BaseException | None
     """Return why `attempt` ended; None if its fit is done and has not said why.
 
     Args:
-        attempt: with what its events have added.
+        attempt: the attempt with its events.
         outcome: how it ended.
         asked_by: the exception by which the launcher was asked to stop, if it was.
 

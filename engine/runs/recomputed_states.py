@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstride.engine.errors import SnapshotMissing, UserError
-from midstride.engine.runs.replay import Launch, replay_environment, replay_folder
+from midstride.engine.metrics.values import OF_TIME
+from midstride.engine.runs.replay import Launch, changes_between, replay_environment, replay_folder, started_from
 from midstride.engine.runs.replayed_rows import RowDifference, first_difference
 from midstride.engine.runs.run import run_at
 from midstride.engine.runs.run_report import metric_rows
 from midstride.engine.session.replay_plan import ReplayPlan
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.reader import read
-from midstride.engine.snapshots.weights import is_of_the_end
+from midstride.engine.snapshots.weights import error_with_remedy, is_of_the_end
 from midstride.engine.state.differences import iter_differences
 from midstride.engine.storage.store import Store
 
-__all__ = ["PARTS", "StateDifference", "Verified", "state_difference", "verify_run"]
+__all__ = ["PARTS", "StateDifference", "Verified", "snapshot_difference", "state_difference", "verify_run"]
 
 #: parts of a state in the order of cause: what comes first decides what comes later
 PARTS = (
@@ -46,8 +47,12 @@ class StateDifference:
     others: int = 0
 
     def __str__(self) -> str:
+        return self.text("computed ")
+
+    def text(self, before: str = "") -> str:
+        """Return it as text, with a word before the second value."""
         more = f"; {self.others} more values of that rank differ" if self.others else ""
-        return f"step {self.step}, rank {self.rank}, {self.path}: {self.expected}, computed {self.found}{more}"
+        return f"step {self.step}, rank {self.rank}, {self.path}: {self.expected}, {before}{self.found}{more}"
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Verified:
         difference: the first difference of states; None if all are equal.
         row: the first difference of metric rows.
         error: the error that ended the computation early.
+        changed: changes of versions, hardware and code since the run.
     """
 
     url: str
@@ -69,6 +75,7 @@ class Verified:
     difference: StateDifference | None = None
     row: RowDifference | None = None
     error: str = ""
+    changed: tuple[str, ...] = ()
 
 
 def verify_run(url: str, first: int | None, last: int | None, launch: Launch) -> Verified:
@@ -91,17 +98,29 @@ def verify_run(url: str, first: int | None, last: int | None, launch: Launch) ->
     with replay_folder(url, start) as (fork, folder):
         with replay_environment(ReplayPlan(folder, until, snapshots_at=steps or (until,))):
             outcome = launch(fork)
+        began, damaged = started_from(fork.store, run.url)
+        if start.name in damaged or began not in (None, start.name):
+            reason = damaged.get(start.name, f"an older one was taken: {began}")
+            kept = SnapshotCatalog(run.store).snapshots()
+            others = [one for one in kept if one.name != start.name and not is_of_the_end(one)]
+            none = "No other step to start from is kept: keep more with snapshots.keep"
+            way = f"Start from another step: {_steps(others)}" if others else none
+            error = f"snapshot {start.name} is damaged: {reason}. {way}"
+            return Verified(run.url, start.position.step, (), error=error)
+        changed = changes_between(run.store, fork.store)
         equal: list[int] = []
         difference, row, store = None, None, fork.store
         computed = {_place(one): one for one in SnapshotCatalog(store).snapshots() if one.generation > start.generation}
         for target in targets:
             if (mine := computed.get(_place(target))) is None:
-                return Verified(run.url, start.position.step, tuple(equal), error=outcome.error or "it ended early")
-            if difference := _difference(run.store, target, store, mine):
+                return Verified(
+                    run.url, start.position.step, tuple(equal), error=outcome.error or "it ended early", changed=changed
+                )
+            if difference := snapshot_difference(run.store, target, store, mine):
                 row = first_difference(metric_rows(run.store), metric_rows(store))
                 break
             equal.append(target.position.step)
-    return Verified(run.url, start.position.step, tuple(equal), difference, row)
+    return Verified(run.url, start.position.step, tuple(equal), difference, row, changed=changed)
 
 
 def _place(snapshot: Snapshot) -> int:
@@ -112,11 +131,13 @@ def _kept(store: Store, first: int | None, last: int | None) -> tuple[Snapshot, 
     """Return the snapshot to start from, and later ones: after a step, or of the end."""
     kept = SnapshotCatalog(store).snapshots()
     whole = [one for one in kept if is_of_the_end(one) or not one.position.after]
-    known = ", ".join(str(one.position.step) for one in whole)
+    known = _steps(whole)
     for step in (first, last):
         if step is not None and step not in {one.position.step for one in kept}:
             raise SnapshotMissing(f"{store.url} keeps no snapshot of step {step}; it keeps: {known or 'none'}")
     starts = [one for one in kept if first in (None, one.position.step) and not is_of_the_end(one)]
+    if not kept:
+        raise SnapshotMissing(f"{store.url} has no snapshot to start from: train it first")
     if not starts:
         raise SnapshotMissing(f"{store.url} keeps no snapshot to start from: keep more with snapshots.keep")
     start = starts[0] if first is None else starts[-1]
@@ -126,9 +147,20 @@ def _kept(store: Store, first: int | None, last: int | None) -> tuple[Snapshot, 
     return start, targets
 
 
-def _difference(ours: Store, expected: Snapshot, theirs: Store, found: Snapshot) -> StateDifference | None:
-    for rank in range(expected.manifest["world_size"]):
-        pair = read(ours, expected, rank), read(theirs, found, rank)
+def _steps(snapshots: Sequence[Snapshot]) -> str:
+    """Return the steps of `snapshots` as text."""
+    return ", ".join(dict.fromkeys(str(one.position.step) for one in snapshots))
+
+
+def snapshot_difference(ours: Store, expected: Snapshot, theirs: Store, found: Snapshot) -> StateDifference | None:
+    """Return the first difference of two snapshots, by ranks that both have; None if equal.
+
+    Raises:
+        SnapshotDamaged: a file is missing or differs; the message has the remedy.
+    """
+    for rank in range(min(one.manifest["world_size"] for one in (expected, found))):
+        with error_with_remedy():
+            pair = read(ours, expected, rank), read(theirs, found, rank)
         if difference := state_difference(*pair, expected.position.step, rank):
             return difference
     return None
@@ -136,7 +168,9 @@ def _difference(ours: Store, expected: Snapshot, theirs: Store, found: Snapshot)
 
 def state_difference(expected: Any, found: Any, step: int, rank: int) -> StateDifference | None:
     """Return the first difference of two states, in the order of cause; None if equal."""
-    every = sorted(iter_differences(expected, found), key=lambda one: _order(one[0], PARTS))
+    different = iter_differences(expected, found)
+    told = (one for one in different if not (one[0].startswith("kept trainer/") and one[0].endswith(OF_TIME)))
+    every = sorted(told, key=lambda one: _order(one[0], PARTS))
     return StateDifference(step, rank, *every[0], len(every) - 1) if every else None
 
 

@@ -1,5 +1,6 @@
 """A report in Markdown: the same for a file, an artifact and an e-mail."""
 
+import shlex
 from datetime import datetime
 
 from midstride.engine.formatting import format_count, format_number, format_run_name, format_seconds, markdown_table
@@ -44,12 +45,19 @@ def _remarks(report: Report) -> list[str]:
     paragraphs = []
     if report.left_out:
         batches = ", ".join(f"{batch} of epoch {epoch}" for epoch, batch in report.left_out)
-        paragraphs += ["## Left out", f"The loss of these batches was not finite; they moved nothing: {batches}."]
+        paragraphs += [
+            "## Left out",
+            f"The loss of these batches was not finite; the weights did not change: {batches}.",
+        ]
     if report.overridden:
         lines = "\n".join(f"- {name}: {values}" for name, values in report.overridden.items())
-        paragraphs += ["## Without effect", f"The snapshot brought along what the run began with:\n\n{lines}"]
+        paragraphs += ["## Without effect", f"Settings of the snapshot that stayed in force:\n\n{lines}"]
     if report.slow:
         paragraphs += ["## Slow ranks", "\n".join(f"- {line}" for line in report.slow)]
+    if report.files.get("snapshots") and report.steps:
+        step, url = report.steps, shlex.quote(report.url)
+        commands = f"midstride replay {url} --step {step}\nmidstride fork {url} --run NEW --step {step}"
+        paragraphs += ["## Replay or fork", f"```sh\n{commands}\n```"]
     if report.files:
         paragraphs += ["## Files", "\n".join(f"- {name}: `{where}`" for name, where in report.files.items())]
     return paragraphs

@@ -1,6 +1,7 @@
 """A run: a job under a name, its folder and files. No torch."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +12,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError, SnapshotDamaged, UserError
+from midstride.engine.formatting import format_names
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.parent import open_run
@@ -18,7 +20,7 @@ from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.urls import absolute_url
 
-__all__ = ["JOB_FILE", "Run", "job_of", "run_at"]
+__all__ = ["JOB_FILE", "Run", "check_there", "job_of", "run_at"]
 
 #: in the run's folder: the job as it was resolved for the newest attempt
 JOB_FILE = "job.json"
@@ -64,7 +66,7 @@ class Run:
             return b""
 
     def restore_job(self, saved: bytes) -> None:
-        """Write what `saved_job` returned."""
+        """Write the result of `saved_job`."""
         if saved:
             self.store.write(JOB_FILE, saved)
         else:
@@ -94,6 +96,27 @@ def job_of(store: Store) -> TrainingJob | None:
         return None
 
 
+def check_there(store: Store) -> None:
+    """Check that the run in `store` has been started.
+
+    Raises:
+        UserError: it has not; runs beside it are named.
+    """
+    if store.list():
+        return
+    above, _, name = store.url.rstrip("/").rpartition("/")
+    beside = Store.open(above)
+    runs = [one for one in beside.list() if _is_run(beside, one)]
+    others = f"it has {format_names(runs)}" if runs else "midstride fit JOB --run NAME starts one"
+    raise UserError(f"there is no run {name!r} in {above}: {others}")
+
+
+def _is_run(store: Store, name: str) -> bool:
+    with suppress(NotADirectoryError):
+        return any(store.exists(f"{name}/{file}") for file in (JOB_FILE, "run.json"))
+    return False
+
+
 def run_at(url: str, overrides: Iterable[str] = ()) -> Run:
     """Return the run at `url`, a folder or fsspec URL, with the job of its newest attempt.
 
@@ -111,8 +134,9 @@ def run_at(url: str, overrides: Iterable[str] = ()) -> Run:
     store = Store.open(absolute_url(url))
     with store.errors_explained("read"):
         job = job_of(store)
-    if job is None:
-        raise UserError(f"{url} is no run of a job: it has no {JOB_FILE}. Name a run's folder or URL")
+        if job is None:
+            check_there(store)
+            raise UserError(f"{url} is no run of a job: it has no {JOB_FILE}. Name a run's folder or URL")
     runs, _, name = store.url.rstrip("/").rpartition("/")
     snapshots = job.snapshots or SnapshotOptions.model_validate({})
     document = job.model_copy(update={"snapshots": snapshots.model_copy(update={"url": runs})}).model_dump(mode="json")

@@ -9,7 +9,7 @@ from midstride.engine.runs.run import job_of
 from midstride.engine.runs.run_report import Report, metric_rows, report_at
 from midstride.engine.storage.store import Store
 
-__all__ = ["RunComparison", "compare_runs"]
+__all__ = ["RunComparison", "compare_runs", "flat_settings"]
 
 #: of a job: where its runs and code lie decides nothing
 _PLACES = ("snapshots.url", "folder")
@@ -22,7 +22,7 @@ class RunComparison:
     Args:
         runs: their names.
         settings: key of the job, or name of a script's hyperparameter -> the values; only those that differ.
-        values: name -> the values: the state, steps, results of the test, best and last values of what was logged.
+        values: name -> the values: the state, steps, results of the test, best and last logged values.
         rows: the metric log of each run.
     """
 
@@ -51,15 +51,16 @@ def _settings(store: Store) -> dict[str, Any]:
     """Return a run's settings by key path: its job's, or its script's hyperparameters."""
     job = job_of(store)
     if job is not None:
-        found = dict(_flat(job.model_dump(mode="json"), ""))
+        found = dict(flat_settings(job.model_dump(mode="json")))
         return {key: value for key, value in found.items() if key not in _PLACES}
-    return dict(_flat(read_run_json(store), "")) if store.exists("run.json") else {}
+    return dict(flat_settings(read_run_json(store))) if store.exists("run.json") else {}
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def flat_settings(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested dicts, each with its key path."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _flat(item, f"{path}.{key}" if path else str(key))
+            yield from flat_settings(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
 

@@ -1,14 +1,15 @@
 """The first difference of two runs, and its cause, found by computing steps again."""
 
+import ast
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from midstride.engine.errors import EngineError
-from midstride.engine.runs.first_cause import Cause, first_cause
-from midstride.engine.runs.recomputed_states import StateDifference, state_difference
+from midstride.engine.errors import EngineError, SnapshotDamaged
+from midstride.engine.runs.recomputed_states import StateDifference, snapshot_difference
 from midstride.engine.runs.replay import Launch, changes_between, replay_environment, replay_folder
 from midstride.engine.runs.replayed_rows import RowDifference, first_difference
 from midstride.engine.runs.run import Run, job_of, run_at
@@ -17,10 +18,83 @@ from midstride.engine.runs.run_report import metric_rows
 from midstride.engine.session.replay_plan import TRACE, ReplayPlan
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.parent import open_run
-from midstride.engine.snapshots.reader import read
 from midstride.engine.storage.store import Store
 
-__all__ = ["RunDifference", "run_difference"]
+__all__ = ["Cause", "first_cause", "run_difference"]
+
+
+#: in the order of cause: what comes first decides what comes later
+KINDS = ("samples", "batch", "random state", "loss", "gradient", "optimizer state", "weight", "buffer")
+
+#: digits of the shortest digest
+_DIGEST = 32
+
+_SCRIPT = (
+    "a script trains one of them, and midstride cannot start it. As the script of a job (script: train.py), its steps "
+    "are computed again. Until then, see the first snapshot that differs: keep more with snapshots.keep"
+)
+
+Steps = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The first difference of two runs.
+
+    Args:
+        step: in which it is; one before the first compared step for a state that differs from the start.
+        rank: whose part differs.
+        kind: one of `KINDS`.
+        name: of the value: a parameter's, a place in the batch.
+        values: both values or digests.
+        others: number of further values of this kind that differ in this step.
+    """
+
+    step: int
+    rank: int
+    kind: str
+    name: str
+    values: tuple[str, str]
+    others: int = 0
+
+    def __str__(self) -> str:
+        more = f" and {self.others} more" if self.others else ""
+        return f"step {self.step}, rank {self.rank}, {self.kind}: {self.name}{more} ({_in_words(*self.values)})"
+
+
+def first_cause(ours: Sequence[Steps], theirs: Sequence[Steps]) -> Cause | None:
+    """Return the first difference of two traces: by step, order of cause, rank; None if equal.
+
+    Args:
+        ours: the steps of each rank.
+        theirs: those of the other run.
+    """
+    for at in range(min(map(len, (*ours, *theirs)), default=0)):
+        for kind in KINDS:
+            for rank, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+                if cause := _cause(mine[at], other[at], kind, rank):
+                    return cause
+    return None
+
+
+def _cause(mine: Mapping[str, Any], other: Mapping[str, Any], kind: str, rank: int) -> Cause | None:
+    ours, theirs = mine.get(kind, {}), other.get(kind, {})
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if not names:
+        return None
+    values = ours.get(names[0], "nothing"), theirs.get(names[0], "nothing")
+    return Cause(mine["step"], rank, kind, names[0], values, len(names) - 1)
+
+
+def _in_words(ours: str, theirs: str) -> str:
+    """Return both values; of two lists of samples the first that differ."""
+    with suppress(ValueError, SyntaxError):
+        lists = ast.literal_eval(ours), ast.literal_eval(theirs)
+        if all(isinstance(one, list | tuple) for one in lists) and len(lists[0]) == len(lists[1]):
+            at = next(at for at, (a, b) in enumerate(zip(*lists, strict=True)) if a != b)
+            return f"at place {at}: {lists[0][at]!r}, and {lists[1][at]!r}"
+    is_digest = len(ours) == len(theirs) and len(ours) >= _DIGEST and ours.isalnum()
+    return "other content" if is_digest else f"{ours:.60}, and {theirs:.60}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +109,7 @@ class RunDifference:
         state: the first difference of states, at the first step with unequal snapshots.
         cause: the first difference in the computed steps, in the order of cause.
         why_no_cause: why no steps were computed.
+        damaged: why snapshots could not be compared.
     """
 
     settings: dict[str, list[Any]] = field(default_factory=dict)
@@ -44,6 +119,7 @@ class RunDifference:
     state: StateDifference | None = None
     cause: Cause | None = None
     why_no_cause: str = ""
+    damaged: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -61,14 +137,19 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
     a, b = (open_run(url) for url in urls)
     compared = compare_runs(dict(zip(urls, (a, b), strict=True)))
     row = first_difference(metric_rows(a), metric_rows(b))
-    equal, state = _first_state(a, b)
-    found: dict[str, Any] = {"settings": compared.settings, "changed": changes_between(a, b), "row": row}
+    equal, state, damaged = _first_state(a, b)
+    found: dict[str, Any] = {
+        "settings": compared.settings,
+        "changed": changes_between(a, b),
+        "row": row,
+        "damaged": damaged,
+    }
     found |= {"equal_step": equal[0].position.step if equal else None, "state": state}
     until = min((one.step for one in (row, state) if one is not None), default=None)
     if until is None:
         return RunDifference(**found)
     if job_of(a) is None or job_of(b) is None:
-        return RunDifference(**found, why_no_cause="a script trains them; only runs of jobs are computed again here")
+        return RunDifference(**found, why_no_cause=_SCRIPT)
     starts = equal if equal and equal[0].position.step < until else (None, None)
     try:
         traces = [_trace(url, start, until, launch_for) for url, start in zip(urls, starts, strict=True)]
@@ -79,17 +160,21 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
     return RunDifference(**found, cause=cause, why_no_cause=why)
 
 
-def _first_state(a: Store, b: Store) -> tuple[tuple[Snapshot, Snapshot] | None, StateDifference | None]:
-    """Return the last snapshots with equal states before a difference, and that difference."""
-    equal = None
+def _first_state(
+    a: Store, b: Store
+) -> tuple[tuple[Snapshot, Snapshot] | None, StateDifference | None, tuple[str, ...]]:
+    """Return the last equal snapshots before a difference, that difference, and what is damaged."""
+    equal, damaged = None, list[str]()
     for ours, theirs in _pairs(a, b):
-        sizes = ours.manifest["world_size"], theirs.manifest["world_size"]
-        for rank in range(min(sizes)):
-            pair = read(a, ours, rank), read(b, theirs, rank)
-            if difference := state_difference(*pair, ours.position.step, rank):
-                return equal, difference
+        try:
+            difference = snapshot_difference(a, ours, b, theirs)
+        except SnapshotDamaged as error:
+            damaged.append(str(error))
+            continue
+        if difference is not None:
+            return equal, difference, tuple(damaged)
         equal = ours, theirs
-    return equal, None
+    return equal, None, tuple(damaged)
 
 
 def _pairs(a: Store, b: Store) -> Iterator[tuple[Snapshot, Snapshot]]:

@@ -50,7 +50,7 @@ class Interruption(Record):
     cause: str
     rank: int | None = None
     step: int | None = Field(None, description="Steps taken when it ended, as far as known.")
-    resumed_step: int | None = Field(None, description="The step from which the next attempt went on.")
+    resumed_step: int | None = Field(None, description="The step from which the next attempt resumed.")
     steps_lost: int | None = None
     seconds_lost: float | None = Field(None, description="From the end to the first new step.")
     certain: bool = Field(True, description="False when a process was killed: it reports twice a second.")
@@ -64,7 +64,7 @@ class Round(Record):
     nodes: tuple[str, ...]
     ranks: int
     resumed_from: str | None = None
-    why: str = Field("", description="Why the round before ended; empty for the first.")
+    why: str = Field("", description="Why the previous round ended; empty for the first.")
 
 
 class Report(Record):
@@ -87,22 +87,22 @@ class Report(Record):
     seconds: float = Field(0.0, description="Of all attempts together.")
     snapshots: int = Field(0, description="Taken by the attempts that count.")
     set_aside: dict[str, str] = Field({}, description="Snapshots that are not used again: name -> why.")
-    gaps: tuple[str, ...] = Field((), description="What of the metric log is damaged or missing.")
+    gaps: tuple[str, ...] = Field((), description="Damaged or missing parts of the metric log.")
     failures: tuple[Interruption, ...] = ()
     left_out: tuple[tuple[int, int], ...] = Field(
-        (), description="Epoch and batch, from 0, of what was left out because its loss was not finite."
+        (), description="Epoch and batch, from 0, of batches left out because their loss was not finite."
     )
     overridden: dict[str, str] = Field(
-        {}, description="What a later attempt asked for, and what the snapshot brought along instead: setting -> both."
+        {}, description="Settings that a later attempt requested and the snapshot overrode: setting -> both values."
     )
     slow: tuple[str, ...] = Field((), description="Ranks for which the others had to wait.")
-    rounds: tuple[Round, ...] = Field((), description="Which nodes trained, in a world on several.")
+    rounds: tuple[Round, ...] = Field((), description="Machines that trained, if there were several.")
     monitor: str = ""
-    best: dict[str, float] = Field({}, description="What the best weights reached.")
+    best: dict[str, float] = Field({}, description="Values of the best weights.")
     previous: tuple[str, float] | None = Field(None, description="The best of the other runs: its name and value.")
-    test: dict[str, float] = Field({}, description="What a test of the best weights gave.")
+    test: dict[str, float] = Field({}, description="Results of the test of the best weights.")
     parent: str = Field("", description="Of a fork: the run and the step that it starts from.")
-    settings: tuple[str, ...] = Field((), description="Of a fork: changes of the job that were given with it.")
+    settings: tuple[str, ...] = Field((), description="Of a fork: its changes of the job.")
     files: dict[str, str] = Field({}, description="Name -> where.")
 
     @property
@@ -135,7 +135,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
     best = best_of(store, monitor.metric, monitor.mode) if monitor else facts_of(store, "best")
     why, parent = why_ended(last, progress), parent_of(store)
     return Report(
-        job=job.name if job else facts.get("identity", {}).get("module", "script"),
+        job=job.name if job else _module_of(facts.get("identity", {})),
         run=name,
         url=store.url,
         outcome=state_of(store, last, progress),  # type: ignore[arg-type]  # validated
@@ -162,9 +162,15 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
         previous=_previous(runs, name, monitor) if monitor else None,
         test=test or {},
         parent=str(parent) if parent else "",
-        settings=parent.settings if parent else (),
+        settings=parent.changes.settings if parent else (),
         files=_files(store),
     )
+
+
+def _module_of(identity: dict[str, object]) -> str:
+    """Return the path of the module that a Trainer trains; "script" of a loop, with several."""
+    module = identity.get("module")
+    return module if isinstance(module, str) else "script"
 
 
 def metric_rows(store: Store) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Tells the trackers of a run how it ended, what its test gave, and its report."""
+"""Sends outcome, test values and report of a run to its trackers."""
 
 from pydantic import ValidationError
 

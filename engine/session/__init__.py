@@ -1,6 +1,7 @@
 """One attempt at a run, as its launcher and its ranks see it. Needs no torch.
 
 attempts       a run's attempts, one file each, and the decision whether to try again
+crash          signal, line and stack of a rank that native code crashed
 ending         why a fit, or an attempt at a run, ended
 events         events of a world: one JSON line each, in a local file that the launcher reads
 heartbeat      the progress of a rank, in shared memory that its launcher reads

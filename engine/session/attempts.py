@@ -77,7 +77,7 @@ class Attempt:
 
     @property
     def is_open(self) -> bool:
-        """Whether no end of it has been written: it is under way, or its launcher was killed."""
+        """Whether it has no recorded end: it is running, or its launcher was killed."""
         return self.outcome == "lost" and self.ended is None
 
     @property
@@ -86,7 +86,7 @@ class Attempt:
         return self.outcome in ("died", "lost")
 
     def after(self, event: Event) -> "Attempt":
-        """Return this attempt with what `event`, of its world, adds to it."""
+        """Return this attempt with the facts of `event` from its world."""
         step, generation = event.fields.get("step"), event.fields.get("generation", self.generation)
         if event.kind == "started":
             return replace(self, step=step, generation=generation)
@@ -118,7 +118,7 @@ class Verdict:
 #: after an attempt that did not fail
 _FINAL = {
     "done": Verdict(False, "the run is done"),
-    "user_error": Verdict(False, "the job or the code is wrong: a retry would meet the same error"),
+    "user_error": Verdict(False, "the job or the code is wrong: a retry would fail again"),
     "superseded": Verdict(False, "a newer attempt advances this run"),
     "stopped": Verdict(True, "it was stopped on request and resumes"),
 }
@@ -285,7 +285,7 @@ def _decode(data: bytes, where: str) -> Attempt:
     found = decode_object(data, where, number=int)
     check_kinds(found, where, **_KINDS)
     if found.get("outcome", "lost") not in (*CODES, "lost"):
-        raise SnapshotDamaged(f"{where} names an outcome that there is not: {found['outcome']!r}")
+        raise SnapshotDamaged(f"{where} names an unknown outcome: {found['outcome']!r}")
     return Attempt(**{key: value for key, value in found.items() if key in _KINDS})
 
 

@@ -11,6 +11,7 @@ class EndReason(StrEnum):
 
     MAX_EPOCHS = "max_epochs"
     MAX_STEPS = "max_steps"
+    MAX_TIME = "max_time"
     EARLY_STOPPING = "early_stopping"
     CALLBACK = "callback"  #: a callback or the module called `trainer.stop()`
     STOPPED = "stopped"  #: on request: a signal, Pause, a newer attempt

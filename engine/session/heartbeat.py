@@ -41,7 +41,7 @@ class HeartbeatReading:
     Args:
         pid: the rank's process.
         beats: batches done in this attempt, of training and validation.
-        phase: what it is doing.
+        phase: its present work.
         step: optimizer steps taken.
         batches: training batches done in this attempt.
         worked_s: seconds spent on reading them and in the training step: its own, not those spent waiting for others.
@@ -113,7 +113,7 @@ class Heartbeat:
         return Phase(self._cells[_PHASE])
 
     def enter(self, phase: Phase) -> None:
-        """Set what this rank does from now on."""
+        """Set the phase of this rank."""
         self._cells[_PHASE] = phase
 
     def beat(self, step: int) -> None:

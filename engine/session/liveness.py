@@ -50,7 +50,7 @@ class LastSeen:
         thread.join(_READ_S)
         ranks = [rank for rank in range(self._world.size) if rank != self._world.rank]
         unknown = [
-            f"of rank {rank} nothing is known, as the store in which the ranks met does not answer"
+            f"the state of rank {rank} is unknown, since the ranks' store does not answer"
             for rank in ranks[len(found) :]
         ]
         return "; ".join([*found, *unknown])

@@ -86,11 +86,11 @@ class Outcome:
         try:
             outcome = cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
-            raise WorldError(f"{where} is not what was written: {error}") from error
+            raise WorldError(f"{where} has unexpected content: {error}") from error
         kinds: dict[str, type | tuple[type, ...]] = {"error": str, "type": str, "rank": int, "time": (float, int)}
         is_right = all(isinstance(getattr(outcome, name), kind) for name, kind in kinds.items())
         if not is_right or outcome.kind not in (*CODES,) or type(outcome.step) not in (int, NoneType):
-            raise WorldError(f"{where} is not what was written: {text!r:.200}")
+            raise WorldError(f"{where} has unexpected content: {text!r:.200}")
         return outcome
 
 
@@ -108,14 +108,14 @@ def _message(error: BaseException) -> str:
 
 
 def decide(outcomes: Sequence[Outcome], exit_code: int | None, processes: int) -> Outcome:
-    r"""Return how the world of `processes` ranks ended, from what its ranks wrote.
+    r"""Return how the world of `processes` ranks ended, from their outcomes.
 
     An error of the user's outweighs everything, since a retry would meet it again, and so does a newer
     world. A rank without an outcome was killed, and what the others say follows from that: a lost
     connection, or a stop (a launcher asks the others to stop when one has died).
 
     Args:
-        outcomes: what the ranks wrote; some may be missing.
+        outcomes: those of the ranks; some can be missing.
         exit_code: the launcher's; None if it was ended by the caller, and then a stop is just that.
         processes: how many ranks there were.
 

@@ -30,7 +30,7 @@ class AnonymousFile:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Return the file whose holder has told its `path`; this process then is a holder, too.
+        """Return the file at `path`, named by its holder; this process becomes a holder, too.
 
         Raises:
             WorldError: no process holds it any more.
@@ -104,7 +104,7 @@ def open_own(path: Path) -> BinaryIO:
 
 
 def read_own(path: Path) -> bytes:
-    """Return what is in a file that `open_own` opens."""
+    """Return the content of a file that `open_own` opens."""
     with open_own(path) as file:
         return file.read()
 

@@ -31,6 +31,7 @@ from types import FrameType
 from typing import Any
 
 from midstride.engine.errors import StopRequested, Superseded, UserError, WorldError
+from midstride.engine.session.crash import show_crashes
 from midstride.engine.session.liveness import LastSeen
 from midstride.engine.session.script_exit import exit_codes_of_errors
 from midstride.engine.session.session import Session
@@ -58,7 +59,7 @@ class Request:
     """One request.
 
     Args:
-        kind: what is asked for.
+        kind: the requested action.
         deadline: when it must be done, by `time.monotonic` of this process.
     """
 
@@ -99,7 +100,7 @@ class SignalRequests:
             self._deadline = math.inf
 
     def take_pending(self) -> Request | None:
-        """Return what was asked of this process; a request to stop stands until it is obeyed."""
+        """Return the request to this process; a request to stop stands until it is obeyed."""
         if self._deadline is not None:
             return Request(RequestKind.STOP, self._deadline)
         # Counted, not cleared: a signal may come between two lines.
@@ -122,7 +123,7 @@ class SignalRequests:
     def listening(
         self, store: Any, world: World, seen: LastSeen | None = None, *, takes_snapshots: bool = False
     ) -> Iterator[None]:
-        """Hear signals, and what is asked of other ranks, until the block ends.
+        """Receive signals, and requests of other ranks, until the block ends.
 
         Args:
             store: torch's key-value store that all ranks share; None for a world of one.
@@ -136,6 +137,7 @@ class SignalRequests:
                 take each other down, and their store may be gone as well.
         """
         self._deadline, self._answered = None, self._snapshots
+        show_crashes()
         before = self._listen(world, takes_snapshots)
         if store is not None and world.size > 1:
             self._agreement = BoundaryAgreement(lambda: self.has_pending, self.take_pending, store, world, seen)

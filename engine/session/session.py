@@ -4,6 +4,7 @@
     events.jsonl              what happens, as it happens
     outcome-rank-00000.json   how each rank ended, written by that rank
     heartbeat-rank-00000      what each rank is doing
+    crash-rank-00000          Python's stack, where native code has crashed the rank
     ranks                     how many there are, where that is not the job's to say: nodes come and go
     log.txt                   every line the world printed
     launcher.lock             held by the process that launches the world
@@ -22,8 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from midstride.engine.errors import SnapshotDamaged, WorldError
+from midstride.engine.errors import SnapshotDamaged, UserError, WorldError
 from midstride.engine.processes.lifetime import SESSION
+from midstride.engine.session.crash import CRASHES, crashes_in
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.session.private_file import read_own
 from midstride.engine.storage.checksums import Kind, decode_object
@@ -77,7 +79,10 @@ class Session:
     @classmethod
     def _empty(cls, run: str) -> "Session":
         name = re.sub(r"[^A-Za-z0-9._-]", "-", run)[:40]
-        return cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
+        try:
+            return cls(tempfile.mkdtemp(prefix=f"midstride-{name}-"))
+        except FileNotFoundError as error:
+            raise UserError("no folder takes temporary files, neither TMPDIR nor /tmp: name one in TMPDIR") from error
 
     def fullness(self) -> str:
         """Return a message if no space is left for the outcomes of ranks, else an empty text."""
@@ -109,7 +114,7 @@ class Session:
         return any(self.folder.glob("*-rank-*"))
 
     def heartbeat(self, rank: int) -> Path:
-        """Return the file in which `rank` says what it is doing."""
+        """Return the heartbeat file of `rank`."""
         return self.folder / f"heartbeat-rank-{rank:05d}"
 
     @property
@@ -118,10 +123,10 @@ class Session:
         return self.folder / "log.txt"
 
     def document(self) -> dict[str, Any]:
-        """Return what stands in job.json: "job", "run" and "attempt".
+        """Return the content of job.json: "job", "run" and "attempt".
 
         Raises:
-            WorldError: it is missing, or not what was written.
+            WorldError: it is missing or has unexpected content.
         """
         if (document := self._read("job.json", job=dict, run=str, attempt=int)) is None:
             raise WorldError(f"{self.folder} is no session: it holds no job.json")
@@ -144,15 +149,17 @@ class Session:
             _write(path, outcome.to_json())
 
     def outcomes(self) -> list[Outcome]:
-        """Return what the ranks have written so far, in the order of ranks."""
-        return [Outcome.from_json(read_own(path), str(path)) for path in sorted(self.folder.glob(_OUTCOMES))]
+        """Return the outcomes that ranks have written so far, then those of crashed ranks."""
+        said = [Outcome.from_json(read_own(path), str(path)) for path in sorted(self.folder.glob(_OUTCOMES))]
+        told = {outcome.rank for outcome in said}
+        return said + [crash for crash in crashes_in(self.folder) if crash.rank not in told]
 
     def keep_unrecorded(self, outcome: Outcome, why: str) -> None:
-        """Keep an outcome that the store did not take, and `why`; the next launch records it."""
+        """Save an outcome that the store did not accept, and `why`; the next launch records it."""
         _write(self.folder / _UNRECORDED, json.dumps({"outcome": outcome.to_json(), "why": why}))
 
     def unrecorded(self) -> tuple[Outcome, str] | None:
-        """Return what `keep_unrecorded` has written; None if it was never called."""
+        """Return the outcome of `keep_unrecorded`; None if it was never called."""
         if (kept := self._read(_UNRECORDED, outcome=str, why=str)) is None:
             return None
         return Outcome.from_json(kept["outcome"], str(self.folder / _UNRECORDED)), kept["why"]
@@ -165,13 +172,13 @@ class Session:
         except FileNotFoundError:
             return None
         if not text.isdigit() or len(text) > _DIGITS:
-            raise WorldError(f"{self.folder / 'ranks'} is not what was written: {text!r:.80} is no number of ranks")
+            raise WorldError(f"{self.folder / 'ranks'} has unexpected content: {text!r:.80} is no number of ranks")
         return int(text)
 
     def begin_round(self, ranks: int) -> None:
-        """Remove what the ranks of the last round have written: the world has `ranks` new ones."""
+        """Remove the files of the last round's ranks: the world has `ranks` new ones."""
         _write(self.folder / "ranks", str(ranks))
-        for pattern in (_OUTCOMES, "heartbeat-rank-*"):
+        for pattern in (_OUTCOMES, "heartbeat-rank-*", CRASHES):
             for path in self.folder.glob(pattern):
                 path.unlink()
 

@@ -44,7 +44,7 @@ class LastingOutput:
             return len(text)
 
     def flush(self) -> None:
-        """Have written what was kept back."""
+        """Write the lines that were kept back."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -61,12 +61,12 @@ class LastingOutput:
     def _give_up(self, error: OSError) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         if not isinstance(error, BrokenPipeError):
-            why = f"standard output takes no more ({error.strerror}): what else it would show is left out\n"
+            why = f"standard output takes no more ({error.strerror}): further output is dropped\n"
             os.write(2, why.encode())
 
 
 class TerminalView:
-    """Shows what a world prints and how far it is; the bar only on a terminal.
+    """Shows a world's output and progress; the bar only on a terminal.
 
     Pass `line` and `event` to `launch`.
 

@@ -11,12 +11,13 @@
     best/  last/                      weights alone, committed in the same way
         000000001200-g000003/         model.safetensors, model.json, manifest.json
 
+beat             signs of life of the process that trains a run, for processes on other machines
 buffer_pool      reusable host memory that snapshots are copied into
 catalog          which snapshots and weights of a run count
 committer        every rank writes its files, then rank 0 commits them with a manifest
 forks            makes forks of a run, and pins the snapshots that they need
 holder           the process on this machine that advances a run now
-inspection       everything in a run's store, and what is wrong with it
+inspection       everything in a run's store, and its faults
 lease            which generation of a run may write
 lineage          which generations of a run count, and how far
 metric_rows      the metric log in snapshots: rows as CSV, and the rows of removed snapshots
@@ -24,12 +25,11 @@ parent           the parent of a fork: its snapshots, weights and metric rows ar
 position         where in a run a snapshot stands, and the names of its folder and files
 reader           one rank's tree out of a snapshot, and the weights of a run
 repair           restores damaged parts of a run from intact ones
-retention        how many snapshots stay, and which weights they need
 row_times        when the steps of a run were done
-schedule         when a snapshot is due
+schedule         when a snapshot is due, and which snapshots stay
 state_copy       copies a rank's state into memory that is written while training continues
 weights          the best and the last weights of a run: which count, and their facts
-weights_rebuild  weights made anew from a snapshot that holds the same state
+weights_rebuild  rebuilds weights from a snapshot that holds the same state
 writer           training copies its state and continues, a thread writes and commits the copy
 
 Tests: tests/unit/snapshots, tests/faults/test_commit_calls.py, tests/faults/test_repair.py

@@ -74,15 +74,16 @@ class BufferPool:
             warned_s = 0.0
             while not self._changed.wait_for(lambda: self._free, timeout=LONG_WAIT_S):
                 waited_s = time.monotonic() - began
-                self._on_wait(waited_s, "training waits for the snapshot before to be written")
+                self._on_wait(waited_s, "training waits for the previous snapshot to be written")
                 if waited_s - warned_s >= WARN_EVERY_S:
                     warned_s = waited_s
-                    log.warning("training has waited %.0f s for the snapshot before to be written", waited_s)
+                    log.warning("training has waited %.0f s for the previous snapshot to be written", waited_s)
             buffer = self._free.pop()
         waited_s = time.monotonic() - began
         if waited_s > LONG_WAIT_S:
             log.warning(
-                "training waited %.1f s for a snapshot to be written: they are taken faster than the store takes them. "
+                "training waited %.1f s for a snapshot to be written: they are taken faster than the store can write "
+                "them. "
                 "Take them less often (snapshots.every_steps, every_seconds or overhead).",
                 waited_s,
             )

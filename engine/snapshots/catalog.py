@@ -8,8 +8,9 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError, SnapshotMissing, SnapshotUnreadable
@@ -37,7 +38,7 @@ __all__ = [
     "snapshot_name",
 ]
 
-FORMAT = 2  #: raised whenever the files of a snapshot change their meaning
+FORMAT = 3  #: raised whenever the files of a snapshot change their meaning
 SNAPSHOTS, MANIFEST, ROWS = "snapshots", "manifest.json", "metrics.csv"
 #: the folders of weights in that of a run
 WEIGHTS = ("best", "last")
@@ -128,7 +129,7 @@ class Catalog:
         """Return the snapshot called `name`, by its manifest; None if it was never committed.
 
         Raises:
-            SnapshotDamaged: its manifest is not what was written, or is of another snapshot.
+            SnapshotDamaged: its manifest has unexpected content, or is of another snapshot.
             SnapshotError: its format is another one.
         """
         return self._open(name, Lineage.of(self._store))
@@ -137,7 +138,7 @@ class Catalog:
         """Return the newest snapshot that counts, by its manifest; None if there is none.
 
         Raises:
-            SnapshotDamaged: that manifest, or a lease of the run, is not what was written.
+            SnapshotDamaged: that manifest, or a lease of the run, has unexpected content.
         """
         lineage = Lineage.of(self._store)
         while names := [name for name, files in self._folders(lineage).items() if _counts(files)]:
@@ -154,8 +155,11 @@ class Catalog:
         """Return whether `name` was committed, also if it was set aside or is damaged."""
         return MANIFEST in self._folders().get(name, set())
 
-    def newest_good(self) -> Snapshot | None:
+    def newest_good(self, verify: Callable[[Snapshot], None] | None = None) -> Snapshot | None:
         """Return the newest snapshot with verified bytes; set damaged ones aside with a warning.
+
+        Args:
+            verify: called instead of the method `verify`, and raises as that does.
 
         Raises:
             SnapshotUnreadable: no snapshot is good, and some cannot be read: it is unknown whether they are damaged.
@@ -166,7 +170,7 @@ class Catalog:
         good = None
         for name, files in reversed(self._folders(lineage).items()):
             try:
-                if good := self._verified(name, files, lineage):
+                if good := self._verified(name, files, lineage, verify or self.verify):
                     break
             except SnapshotUnreadable as error:
                 unreadable[name] = error
@@ -178,7 +182,9 @@ class Catalog:
             self.set_aside_with_warning(name, str(reason))
         return good
 
-    def _verified(self, name: str, files: Collection[str], lineage: Lineage) -> Snapshot | None:
+    def _verified(
+        self, name: str, files: Collection[str], lineage: Lineage, verify: Callable[[Snapshot], None]
+    ) -> Snapshot | None:
         """Return the snapshot in the folder `name` if it was committed and is whole."""
         if "" in files and parse_name(name):
             self._ensure_folder(name)
@@ -186,7 +192,7 @@ class Catalog:
             return None
         try:
             if (snapshot := self._open(name, lineage)) is not None:
-                self.verify(snapshot)
+                verify(snapshot)
             return snapshot
         except SnapshotMissing:
             return None  # pruned while it was read
@@ -197,16 +203,17 @@ class Catalog:
         with contextlib.suppress(FileNotFoundError), self._store.reading(path):
             self._store.list(path)
             self._store.size(path)
-            raise SnapshotUnreadable(f"{self._store.url}/{path} cannot be read: it is no folder")
+            raise SnapshotUnreadable(f"{self._store.url}/{path} cannot be read: it is a file, not a folder")
 
-    def verify(self, snapshot: Snapshot) -> None:
-        """Read every file of `snapshot` and compare it with the manifest.
+    def verify(self, snapshot: Snapshot, *, sizes_only: bool = False) -> None:
+        """Read every file of `snapshot`, or its size alone, and compare it with the manifest.
 
         Raises:
             SnapshotDamaged: a file is missing or differs; it is named with both values.
             SnapshotMissing: the snapshot is gone: pruned meanwhile.
         """
-        verify_files(self._store, f"{snapshot.path}/{MANIFEST}", snapshot.manifest["files"])
+        manifest = f"{snapshot.path}/{MANIFEST}"
+        verify_files(self._store, manifest, snapshot.manifest["files"], sizes_only=sizes_only)
 
     def set_aside_with_warning(self, name: str, reason: str) -> None:
         """Set a snapshot aside with a warning, since no run can resume from it."""
@@ -241,17 +248,25 @@ class Catalog:
         # The manifest goes first: a kill in between leaves a snapshot that never happened, not a damaged one.
         self._store.remove_known(snapshot.path, [MANIFEST], [*snapshot.manifest["files"]])
 
-    def sweep(self, last: Snapshot) -> None:
+    def sweep(self, last: Snapshot, pinned: Collection[str] = ()) -> None:
         """Remove uncommitted folders before `last`, left by a kill or by an older generation.
 
-        Weights go also if they were committed by a generation that was superseded before.
+        It also removes weights that a superseded generation committed. It keeps those that forks of the `pinned`
+        snapshots need.
         """
-        folders, lineage = self._folders(), Lineage.of(self._store)
+        folders, lineages = self._folders(), list[Lineage]()
+        if self._folder != SNAPSHOTS:
+            lineages.append(Lineage.of(self._store))
+            try:
+                lineages += [Lineage.up_to(self._store, name) for name in pinned]
+            except SnapshotDamaged:  # a lease that tells which weights a fork needs: none go
+                return
         for name in sorted({*folders, *self._store.unfinished(self._folder)}):
             parsed = parse_name(name)
             if parsed is None or parsed[1] > last.generation:
                 continue
-            if self._folder != SNAPSHOTS and not lineage.holds(name) and _ASIDE not in folders.get(name, set()):
+            is_held = _ASIDE in folders.get(name, set()) or any(lineage.holds(name) for lineage in lineages)
+            if self._folder != SNAPSHOTS and not is_held:
                 self._store.remove(f"{self._folder}/{name}")
                 continue
             if name >= last.name or {MANIFEST, _ASIDE} & folders.get(name, set()):
@@ -308,7 +323,7 @@ class Catalog:
         expected = inherited_run_id(self._store, f"{self._folder}/{name}") or lineage.run_id
         if expected and manifest.get("run_id") != expected:
             run, run_id = manifest.get("run"), manifest.get("run_id")
-            raise _Foreign(f"{where} is of another run: {run!r} ({run_id}), this run is {expected}")
+            raise _Foreign(f"{where} belongs to another run: {run!r} ({run_id}), this run is {expected}")
         if parsed != of:
             raise _Foreign(f"{where} is the manifest of snapshot {snapshot_name(*of)}, not of {name}")
         if self._folder == SNAPSHOTS and ROWS not in manifest["files"]:
@@ -320,7 +335,7 @@ def copied_weights(store: Store, path: str) -> Snapshot | None:
     """Return the weights in the folder `path`, also outside of runs; None without a manifest.
 
     Raises:
-        SnapshotDamaged: the manifest is not what was written.
+        SnapshotDamaged: the manifest has unexpected content.
         SnapshotError: its format is another one.
     """
     where = f"{store.url}/{path}/{MANIFEST}"
@@ -373,7 +388,7 @@ class SnapshotCatalog(Catalog):
             faults: gets messages on why segments are not among them.
 
         Raises:
-            SnapshotDamaged: a segment is not what was written, and `faults` is None.
+            SnapshotDamaged: a segment has unexpected content, and `faults` is None.
         """
         return [*self.segments(faults).values()]
 
@@ -396,7 +411,7 @@ class SnapshotCatalog(Catalog):
             except SnapshotDamaged as error:
                 damages.append(str(error))
         if faults is None and damages:
-            raise SnapshotDamaged(f"{damages[0]}: the metric log would have a hole")
+            raise SnapshotDamaged(f"{damages[0]}: the metric log would have a gap")
         if faults is not None:
             faults += damages
         return {name: segments[name] for name in sorted(segments) if name <= end}
@@ -448,8 +463,10 @@ class SnapshotCatalog(Catalog):
                 log.warning("snapshot %s is set aside: %s", name, error)
                 self.set_aside(name, str(error))
 
-    def prune(self, keep: int, also: Collection[str] = ()) -> list[str]:
-        """Remove valid snapshots except the newest `keep` and those in `also`; return the removed.
+    def prune(
+        self, keep: int, also: Collection[str] = (), pins: Callable[[], Collection[str]] = tuple[str]
+    ) -> list[str]:
+        """Remove valid snapshots except the newest `keep`, `also` and `pins`; return the removed.
 
         Their metric rows move to a file of their own first. Uncommitted folders are swept as well, once no attempt can
         commit them; snapshots that were set aside stay, and so do those of a parent.
@@ -457,27 +474,53 @@ class SnapshotCatalog(Catalog):
         committed = self.snapshots()
         older = committed[: max(0, len(committed) - keep)]
         old = [one for one in older if one.name not in also and not inherits(self._store, one.path)]
-        for snapshot in old:
-            self.remove(snapshot)
+        removed = self.remove(*old, pins=pins)
         if committed:
             self.sweep(committed[-1])
-        return [snapshot.name for snapshot in old]
+        return [snapshot.name for snapshot in removed]
 
-    def remove(self, snapshot: Snapshot, rows: str | None = None) -> None:
-        """Remove `snapshot`; its metric rows move to a file of their own first.
+    def remove(
+        self,
+        *snapshots: Snapshot,
+        rows: Mapping[str, str] = MappingProxyType({}),
+        pins: Callable[[], Collection[str]] = tuple[str],
+    ) -> list[Snapshot]:
+        """Remove snapshots, but those that forks have pinned; return the removed.
 
-        They are read now unless given.
+        Their metric rows move to files of their own first, which tells forks that a snapshot is about to go. Pins are
+        read after that: a fork writes its pin before it looks for that file, so one of the two sees the other. A
+        snapshot with damaged rows is set aside instead.
 
-        One whose rows are damaged is set aside instead.
+        Args:
+            snapshots: to remove.
+            rows: of the metric log, by the name of their snapshot; others are read.
+            pins: returns the names of the snapshots that forks start from.
         """
+        segments = self._metric_segments
+        announced = {one.name: file for one in snapshots if (file := self._announce(one, rows.get(one.name)))}
+        pinned = pins() if announced else ()
+        for snapshot in snapshots:
+            if snapshot.name in pinned and snapshot.name in announced:
+                segments.take_back(announced[snapshot.name])
+            elif snapshot.name in announced:
+                self.discard(snapshot)
+        if announced:
+            segments.fold()
+        return [one for one in snapshots if one.name not in pinned or one.name not in announced]
+
+    def _announce(self, snapshot: Snapshot, rows: str | None) -> str:
+        """Write the rows of a snapshot to a file, and return its name; "" if they are damaged."""
         try:
             rows = self._rows_of(snapshot) if rows is None else rows
         except SnapshotDamaged as error:
             log.warning("snapshot %s is set aside instead of removed: %s", snapshot.name, error)
             self.set_aside(snapshot.name, str(error))
-            return
-        self._metric_segments.add(snapshot.name, rows)
-        self.discard(snapshot)
+            return ""
+        return self._metric_segments.write(snapshot.name, rows)
+
+    def is_about_to_go(self, snapshot: Snapshot) -> bool:
+        """Return whether the removal of `snapshot` has started, or was interrupted by a kill."""
+        return self._metric_segments.has(snapshot.name)
 
     def _rows_of(self, snapshot: Snapshot) -> str:
         path = f"{snapshot.path}/{ROWS}"

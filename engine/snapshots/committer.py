@@ -4,10 +4,10 @@ Snapshots and weights are committed in the same way. No reader sees them before 
 manifest only after every rank has reported durable files. An error of one rank is raised on all of them.
 """
 
-import json
+import base64
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from midstride.engine.snapshots.catalog import FORMAT, MANIFEST, ROWS, SNAPSHOTS
 from midstride.engine.snapshots.lease import Lease, ensure_newest, newest
 from midstride.engine.snapshots.position import Position, file_stem, snapshot_name
 from midstride.engine.snapshots.state_copy import StateCopy
-from midstride.engine.storage.checksums import FileDigest, decode_document, digest_of, encode_document
+from midstride.engine.state.shared_containers import json_of
+from midstride.engine.storage.checksums import BlockDigests, FileDigest, decode_document, digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
@@ -26,10 +27,6 @@ __all__ = ["Committer", "SnapshotRequest", "file_contents", "manifest_of"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-#: what is shorter is hashed before it is written, what is longer meanwhile
-_LONG_BYTES = 2**20
-_CHUNK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Committer:
         Every rank calls this in the same order.
 
         Args:
-            request: what is written.
+            request: the snapshot to write.
             before: done first on this rank; if it raises, nothing is committed on any.
 
         Raises:
@@ -125,7 +122,7 @@ class Committer:
         return snapshot_name(request.position, self._lease.generation, request.take)
 
     def _remove_uncommitted(self, folder: str) -> None:
-        """Remove the files of all ranks after a failed commit; no later attempt might do so."""
+        """Remove the files of all ranks after a failed commit, as no later attempt might."""
         if not self._world.is_first:
             return
         try:
@@ -136,6 +133,14 @@ class Committer:
                 self._store.remove(folder)
         except Exception as error:
             log.debug("the uncommitted files in %s were not removed: %s", folder, error)
+
+    def exchange(self, failed: str, value: T) -> list[T]:
+        """Return the `value` of each rank, by rank.
+
+        Raises:
+            WorldError: a rank was lost; the message begins with `failed`.
+        """
+        return self._on_all_ranks(failed, lambda: value)
 
     def close(self) -> None:
         """End the thread that computes checksums."""
@@ -188,35 +193,32 @@ class Committer:
         if self._world.is_first and self.name_of(request) in request.dropped:  # never to be read half old and half new
             self._store.remove(f"{folder}/{MANIFEST}")
         digests: dict[str, FileDigest] = {}
-        with closing(self._hashed(self._files(request, state), digests)) as files:
+        with closing(self._files(request, state, digests)) as files:
             self._store.write_all(folder, files)
         return _RankFiles(digests, state.shared)
 
-    def _files(self, request: SnapshotRequest, state: StateCopy) -> Iterator[tuple[str, bytes | memoryview]]:
-        """Yield name and content of the files of this rank."""
-        stem = file_stem(request.folder == SNAPSHOTS, self._world.rank, self._world.size)
-        tensors, document = file_contents(stem, state)
-        yield tensors
-        request.probe("snapshot_write")
-        yield document
-        if self._world.is_first and request.rows is not None:
-            yield ROWS, request.rows.encode()
-
-    def _hashed(
-        self, files: Iterable[tuple[str, bytes | memoryview]], digests: dict[str, FileDigest]
+    def _files(
+        self, request: SnapshotRequest, state: StateCopy, digests: dict[str, FileDigest]
     ) -> Generator[tuple[str, bytes | memoryview], None, None]:
-        """Yield `files`; while one is written it is hashed, and its digest is among `digests` then."""
-        for file, data in files:
-            if len(data) < _LONG_BYTES:
-                digests[file] = digest_of([data])
-                yield file, data
-                continue
-            digest = self._hasher.submit(digest_of, _chunks(data))
-            try:
-                yield file, data
-            finally:
-                digest.exception()  # the buffer is not reused while it is read
-            digests[file] = digest.result()
+        """Yield name and content of the files of this rank; their digests are among `digests` then.
+
+        The tensors are hashed while they are written.
+        """
+        stem = file_stem(request.folder == SNAPSHOTS, self._world.rank, self._world.size)
+        hashed = self._hasher.submit(_hashed, state.data)
+        try:
+            yield f"{stem}.safetensors", state.data
+        finally:
+            hashed.exception()  # the buffer is not reused while it is read
+        request.probe("snapshot_write")
+        blocks = hashed.result()
+        digests[f"{stem}.safetensors"] = blocks.of_file
+        others = {f"{stem}.json": _document(state, blocks)}
+        if self._world.is_first and request.rows is not None:
+            others[ROWS] = request.rows.encode()
+        for file, data in others.items():
+            digests[file] = digest_of([data])
+            yield file, data
 
     def _commit(self, folder: str, request: SnapshotRequest, ranks: list[_RankFiles]) -> dict[str, Any]:
         """Write the manifest on rank 0, if all files are there and no newer generation has the run."""
@@ -224,7 +226,8 @@ class Committer:
         if not self._world.is_first:
             return {}
         files = {file: digest for rank in ranks for file, digest in rank.files.items()}
-        self._check(folder, ranks, files)
+        if len(ranks) > 1:  # a rank alone was told by the store
+            self._check(folder, ranks, files)
         manifest = manifest_of(self._run, self._lease, request.position, self._world.size, files, request.facts)
         ensure_newest(self._store, self._lease, is_read=True)
         for old in request.dropped:  # it may be there all the same, if only the answer to its manifest was lost
@@ -273,13 +276,20 @@ def manifest_of(
 
 def file_contents(stem: str, state: StateCopy) -> list[tuple[str, bytes | memoryview]]:
     """Return name and content of the two files of one rank: tensors, and everything else."""
-    document = {"format": FORMAT, "elsewhere": state.stored_by_rank, "tree": state.document}
-    return [
-        (f"{stem}.safetensors", state.data),
-        (f"{stem}.json", json.dumps(document, allow_nan=False).encode()),
-    ]
+    return [(f"{stem}.safetensors", state.data), (f"{stem}.json", _document(state, _hashed(state.data)))]
 
 
-def _chunks(data: bytes | memoryview) -> Iterator[memoryview]:
-    whole = memoryview(data)
-    return (whole[start : start + _CHUNK_BYTES] for start in range(0, len(whole), _CHUNK_BYTES))
+def _document(state: StateCopy, blocks: BlockDigests) -> bytes:
+    document = {
+        "format": FORMAT,
+        "elsewhere": state.stored_by_rank,
+        "blocks": base64.b64encode(blocks.table).decode(),
+        "tree": state.document,
+    }
+    return json_of(document)
+
+
+def _hashed(data: memoryview) -> BlockDigests:
+    blocks = BlockDigests()
+    blocks.update(data)
+    return blocks

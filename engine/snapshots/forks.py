@@ -1,28 +1,35 @@
 """Forks of a run: made without a copy, and pins that keep their snapshots. No torch.
 
-    <url>/_forks/<parent>/<checksum>.json   names a fork and its snapshot, so that pruning the parent leaves it
+    <url>/_forks/<parent>/<number>.json   names a fork and its snapshot, so that pruning the parent leaves it
 
-Pins lie beside the runs: the folder of the parent does not change.
+Pins lie beside the runs: the folder of the parent does not change. Pruning announces what it removes, then reads the
+pins; a fork writes its pin, then looks for announcements. So no fork is left without its snapshot.
 """
 
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from uuid import uuid4
 
-from midstride.engine.errors import SnapshotDamaged, SnapshotMissing, UserError
+from midstride.engine.errors import EngineError, SnapshotDamaged, SnapshotMissing, UserError
 from midstride.engine.snapshots.catalog import MANIFEST, Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.lease import ancestry, read_lease
-from midstride.engine.snapshots.parent import PARENT, ForkedStore, Parent
-from midstride.engine.storage.checksums import digest_of, encode_document
+from midstride.engine.snapshots.lineage import Lineage
+from midstride.engine.snapshots.parent import NO_CHANGES, PARENT, Changes, ForkedStore, Parent, read_parent
+from midstride.engine.storage.checksums import NUMBER, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.verification import read_document, verify_files
 
-__all__ = ["FOLDER", "fork", "pinned", "snapshot_at", "snapshot_before"]
+__all__ = ["FOLDER", "Pins", "fork", "snapshot_at", "snapshot_before"]
 
 log = logging.getLogger(__name__)
 
 #: beside the runs of a store; no run can have this name
 FOLDER = "_forks"
+#: so long a pin counts before its fork exists
+_PIN_S = 3600.0
+#: so old the answer of a fork that it exists may be
+_KNOWN_S = 60.0
 
 
 def snapshot_at(store: Store, step: int | None = None) -> Snapshot:
@@ -62,7 +69,7 @@ def snapshot_before(store: Store, step: int) -> Snapshot:
 
 
 def fork(
-    source: Store, snapshot: Snapshot, target: Store, settings: Sequence[str] = (), *, is_temporary: bool = False
+    source: Store, snapshot: Snapshot, target: Store, changes: Changes = NO_CHANGES, *, is_temporary: bool = False
 ) -> Parent:
     """Make the empty folder `target` a fork of the run in `source`; nothing is copied.
 
@@ -70,27 +77,65 @@ def fork(
         source: the parent, as `open_run` returns it.
         snapshot: one that counts.
         target: folder of the new run.
-        settings: changes of the job, to be shown with the fork.
-        is_temporary: write no pin: the snapshot is read at once.
+        changes: of the job, kept with the fork.
+        is_temporary: write no pin, and leave the check of the files to the fit that reads them at once.
 
     Raises:
         UserError: `target` exists.
-        SnapshotMissing: `snapshot` was pruned meanwhile.
+        SnapshotMissing: `snapshot` was pruned meanwhile, or a newer attempt has resumed from an earlier one.
         SnapshotDamaged: a file of it is missing or has another size than its manifest says.
     """
     _ensure_new(target)
+    run = source
     while isinstance(source, ForkedStore) and source.inherits(snapshot.path):
         source = source.origin  # the run that has the files
     lineage = (snapshot.name, *ancestry(source, read_lease(source, snapshot.generation)))
     runs, _, name = source.url.rpartition("/")
     url = f"../{name}" if target.url.rpartition("/")[0] == runs else source.url
-    parent = Parent(url, snapshot.manifest["run_id"], lineage, tuple(settings))
+    parent = Parent(url, snapshot.manifest["run_id"], lineage, changes)
+    pins = None if is_temporary else _pins(source)
+    if pins is not None:
+        _create_pinned(pins, source, snapshot, target, parent, run)
+        return parent
     if not is_temporary:
-        _pin(source, snapshot, target)
-    verify_files(source, f"{snapshot.path}/{MANIFEST}", snapshot.manifest["files"], sizes_only=True)
+        _ensure_whole(source, snapshot)
+        log.warning("%s is not in a folder: pruning it can remove %s, which the fork needs", source.url, snapshot.name)
+    _create(target, parent)
+    return parent
+
+
+def _create(target: Store, parent: Parent) -> None:
     if not target.create(PARENT, parent.encode()):
         _ensure_new(target)
-    return parent
+
+
+def _create_pinned(pins: Store, source: Store, snapshot: Snapshot, target: Store, parent: Parent, run: Store) -> None:
+    """Make a fork of `run`, and pin its snapshot, which lies in `source`; raises as `fork`."""
+    made, file = time.time(), f"{uuid4().hex}.json"
+    pin = {"url": target.url, "snapshot": snapshot.name}
+    pins.write(file, encode_document({**pin, "made": made}))
+    try:
+        _ensure_whole(source, snapshot)
+        if SnapshotCatalog(source).is_about_to_go(snapshot):
+            raise SnapshotMissing(
+                f"{source.url} is removing its snapshot {snapshot.name}, or was killed while it did: fork another step"
+            )
+        if not Lineage.of(run).holds(snapshot.name):  # its weights may be gone
+            raise SnapshotMissing(
+                f"{run.url} has resumed from a snapshot before {snapshot.name} meanwhile: fork another step"
+            )
+    except EngineError:
+        pins.remove(file)
+        raise
+    _create(target, parent)
+    if time.time() - made > _PIN_S / 2:
+        target.remove(PARENT)
+        raise SnapshotMissing(f"{target.url} took too long to fork. Fork again")
+    pins.write(file, encode_document({**pin, "made": 0.0}))
+
+
+def _ensure_whole(source: Store, snapshot: Snapshot) -> None:
+    verify_files(source, f"{snapshot.path}/{MANIFEST}", snapshot.manifest["files"], sizes_only=True)
 
 
 def _ensure_new(target: Store) -> None:
@@ -106,24 +151,51 @@ def _pins(store: Store) -> Store | None:
     return Store.open(runs or "/", store.options).at(f"{FOLDER}/{name}")
 
 
-def _pin(source: Store, snapshot: Snapshot, target: Store) -> None:
-    document = encode_document({"url": target.url, "snapshot": snapshot.name})
-    pins = _pins(source)
-    if pins is None:
-        log.warning("%s lies in no folder: pruning it does not know that the fork needs %s", source.url, snapshot.name)
-    else:
-        pins.write(f"{digest_of([target.url.encode()])['xxh3_128']}.json", document)
+class Pins:
+    """The pins of a run's snapshots.
 
+    A pin counts while its fork exists, and for an hour if the fork is in the making.
 
-def pinned(store: Store) -> dict[str, list[str]]:
-    """Return the snapshots of a run that forks start from, each with the URLs of the forks."""
-    found: dict[str, list[str]] = defaultdict(list)
-    pins = _pins(store)
-    for file in pins.list() if pins is not None else ():
+    Args:
+        store: of the run.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._pins = store, _pins(store)
+        self._documents: dict[str, tuple[str, str, float]] = {}  # file -> URL, snapshot, when it was begun
+        self._asked: dict[str, float] = {}  # file -> when the fork was there
+        self.known: dict[str, list[str]] = {}  #: as of the last reading
+
+    def read(self) -> dict[str, list[str]]:
+        """Return the snapshots that forks start from, each with the URLs of the forks."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for file in self._pins.list() if self._pins is not None else ():
+            try:
+                url, snapshot, _ = self._document(file)
+                if self._counts(file):
+                    found[snapshot].append(url)
+            except (FileNotFoundError, SnapshotDamaged) as error:
+                log.warning("that fork keeps no snapshot: %s", error)
+        self.known = dict(found)
+        return self.known
+
+    def _document(self, file: str) -> tuple[str, str, float]:
+        if file not in self._documents and self._pins is not None:
+            document = read_document(self._pins, file, url=str, snapshot=str, made=NUMBER)
+            self._documents[file] = document["url"], document["snapshot"], document["made"]
+        return self._documents[file]
+
+    def _counts(self, file: str) -> bool:
+        """Return whether a pin's fork exists, or may still be in the making."""
+        (url, snapshot, made), now = self._documents[file], time.monotonic()
+        if now - self._asked.get(file, -_KNOWN_S) < _KNOWN_S:
+            return True
         try:
-            document = read_document(pins, file, url=str, snapshot=str) if pins is not None else {}
-            if Store.open(document["url"], store.options).exists(PARENT):  # else the fork was removed
-                found[document["snapshot"]].append(document["url"])
-        except (FileNotFoundError, SnapshotDamaged) as error:
-            log.warning("that fork keeps no snapshot: %s", error)
-    return dict(found)
+            parent = read_parent(Store.open(url, self._store.options))
+        except SnapshotDamaged:
+            return True  # which one it needs is unknown
+        if parent is None:
+            return abs(time.time() - made) < _PIN_S
+        if parent.snapshot == snapshot:
+            self._asked[file] = now
+        return parent.snapshot == snapshot

@@ -2,7 +2,7 @@
 
 A lease names the process that took it. It holds the run while it trains: under a launcher as long as the launcher
 lives, else until the fit ends. A suspended process holds nothing, and one of another machine cannot be seen from here:
-both lose the run to the next attempt. Launchers on other machines give signs of life: see `launch/beat.py`.
+both lose the run to the next attempt. Processes on other machines give signs of life: see `beat.py`.
 """
 
 import os
@@ -40,7 +40,7 @@ class Holder:
 
 
 def holder_facts() -> dict[str, Any]:
-    """Return what a lease says of its holder beside the identity of its process."""
+    """Return a lease's entries on its holder, except the identity of its process."""
     session = Session.from_environment()
     return {_SESSION: str(session.folder)} if session else {}
 

@@ -1,4 +1,4 @@
-"""Inspection: everything in the store of a run, and what is wrong with it. Needs no torch."""
+"""Inspection: everything in the store of a run, and its faults. Needs no torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ class Finding:
 
     Args:
         name: a snapshot's, or "lease", "metrics", "best", "last".
-        state: what it is worth; "not committed" never happened, "superseded" is of a generation that lost its run.
+        state: whether it counts; "not committed" never happened, "superseded" is of a generation that lost its run.
         reason: why it is damaged or was set aside.
         snapshot: if it could be opened.
     """
@@ -54,7 +54,7 @@ class Finding:
 
 
 def inspect_run(store: Store, *, read: bool = False) -> list[Finding]:
-    """Return what lies in the run in `store`, snapshots first, in the order of their positions.
+    """Return the contents of the run in `store`, snapshots first, by position.
 
     Args:
         store: of the run.
@@ -76,7 +76,7 @@ def inspect_run(store: Store, *, read: bool = False) -> list[Finding]:
             missing = missing_weights(store, snapshot).values()
             findings += [Finding("weights", "damaged", fault) for fault in missing]
             if fault := last_is_missing(store, snapshot):
-                findings.append(Finding("last", "damaged", f"{fault}; `midstride snapshots repair` writes them anew"))
+                findings.append(Finding("last", "damaged", f"{fault}; `midstride snapshots repair` rebuilds them"))
         for folder in WEIGHTS:
             findings += _damages(folder, lambda folder=folder: _verify_weights(store, folder))  # type: ignore[misc]
     return findings

@@ -58,7 +58,7 @@ _KINDS: dict[str, Kind] = {
 #: a generation whose number is a multiple of this has its whole lineage in its lease, and so has the one after it
 BLOCK = 64
 #: where a lease is damaged or gone
-WAYS_OUT = "`midstride snapshots repair` makes it anew from the manifests; or start over under another run name."
+WAYS_OUT = "`midstride snapshots repair` rebuilds it from the manifests; or start over under another run name."
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def newest_process(store: Store) -> tuple[dict[str, Any], float] | None:
     The lease that a fork inherits tells of a process that advances the parent, so it does not count.
 
     Raises:
-        SnapshotDamaged: it is not what was written.
+        SnapshotDamaged: it has unexpected content.
     """
     for generation in generations(store)[-1:]:
         if not inherits(store, lease_path(generation)):
@@ -137,7 +137,7 @@ def ancestry(store: Store, lease: Lease) -> Iterator[str]:
     """Yield the name of the snapshot from which `lease` resumed, then of that one's origin, etc.
 
     Raises:
-        SnapshotDamaged: a lease on the way is missing or not what was written.
+        SnapshotDamaged: a lease on the way is missing or has unexpected content.
     """
     generation = lease.generation
     while lease.resumed_from is not None:
@@ -211,8 +211,8 @@ def _write_again(store: Store, lease: Lease) -> None:
     path = lease_path(lease.generation)
     if store.create(path, lease_document(lease, {})):
         log.warning(
-            "%s/%s was removed while this world trained, and is written again. If the whole folder was removed, what "
-            "older worlds wrote there is gone",
+            "%s/%s was removed during training, and is written again. If the whole folder was removed, the files of "
+            "earlier attempts are lost",
             store.url,
             path,
         )
@@ -222,7 +222,7 @@ def read_lease(store: Store, generation: int) -> Lease:
     """Return the lease of one generation.
 
     Raises:
-        SnapshotDamaged: it is missing or not what was written, so which snapshots count is unknown.
+        SnapshotDamaged: it is missing or has unexpected content, so which snapshots count is unknown.
     """
     document = _lease_at(store, generation)
     return Lease(generation, document["resumed_from"], document["run_id"], tuple(document["ancestors"]))

@@ -7,7 +7,7 @@ resumed from; and so on, back to the first. What a stale world commits later com
 from dataclasses import dataclass, field
 
 from midstride.engine.errors import SnapshotDamaged
-from midstride.engine.snapshots.lease import WAYS_OUT, Lease, ancestry, lease_path, newest
+from midstride.engine.snapshots.lease import WAYS_OUT, Lease, ancestry, lease_path, newest, read_lease
 from midstride.engine.snapshots.position import Position, parse_name
 from midstride.engine.storage.store import Store
 
@@ -31,7 +31,7 @@ class Lineage:
         """Follow the leases of the run in `store` from the newest one back.
 
         Raises:
-            SnapshotDamaged: a lease is missing or not what was written, so which snapshots count is unknown.
+            SnapshotDamaged: a lease is missing or has unexpected content, so which snapshots count is unknown.
         """
         lease = newest(store)
         while late := _committed_after(store, lease):
@@ -43,6 +43,20 @@ class Lineage:
             return cls()
         parsed = (parse_name(name) for name in ancestry(store, lease))
         return cls(lease.run_id, {lease.generation: None, **{one[1]: one[0] for one in parsed if one}})
+
+    @classmethod
+    def up_to(cls, store: Store, name: str) -> "Lineage":
+        """Follow the leases from that of the snapshot `name` back, as a fork of it does.
+
+        Raises:
+            SnapshotDamaged: a lease is missing or has unexpected content.
+        """
+        parsed = parse_name(name)
+        if parsed is None:
+            return cls()
+        lease = read_lease(store, parsed[1])
+        before = (parse_name(one) for one in ancestry(store, lease))
+        return cls(lease.run_id, {one[1]: one[0] for one in (parsed, *before) if one})
 
     def holds(self, name: str) -> bool:
         """Whether the snapshot called `name` would count if it were committed."""

@@ -1,7 +1,7 @@
 """Metric log in snapshots: CSV segments, and those of removed snapshots. No torch.
 
-    metrics/<snapshot>.<checksum>.csv      the rows of one snapshot
-    metrics/folded-1-<snapshot>.json       the rows of many, by snapshot, with a checksum; named after the last one
+    metrics/<snapshot>.<who>.<checksum>.csv   the rows of one snapshot, which is gone or about to go
+    metrics/folded-1-<snapshot>.json          the rows of many, by snapshot, with a checksum; named after the last one
 
 The number of files stays small: 64 files of one kind are folded into one of the next.
 """
@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import uuid4
 
 from midstride.engine.errors import SnapshotDamaged
 from midstride.engine.storage.checksums import check_digest, decode_document, digest_of, encode_document
@@ -23,7 +24,7 @@ FOLDER = "metrics"
 #: so many files of one kind become one
 FOLD = 64
 _FOLDED = "folded-"
-_NAME = re.compile(r"folded-\d+-.+\.json|[^.].*\.[^.]+\.csv")
+_NAME = re.compile(r"folded-\d+-.+\.json|[^.].*\.[^.]+\.[^.]+\.csv")
 
 
 def join_segments(segments: Iterable[str]) -> str:
@@ -67,22 +68,40 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
 class MetricSegments:
     """The rows of pruned snapshots.
 
+    Each object writes files of its own, so it takes back none of another's.
+
     Args:
         store: of the run.
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store.at(FOLDER)
+        self._store, self._who = store.at(FOLDER), uuid4().hex[:8]
         self._single: int | None = None  # files that hold the rows of one snapshot; None: not counted yet
 
     def add(self, snapshot: str, rows: str) -> None:
         """Keep the rows of one more snapshot."""
+        self.write(snapshot, rows)
+        self.fold()
+
+    def write(self, snapshot: str, rows: str) -> str:
+        """Write the rows of one more snapshot, and return the name of their file."""
         data = rows.encode()
-        self._store.write(f"{snapshot}.{digest_of([data])['xxh3_128']}.csv", data)
-        if self._single is None or self._single + 1 >= FOLD:
-            self._single = self._fold()
-        else:
-            self._single += 1
+        file = f"{snapshot}.{self._who}.{digest_of([data])['xxh3_128']}.csv"
+        self._store.write(file, data)
+        self._single = None if self._single is None else self._single + 1
+        return file
+
+    def take_back(self, file: str) -> None:
+        """Remove a file that `write` has written."""
+        self._store.remove(file)
+        self._single = None if self._single is None else self._single - 1
+
+    def has(self, snapshot: str) -> bool:
+        """Return whether the rows of a snapshot are among these."""
+        files = [file for file in self._files() if _last_of(file) >= snapshot]
+        if any(not file.startswith(_FOLDED) and _last_of(file) == snapshot for file in files):
+            return True
+        return snapshot in self._rows([file for file in files if file.startswith(_FOLDED)])[0]
 
     def read(self, after: str = "") -> tuple[dict[str, str], list[str]]:
         """Return the rows by name of their snapshot, and messages on damaged files.
@@ -116,9 +135,14 @@ class MetricSegments:
         if file.startswith(_FOLDED):
             rows: dict[str, str] = decode_document(data, where, rows=dict)["rows"]
             return rows
-        name, _, digest = file.removesuffix(".csv").rpartition(".")
+        name, _, digest = file.removesuffix(".csv").rsplit(".", 2)
         check_digest(where, {"bytes": len(data), "xxh3_128": digest}, digest_of([data]))
         return {name: data.decode()}
+
+    def fold(self) -> None:
+        """Make one file of many where they are enough."""
+        if self._single is None or self._single >= FOLD:
+            self._single = self._fold()
 
     def _fold(self) -> int:
         """Make one of many where they are enough; return how many single ones are left."""
@@ -144,7 +168,7 @@ def _last_of(file: str) -> str:
     """Return the name of the last snapshot whose rows are in `file`."""
     if file.startswith(_FOLDED):
         return file.removeprefix(_FOLDED).partition("-")[2].removesuffix(".json")
-    return file.removesuffix(".csv").rpartition(".")[0]
+    return file.removesuffix(".csv").rsplit(".", 2)[0]
 
 
 def _level(file: str) -> int:

@@ -2,11 +2,12 @@
 
     <url>/<fork>/parent.json   the parent, and the snapshot that the fork starts from
 
-Nothing is copied, and nothing is written to the parent's folder: what a fork writes lies in its own.
+Nothing is copied, and nothing is written to the parent's folder: a fork writes into its own.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
 from midstride.engine.formatting import url_name
@@ -14,12 +15,43 @@ from midstride.engine.snapshots.position import Position, lease_name, parse_name
 from midstride.engine.storage.checksums import Kind, decode_document, encode_document
 from midstride.engine.storage.store import Store, StoreOptions
 
-__all__ = ["PARENT", "ForkedStore", "Parent", "inherited_run_id", "inherits", "open_run", "parent_of", "with_parent"]
+__all__ = [
+    "NO_CHANGES",
+    "PARENT",
+    "Changes",
+    "ForkedStore",
+    "Parent",
+    "inherited_run_id",
+    "inherits",
+    "open_run",
+    "parent_of",
+    "read_parent",
+    "with_parent",
+]
 
 PARENT = "parent.json"
 _FOLDERS, _LEASE = ("snapshots", "best", "last"), "lease"
-_KINDS: dict[str, Kind] = {"url": str, "run_id": str, "lineage": list, "settings": list}
+_KINDS: dict[str, Kind] = {"url": str, "run_id": str, "lineage": list, "changes": dict}
+_CHANGES: dict[str, Kind] = {"settings": list, "values": dict, "accepted": list}
 _DEEPEST = 100  #: forks of forks
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of the job that were made with a fork.
+
+    Args:
+        settings: as they were given, such as "trainer.max_epochs=20".
+        values: key of the job -> its value before and after, as JSON values; with those of a parent that is a fork.
+        accepted: parts of the run's identity that they change.
+    """
+
+    settings: tuple[str, ...] = ()
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    accepted: tuple[str, ...] = ()
+
+
+NO_CHANGES = Changes()
 
 
 @dataclass(frozen=True)
@@ -30,13 +62,13 @@ class Parent:
         url: folder or URL of the parent; "../name" for a run beside the fork.
         run_id: tells the parent from another run in its place.
         lineage: the snapshot that the fork starts from, the one from which its attempt resumed, and so on.
-        settings: changes of the job that were given with the fork, such as "trainer.max_epochs=20".
+        changes: of the job.
     """
 
     url: str
     run_id: str
     lineage: tuple[str, ...]
-    settings: tuple[str, ...] = ()
+    changes: Changes = NO_CHANGES
 
     @property
     def run(self) -> str:
@@ -77,11 +109,11 @@ class Parent:
         return f"{fork.rpartition('/')[0]}/{self.url[3:]}" if self.url.startswith("../") else self.url
 
 
-def _read_parent(store: Store) -> Parent | None:
+def read_parent(store: Store) -> Parent | None:
     """Return the parent of the run in `store`; None if the run is no fork.
 
     Raises:
-        SnapshotDamaged: `parent.json` is not what was written.
+        SnapshotDamaged: `parent.json` has unexpected content.
     """
     with store.errors_explained("read"):
         try:
@@ -89,10 +121,13 @@ def _read_parent(store: Store) -> Parent | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
     found = decode_document(data, f"{store.url}/{PARENT}", **_KINDS)
-    lineage, settings = found["lineage"], found["settings"]
+    lineage, changes = found["lineage"], found["changes"]
     if not lineage or not all(isinstance(name, str) and parse_name(name) for name in lineage):
         raise SnapshotDamaged(f"{store.url}/{PARENT} names no snapshots: {lineage!r:.80}. Fork again")
-    return Parent(found["url"], found["run_id"], tuple(lineage), tuple(map(str, settings)))
+    if [name for name, kind in _CHANGES.items() if not isinstance(changes.get(name), kind)]:
+        raise SnapshotDamaged(f"{store.url}/{PARENT} names no changes: {changes!r:.80}. Fork again")
+    made = Changes(tuple(map(str, changes["settings"])), changes["values"], tuple(map(str, changes["accepted"])))
+    return Parent(found["url"], found["run_id"], tuple(lineage), made)
 
 
 class ForkedStore(Store):
@@ -137,8 +172,10 @@ class ForkedStore(Store):
         lease = self._lease(path)
         return self._holder(path).read(path) if lease is None else lease
 
-    def stream(self, path: str) -> Iterator[bytes | memoryview]:  # noqa: D102
-        return self._holder(path).stream(path)
+    def stream(  # noqa: D102
+        self, path: str, ranges: Sequence[tuple[int, int]] | None = None
+    ) -> Iterator[bytes | memoryview]:
+        return self._holder(path).stream(path, ranges)
 
     def size(self, path: str) -> int:  # noqa: D102
         lease = self._lease(path)
@@ -198,17 +235,17 @@ def open_run(url: str, options: StoreOptions | None = None) -> Store:
     """Return the store of the run at `url`, with the inherited files if the run is a fork.
 
     Raises:
-        SnapshotDamaged: `parent.json` is not what was written.
+        SnapshotDamaged: `parent.json` has unexpected content.
     """
     return with_parent(Store.open(url, options))
 
 
 def with_parent(store: Store, depth: int = 0) -> Store:
     """Return the run in `store`, with the inherited files if it is a fork; raises as `open_run`."""
-    if isinstance(store, ForkedStore) or (parent := _read_parent(store)) is None:
+    if isinstance(store, ForkedStore) or (parent := read_parent(store)) is None:
         return store
     if depth > _DEEPEST:
-        raise SnapshotDamaged(f"{store.url}/{PARENT}: its parents lead around in a circle. Fork again")
+        raise SnapshotDamaged(f"{store.url}/{PARENT}: its chain of parents is a circle. Fork again")
     origin = Store.open(parent.url_from(store.url), replace(store.options, lease="none"))  # it is read only
     return ForkedStore(store, with_parent(origin, depth + 1), parent)
 

@@ -1,6 +1,6 @@
 """Repair: finds and rebuilds damaged parts of a run. Needs no torch, except for weights.
 
-Leases are made from the manifests, which repeat what they say; weights from the newest good snapshot, where it holds
+Leases are made from the manifests, which repeat their content; weights from the newest good snapshot, where it holds
 them. Damaged snapshots, and other damaged weights, are set aside, so that older ones count. What of the metric log
 no copy holds is named and stays missing.
 """
@@ -21,8 +21,8 @@ from midstride.engine.storage.verification import read_document
 
 __all__ = ["Repair", "repairs"]
 
-_NO_COPY = "no snapshot and no other lease says what it had resumed from: start over under another run name"
-_OLDER = "older weights count, or none until the run goes on"
+_NO_COPY = "no snapshot and no other lease names the snapshot from which it resumed: start over under another run name"
+_OLDER = "older weights count, or none until the run resumes"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _leases(store: Store) -> Iterator[Repair]:
                 )
             continue
         origin = f"resumed from {lease.resumed_from}" if lease.resumed_from else "a fresh start"
-        yield Repair(f"{fault}; write it anew: generation {generation}, {origin}", _rewrite(store, path, lease))
+        yield Repair(f"{fault}; rebuild it: generation {generation}, {origin}", _rewrite(store, path, lease))
 
 
 def _ancestors(lease: Lease | None) -> set[int]:
@@ -158,8 +158,8 @@ def _rebuilt(store: Store, folder: str, name: str, newest: Snapshot | None, faul
             raise NotRebuilt("no good snapshot is left")
         act = rebuild(store, folder, name, newest)
     except NotRebuilt as why:
-        return Repair(f"{fault}; not made anew from a snapshot: {why}; {otherwise.message}", otherwise.act)
-    return Repair(f"{fault}; write {folder}/{name} anew from snapshot {newest.name}", act)
+        return Repair(f"{fault}; not rebuilt from a snapshot: {why}; {otherwise.message}", otherwise.act)
+    return Repair(f"{fault}; rebuild {folder}/{name} from snapshot {newest.name}", act)
 
 
 def _newest_good(store: Store) -> Snapshot | None:
@@ -198,9 +198,7 @@ def _log(store: Store) -> Iterator[Repair]:
     except FileNotFoundError:
         return
     except SnapshotUnreadable as error:
-        yield Repair(f"{error}; write it anew", lambda: store.write("metrics.csv", text))
+        yield Repair(f"{error}; write it again", lambda: store.write("metrics.csv", text))
         return
     if found not in (b"", text):
-        yield Repair(
-            "metrics.csv is not what the snapshots say; write it anew", lambda: store.write("metrics.csv", text)
-        )
+        yield Repair("metrics.csv differs from the snapshots; write it again", lambda: store.write("metrics.csv", text))

@@ -5,7 +5,6 @@ long as tensors keep their names, forms and addresses, the layout stays, and a s
 """
 
 import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +16,15 @@ from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.position import rank_stem
 from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.tensor_blocks import TensorBlocks
+from midstride.engine.state.tensor_header import tensor_header
 from midstride.engine.state.tensors import Layout, TensorRegion, copy_tensors, once
-from midstride.engine.storage.checksums import FileDigest, digest_of
+from midstride.engine.storage.checksums import BLOCK_BYTES, FileDigest, digest_of
 from midstride.engine.world import World
 
 __all__ = ["StateCopier", "StateCopy", "assign_ranks"]
 
-#: where the tensors start in a file: behind a header padded to a multiple of this
-_ALIGN_BYTES = 64
+#: no element is wider
+_WIDEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,12 @@ class _Plan:
                 mine.append(region)
             else:
                 self.stored_by_rank.setdefault(rank_stem(rank, world.size), []).append(region.name)
-        # The widest elements first: then each tensor stands at a multiple of its own width, without gaps.
-        self._mine = sorted(mine, key=lambda region: (-region.align, region.name))
+        # The widest elements first: then each tensor stands at a multiple of its own width, without gaps. Those smaller
+        # than a block come last, side by side: a rank that needs the small ones of another reads few blocks.
+        self._mine = sorted(mine, key=lambda region: (_is_small(region), -region.align, region.name))
         #: numbers of the leaves to copy, in the order of the file, and whether each is in a stretch
         self._sources = [(number, region.is_stretch) for region in self._mine for number in region.sources]
-        self._header = _header(self._mine)
+        self._header = tensor_header({one.name: (one.kind, one.shape, one.nbytes) for one in self._mine})
         self._size = len(self._header) + sum(region.nbytes for region in self._mine)
         self._views: dict[int, list[Tensor]] = {}  # first address of a buffer -> where in it each copy goes
 
@@ -125,15 +126,8 @@ class _Plan:
         return views
 
 
-def _header(regions: Sequence[TensorRegion]) -> bytes:
-    entries, start = {}, 0
-    for region in regions:
-        end = start + region.nbytes
-        entries[region.name] = {"dtype": region.kind, "shape": region.shape, "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGN_BYTES)
-    return struct.pack("<Q", len(text)) + text
+def _is_small(region: TensorRegion) -> bool:
+    return region.nbytes < BLOCK_BYTES or region.nbytes % _WIDEST_BYTES > 0
 
 
 def assign_ranks(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

@@ -1,11 +1,10 @@
-"""Weights made anew from a snapshot that holds the same state.
+"""Rebuilds weights from a snapshot that holds the same state.
 
 The end of a run is one state, in its last snapshot and in `last`. Weights in `best` can differ from a snapshot of the
 same step, since user code runs between the two: they are made anew where a file or a checksum that is left agrees.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,10 +16,10 @@ from midstride.engine.snapshots.catalog import MANIFEST, Catalog, Snapshot
 from midstride.engine.snapshots.committer import file_contents, manifest_of
 from midstride.engine.snapshots.lease import read_lease
 from midstride.engine.snapshots.position import Position, file_stem, parse_name
-from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.reader import SnapshotReader, read_whole
 from midstride.engine.snapshots.state_copy import StateCopier
 from midstride.engine.snapshots.weights import is_of_the_end
-from midstride.engine.state.row_shards import RowShard, join_rows
+from midstride.engine.state.row_shards import RowShard, no_rows, whole_tensor
 from midstride.engine.storage.checksums import FileDigest, digest_of, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
@@ -33,7 +32,7 @@ class NotRebuilt(SnapshotError):
 
 
 def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callable[[], None]:
-    """Return a function that writes the weights in `folder` called `name` anew, from `snapshot`.
+    """Return a function that rebuilds the weights `name` in `folder` from `snapshot`.
 
     Raises:
         NotRebuilt: why it cannot be done.
@@ -43,13 +42,15 @@ def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callabl
     facts = saved.manifest["facts"] if saved else snapshot.manifest["facts"]["weights_facts"].get(folder)
     if facts is None:
         raise NotRebuilt(f"snapshot {snapshot.name} names no weights in {folder}")
-    state = StateCopier(World(), lambda path: False).copy(weights_in(store, snapshot), Buffer())
-    files = file_contents(file_stem(False, 0, 1), state)
+    whole = weights_in(store, snapshot)
+    kept = facts.get("kept", whole)
+    parts = _parts({name: whole[name] for name in whole if name in kept}, store, snapshot)
+    files = [pair for rank, part in enumerate(parts) for pair in _files(part, rank, len(parts))]
     digests = {file: digest_of([data]) for file, data in files}
-    tensors = files[0][0]
-    _check_bits(store, f"{folder}/{name}/{tensors}", digests[tensors], saved)
+    for tensors in (file for file in digests if file.endswith(".safetensors")):
+        _check_bits(store, f"{folder}/{name}/{tensors}", digests[tensors], saved)
     lease = read_lease(store, generation)
-    manifest = encode_document(manifest_of(snapshot.manifest["run"], lease, position, 1, digests, facts))
+    manifest = encode_document(manifest_of(snapshot.manifest["run"], lease, position, len(parts), digests, facts))
 
     def act() -> None:
         store.remove(f"{folder}/{name}")
@@ -57,6 +58,31 @@ def rebuild(store: Store, folder: str, name: str, snapshot: Snapshot) -> Callabl
         store.write(f"{folder}/{name}/{MANIFEST}", manifest)
 
     return act
+
+
+def _parts(weights: dict[str, Any], store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Return the part of the whole `weights` that each rank wrote."""
+    reader = SnapshotReader(store, snapshot)
+    for rank in range(reader.world_size):
+        reader.plan(rank, ("module",))
+    reader.read()
+    trees = [tree["module"] for tree in reader.trees()]
+    rows = [{name: value for name, value in tree.items() if isinstance(value, RowShard)} for tree in trees]
+    if not rows[0]:
+        return [weights]
+    places = [{name: (shard.start, len(shard.rows)) for name, shard in own.items()} for own in rows]
+    again = [rank for rank in range(1, len(rows)) if places[rank] == places[0]]  # where the second replica begins
+    for own in rows[again[0] :] if again else ():
+        own.update({name: no_rows(shard) for name, shard in own.items()})
+    return [
+        {name: own.get(name, value) for name, value in weights.items() if rank == 0 or name in own}
+        for rank, own in enumerate(rows)
+    ]
+
+
+def _files(part: dict[str, Any], rank: int, size: int) -> list[tuple[str, bytes | memoryview]]:
+    """Return name and content of the files with the weights that `rank` wrote."""
+    return file_contents(file_stem(False, rank, size), StateCopier(World(), lambda path: False).copy(part, Buffer()))
 
 
 def _check_position(folder: str, name: str, snapshot: Snapshot) -> tuple[Position, int]:
@@ -79,7 +105,7 @@ def _check_position(folder: str, name: str, snapshot: Snapshot) -> tuple[Positio
 
 
 def _saved(store: Store, folder: str, name: str) -> Snapshot | None:
-    """Return the weights called `name` by their manifest; None if that is gone or damaged."""
+    """Return the weights called `name` by their manifest; None if it is missing or damaged."""
     try:
         return Catalog(store, folder).get(name)
     except SnapshotDamaged:
@@ -87,52 +113,34 @@ def _saved(store: Store, folder: str, name: str) -> Snapshot | None:
 
 
 def weights_in(store: Store, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the whole weights given to `snapshot` by the ranks, without metrics' states.
+    """Return the whole weights that the ranks wrote to `snapshot`, without metrics' states.
 
     Raises:
         NotRebuilt: no rank has all of them.
     """
     strategy = snapshot.manifest["facts"].get("identity", {}).get("strategy", "")
     row = STRATEGIES.get(strategy.partition("(")[0])
-    tree = read(store, snapshot, 0)
-    others = (read(store, snapshot, rank) for rank in range(1, snapshot.manifest["world_size"]))
-    if any(isinstance(value, RowShard) for value in tree["module"].values()):
-        tree["module"] = _joined([tree["module"], *(other["module"] for other in others)])
-    elif "stages" in tree.get("strategy", {}):
+    tree, *others = read_whole(store, snapshot, "module", "metrics", "strategy")
+    is_sharded = any(isinstance(value, RowShard) for value in tree["module"].values())
+    if "stages" in tree.get("strategy", {}) and not is_sharded:
         tree["module"] = _of_stages(tree, others)
-    elif row is None or row.shards_weights:
-        raise NotRebuilt(f"under strategy {strategy} a rank may have but a part of the weights")
+    elif not is_sharded and (row is None or row.shards_weights):
+        raise NotRebuilt(f"under strategy {strategy} a rank can have only a part of the weights")
     metrics = tree.get("metrics", {}).get("metrics", {})
     seen = {f"{path}.{name}" if path else name for path, metric in metrics.items() for name in metric["states"]}
-    return {name: value for name, value in tree["module"].items() if name not in seen}
+    return {name: whole_tensor(value) for name, value in tree["module"].items() if name not in seen}
 
 
-def _of_stages(tree: dict[str, Any], others: Iterator[dict[str, Any]]) -> dict[str, Any]:
+def _of_stages(tree: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the layers of all pipeline stages.
 
     Rank 0 has the last stage, the ranks of others follow.
     """
     whole = dict(tree["module"])
-    for rank in islice(others, tree["strategy"]["stages"] - 1):
+    for rank in others[: tree["strategy"]["stages"] - 1]:
         own = rank["module"].items()
         whole |= {name: t for name, t in own if name.startswith("sequential_module.") and isinstance(t, Tensor)}
     return whole
-
-
-def _joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the whole of what each of `ranks` has some rows of; what names share stays shared."""
-    whole: dict[int, Any] = {}
-
-    def of(name: str) -> Any:
-        value = ranks[0][name]
-        if not isinstance(value, RowShard):
-            return value
-        key = id(value.rows)
-        if key not in whole:
-            whole[key] = join_rows([rank[name] for rank in ranks])
-        return whole[key]
-
-    return {name: of(name) for name in ranks[0]}
 
 
 def _check_bits(store: Store, path: str, found: FileDigest, saved: Snapshot | None) -> None:

@@ -5,7 +5,7 @@ it: with `check`, which costs nothing, at every step. A store that is silent for
 the snapshot is dropped on all ranks, and its rows of the metric log go into the next one.
 
 Best and last weights take the same way but are never dropped. If they cannot be written, they wait, and are written
-before the next snapshot is committed: no snapshot names missing weights.
+before the next snapshot is committed: no snapshot names missing weights. Rank 0 writes them, or each rank its rows.
 """
 
 import logging
@@ -25,7 +25,7 @@ from midstride.engine.snapshots.committer import Committer, SnapshotRequest
 from midstride.engine.snapshots.lease import Lease
 from midstride.engine.snapshots.metric_rows import join_segments
 from midstride.engine.snapshots.position import Position
-from midstride.engine.snapshots.retention import Retention, needed_weights
+from midstride.engine.snapshots.schedule import Retention, needed_weights
 from midstride.engine.snapshots.state_copy import StateCopier, StateCopy
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
@@ -56,10 +56,13 @@ class PendingSnapshot:
 
 @dataclass(frozen=True)
 class _WriteJob:
+    """A snapshot to be written, after the weights up to number `weights`."""
+
     pending: PendingSnapshot
     request: SnapshotRequest
     buffer: Buffer
     committed: "Committed"
+    weights: int
 
 
 Committed = Callable[[PendingSnapshot, Snapshot], object]
@@ -72,12 +75,13 @@ class Writer:
         store: of the run.
         lease: of this generation.
         world: this process among the others.
-        gather: returns the values that all ranks gave to it, by rank. A thread calls it while training goes on, so it
+        gather: returns the values that all ranks gave to it, by rank. A thread calls it while training continues, so it
             is a collective of no other part.
         run: name of the run, for the manifest.
         keep: how many snapshots stay.
         replicated: whether the tensor of a name is the same on every rank, and so is written once.
         archive_every_steps: keep one snapshot for good in each so many steps; None keeps none.
+        shards_weights: whether every rank writes its rows of weights; else rank 0 writes them all.
     """
 
     def __init__(
@@ -90,10 +94,12 @@ class Writer:
         keep: int,
         replicated: Callable[[str], bool] = lambda path: False,
         archive_every_steps: int | None = None,
+        shards_weights: bool = False,
     ) -> None:
         self._committer = Committer(store, lease, world, gather, run)
         self._retention = Retention(store, lease, keep, archive_every_steps) if world.is_first else None
-        self._weights = _WeightsQueue(Committer(store, lease, World(), lambda value: [value], run), self._retention)
+        writers = (world, gather) if shards_weights else (World(), _alone)
+        self._weights = _WeightsQueue(Committer(store, lease, *writers, run), self._retention)
         self._copier = StateCopier(world, replicated)
         self._buffers = BufferPool(store.options.on_wait)
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -124,7 +130,7 @@ class Writer:
                 state is copied; rank 0's count.
             facts: JSON values for the manifest; rank 0's count.
             probe: called with "snapshot_write" and "before_commit", for injected faults; not in this thread.
-            committed: called with what is returned here and the snapshot, as soon as it is committed; not in this
+            committed: called with the returned value and the snapshot, as soon as it is committed; not in this
                 thread.
 
         Raises:
@@ -150,21 +156,29 @@ class Writer:
         self._weights.snapshot_taken(position)
         self._last = pending = PendingSnapshot(position, Future(), stall_s, wait_s)
         request = SnapshotRequest(position, copied, facts, written, probe)
-        self._queue.put(partial(self._write, _WriteJob(pending, request, buffer, committed)))
+        self._queue.put(partial(self._write, _WriteJob(pending, request, buffer, committed, self._weights.count)))
         if isinstance(copied, Exception):
             self.flush()
         return pending
 
-    def save_weights(self, folder: str, position: Position, state_dict: dict[str, Any], facts: dict[str, Any]) -> str:
-        """Copy weights, which can change afterwards, and queue them; only rank 0 calls this.
+    def save_weights(
+        self,
+        folder: str,
+        position: Position,
+        state_dict: dict[str, Any],
+        facts: dict[str, Any],
+        agreed: Callable[[Callable[[], None]], None] = lambda act: act(),
+    ) -> str:
+        """Copy and queue weights, which can change then; every rank that writes them calls this.
 
         No snapshot taken later is committed before they are written.
 
         Args:
             folder: "best" or "last".
             position: where the run stands.
-            state_dict: of the module; tensors may be tied or lie in memory in any order.
+            state_dict: of the module, as far as this rank writes it; tensors may be tied or lie in memory in any order.
             facts: JSON values for the manifest, such as the metrics that the weights reached.
+            agreed: calls a function, and raises the error of any rank in it.
 
         Returns:
             The name that they have once they are written.
@@ -172,8 +186,10 @@ class Writer:
         Raises:
             UnsupportedState: they hold values that cannot be written.
         """
-        name = self._weights.put(folder, position, state_dict, facts)
-        self._queue.put(self._flush_weights)
+        copied: list[tuple[StateCopy, Buffer]] = []
+        agreed(lambda: copied.append(self._weights.copy(state_dict)))
+        name = self._weights.put(folder, position, copied[0], facts)
+        self._queue.put(partial(self._flush_weights, self._weights.count))
         return name
 
     @property
@@ -206,10 +222,10 @@ class Writer:
 
     def flush_weights(self) -> None:
         """Wait until the weights given to `save_weights` are written; raises why they are not."""
-        self._in_turn(self._weights.flush)
+        self._in_turn(partial(self._weights.flush, self._weights.count))
 
     def _in_turn(self, act: Callable[[], object]) -> None:
-        """Have the thread call `act` after everything that is queued already; raise what it raises."""
+        """Have the thread call `act` after its queue; raise its errors."""
         done: Future[None] = Future()
 
         def settle() -> None:
@@ -223,13 +239,18 @@ class Writer:
         self._queue.put(settle)
         done.result()
 
+    def trust(self, step: int) -> None:
+        """Keep the newest snapshot up to `step`."""
+        if self._retention is not None:
+            self._retention.trust(step)
+
     def close(self, grace_s: float | None = None) -> bool:
         """Let the thread end after writing all parts; return whether it did.
 
         Never raises.
 
         Args:
-            grace_s: seconds it gets; then it is left behind, and what it has not committed never happened.
+            grace_s: seconds it gets; then it is left behind, without its uncommitted snapshots.
         """
         self._queue.put(None)
         self._thread.join(grace_s)
@@ -251,7 +272,7 @@ class Writer:
         try:
             if self._failure is not None:
                 raise SnapshotError(f"an older snapshot was not taken: {self._failure}") from self._failure
-            self._newest = snapshot = self._committer.commit(request, before=self._weights.flush)
+            self._newest = snapshot = self._committer.commit(request, before=partial(self._weights.flush, job.weights))
             self._dropped.clear()
             job.pending.write_s = time.perf_counter() - began
             job.committed(job.pending, snapshot)
@@ -270,9 +291,9 @@ class Writer:
         if self._retention is not None:
             self._retention.add(snapshot, request.rows, self._weights.pending)
 
-    def _flush_weights(self) -> None:
+    def _flush_weights(self, count: int) -> None:
         try:
-            self._weights.flush()
+            self._weights.flush(count)
         except Exception as error:
             log.warning(
                 "weights were not written: %s: %s. They are kept, and written before the next snapshot is committed",
@@ -290,7 +311,7 @@ class Writer:
         rows = request.rows or ""
         self._dropped[name] = rows if before is None else join_segments([before, rows])
         since = f"snapshot {self._newest.name}" if self._newest else "this attempt began"
-        log.warning("%s. It is dropped and training goes on; a failure now costs what was done since %s", error, since)
+        log.warning("%s. It is dropped and training continues; a failure now loses the steps since %s", error, since)
 
     def _with_dropped(self, request: SnapshotRequest) -> SnapshotRequest:
         """Return `request` with the rows of the metric log that only dropped snapshots had."""
@@ -304,6 +325,7 @@ class Writer:
 class _Waiting:
     """Weights that were copied and wait to be written."""
 
+    number: int
     request: SnapshotRequest
     buffer: Buffer
 
@@ -311,16 +333,20 @@ class _Waiting:
 class _WeightsQueue:
     """Queue of weights for `best` and `last`: the training thread puts, the writing one flushes.
 
-    Of the weights that wait, only those stay that the newest state or a pending snapshot needs.
+    Of the weights that wait, only those stay that the newest state or a pending snapshot needs. Ranks may find that at
+    different times, so they agree on those to write: what one of them has dropped, none needs.
 
     Args:
-        committer: writes them.
-        retention: removes older ones; None on ranks that put no weights.
+        committer: writes them; all its ranks put and flush in the same order.
+        retention: removes older ones; None on other ranks than the first.
     """
 
     def __init__(self, committer: Committer, retention: Retention | None) -> None:
         self._committer, self._retention = committer, retention
         self._copier = StateCopier(World(), lambda path: False)
+        #: how many weights were put
+        self.count = 0
+        self._open: list[int] = []  # numbers of those that are neither written nor dropped by all
         self._waiting: list[_Waiting] = []  # oldest first
         self._newest: dict[str, SnapshotRequest] = {}  # by folder
         self._pending: list[Position] = []
@@ -343,31 +369,45 @@ class _WeightsQueue:
         with self._lock:
             self._pending.remove(position)
 
-    def put(self, folder: str, position: Position, state_dict: dict[str, Any], facts: dict[str, Any]) -> str:
-        """Copy weights; return the name that they get."""
+    def copy(self, state_dict: dict[str, Any]) -> tuple[StateCopy, Buffer]:
+        """Copy weights to memory that no others are in."""
         with self._lock:
             buffer = self._free.pop() if self._free else Buffer()
-        state = self._copier.copy(state_dict, buffer)
+        return self._copier.copy(state_dict, buffer), buffer
+
+    def put(self, folder: str, position: Position, copied: tuple[StateCopy, Buffer], facts: dict[str, Any]) -> str:
+        """Add copied weights; return the name that they get."""
+        state, buffer = copied
         with self._lock:
             before = self._newest.get(folder)
             take = before.take + 1 if before is not None and before.position == position else 1
             self._newest[folder] = request = SnapshotRequest(position, state, facts, folder=folder, take=take)
-            self._waiting.append(_Waiting(request, buffer))
+            self.count += 1
+            self._open.append(self.count)
+            self._waiting.append(_Waiting(self.count, request, buffer))
             self._drop_unneeded()
         return self._committer.name_of(request)
 
-    def flush(self) -> None:
-        """Write the waiting weights; if that fails, they wait on and the error is raised."""
-        while (one := self._first()) is not None:
+    def flush(self, count: int) -> None:
+        """Write the waiting weights up to number `count`; those not written for an error wait on."""
+        with self._lock:
+            numbers = [number for number in self._open if number <= count]
+            waiting = [one.number for one in self._waiting]
+        if not numbers:
+            return
+        everyone = self._committer.exchange("weights were not written", waiting)
+        chosen = self._taken([number for number in numbers if all(number in one for one in everyone)], count)
+        while chosen:
             try:
-                committed = self._committer.commit(one.request, before=lambda: None)
+                committed = self._committer.commit(chosen[0].request, before=lambda: None)
             except BaseException:
                 with self._lock:
-                    self._waiting.insert(0, one)
+                    self._waiting[:0] = chosen
+                    self._open[:0] = [one.number for one in chosen]
                     self._drop_unneeded()
                 raise
             with self._lock:
-                self._free.append(one.buffer)
+                self._free.append(chosen.pop(0).buffer)
             if self._retention is not None:
                 self._retention.add(committed, pending=self.pending)
 
@@ -375,9 +415,14 @@ class _WeightsQueue:
         """End the thread that computes checksums."""
         self._committer.close()
 
-    def _first(self) -> _Waiting | None:
+    def _taken(self, numbers: list[int], count: int) -> list[_Waiting]:
+        """Return the waiting weights of these `numbers`, and drop others up to `count`."""
         with self._lock:
-            return self._waiting.pop(0) if self._waiting else None
+            over = [one for one in self._waiting if one.number <= count]
+            self._waiting = [one for one in self._waiting if one.number > count]
+            self._open = [number for number in self._open if number > count]
+            self._free += [one.buffer for one in over if one.number not in numbers]
+        return [one for one in over if one.number in numbers]
 
     def _drop_unneeded(self) -> None:
         needed: list[_Waiting] = []
@@ -387,3 +432,8 @@ class _WeightsQueue:
             needed += [own[number] for number in numbers]
         self._free += [one.buffer for one in self._waiting if one not in needed]
         self._waiting = [one for one in self._waiting if one in needed]
+
+
+def _alone(value: object) -> list[Any]:
+    """Return the values of all ranks that write weights, where rank 0 does so alone."""
+    return [value]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import Any
 
-from midstride.engine.errors import SnapshotDamaged, SnapshotError
+from midstride.engine.errors import EngineError, SnapshotDamaged
 
 __all__ = ["check_files", "check_view", "damaged_on_error", "sizes"]
 
@@ -25,16 +25,18 @@ def damaged_on_error(where: str) -> Iterator[None]:
     """Turn errors of reading a document in the block into SnapshotDamaged for the file `where`.
 
     Raises:
-        SnapshotDamaged: with the error. Errors of a store, and SnapshotDamaged itself, are not changed.
+        SnapshotDamaged: with the error. Errors of a store, and those of the engine, are not changed.
     """
     try:
         yield
-    except (SnapshotError, OSError, MemoryError):
+    except (EngineError, OSError, MemoryError):
         raise
     except RecursionError as error:
         raise SnapshotDamaged(f"{where} is nested deeper than anything this version writes") from error
     except Exception as error:
-        raise SnapshotDamaged(f"{where} is not what this version writes: {type(error).__name__}: {error}") from error
+        raise SnapshotDamaged(
+            f"{where} is not in the format of this version: {type(error).__name__}: {error}"
+        ) from error
 
 
 def check_files(manifest: Mapping[str, Any], where: str) -> None:
@@ -45,7 +47,7 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
     """
     for name, entry in manifest["files"].items():
         if not _FILE_NAME.fullmatch(name):
-            raise SnapshotDamaged(f"{where} names a file {name!r}: it is not in its folder")
+            raise SnapshotDamaged(f"{where} names the file {name!r}, which is outside its folder")
         if type(entry["bytes"]) is not int or type(entry["xxh3_128"]) is not str:
             raise SnapshotDamaged(f"{where} says of {name} neither size nor checksum: {entry}")
 
@@ -75,4 +77,4 @@ def check_view(elements: int, itemsize: int, shape: Sequence[int], strides: Sequ
     if end > elements:
         raise ValueError(f"a view of element {end} of {elements}")
     if count * itemsize > max(elements * itemsize, _EXPANDED_BYTES):
-        raise ValueError(f"a view of {count} elements, of which there are {elements}")
+        raise ValueError(f"a view of {count} elements of a tensor that has {elements}")

@@ -30,7 +30,7 @@ from midstride.engine.state.tensor_blocks import TensorBlocks
 from midstride.engine.state.tensors import Leaves, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["FACTORIES", "Encoded", "decode", "encode", "encode_lazily"]
+__all__ = ["FACTORIES", "Encoded", "StoredTensors", "decode", "encode", "encode_lazily", "tensors_of"]
 
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})
@@ -85,9 +85,74 @@ def encode(tree: object) -> Encoded:
     return Encoded(document, stage(leaves))
 
 
-def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the tree given to `encode`: same types, bits, strides and sharing, on the CPU."""
-    return _Decoder(document, tensors).value(document)
+def decode(
+    document: Any,
+    tensors: Mapping[str, Tensor],
+    shards: Mapping[int, RowShard] | None = None,
+    parts: Collection[str] | None = None,
+) -> Any:
+    """Return the tree given to `encode`: same types, bits, strides and sharing, on the CPU.
+
+    Args:
+        document: of the tree.
+        tensors: by name, as `encode` returned them; only those of `parts` are needed.
+        shards: by the id of its node in the document: the row shard to put there, instead of the one written.
+        parts: keys of a dict; the others of the tree are left out.
+    """
+    decoder = _Decoder(document, tensors, shards or {}, parts)
+    if parts is None:
+        return decoder.value(document)
+    return {name: decoder.value(node) for name, node in document.items() if name in parts}
+
+
+def tensors_of(document: Any, parts: Collection[str] | None = None) -> "StoredTensors":
+    """Return the tensors that decoding `parts` of the tree needs, and all its row shards."""
+    found = StoredTensors(document, parts)
+    if parts is None:
+        found.meet(document, ())
+    else:
+        for name, node in document.items():
+            found.meet(node, (name,), is_wanted=name in parts)
+    return found
+
+
+@dataclass
+class StoredTensors:
+    """The tensors that a document names.
+
+    Args:
+        document: of a tree.
+        parts: keys of that tree; tensors of the others are left out. None for all.
+        names: of tensors in these parts, without the rows of row shards.
+        shards: nodes of the row shards of all parts, by their places.
+    """
+
+    document: Any
+    parts: Collection[str] | None
+    names: dict[str, None] = field(default_factory=dict)
+    shards: dict[tuple[str | int, ...], dict[str, Any]] = field(default_factory=dict)
+    _followed: set[int] = field(default_factory=set)
+
+    def meet(self, node: Any, place: tuple[str | int, ...], *, is_wanted: bool = True) -> None:
+        """Add the tensors in the node at `place`; if it is not wanted, its row shards alone."""
+        tag = node.get(_TAG) if isinstance(node, dict) else None
+        if tag == "piece":
+            self.shards[place] = node
+        elif tag == "tensor" and is_wanted:
+            self.names[node["name"]] = None
+        elif tag == AGAIN and is_wanted:
+            self._follow(node["at"])
+        elif tag not in ("tensor", AGAIN):
+            for key, item in node.items() if isinstance(node, dict) else enumerate(node):
+                if isinstance(item, (dict, list)):
+                    self.meet(item, (*place, key), is_wanted=is_wanted)
+
+    def _follow(self, place: list[str | int]) -> None:
+        """Add the tensors of a container in a part that is left out."""
+        node = node_at(self.document, place)
+        if self.parts is not None and place[0] not in self.parts and id(node) not in self._followed:
+            self._followed.add(id(node))
+            self.meet(node, tuple(place))
 
 
 @dataclass
@@ -279,6 +344,8 @@ class _Decoder:
 
     root: Any
     tensors: Mapping[str, Tensor]
+    shards: Mapping[int, RowShard]
+    parts: Collection[str] | None = None
     memory: dict[str, Tensor] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)  # of each node of the document, by its address
 
@@ -316,6 +383,16 @@ class _Decoder:
             return nn.Parameter(tensor, requires_grad=node.get("requires_grad", False))
         return tensor.requires_grad_() if node.get("requires_grad") else tensor
 
+    def piece(self, node: dict[str, Any]) -> RowShard:
+        given = self.shards.get(id(node))
+        return given or RowShard(self.value(node["rows"]), node["start"], tuple(node["shape"]))
+
+    def again(self, node: dict[str, Any]) -> Any:
+        other = node_at(self.root, node["at"])
+        if id(other) not in self.made and self.parts is not None and node["at"][0] not in self.parts:
+            return self.value(other)  # in a part that is left out
+        return self.made[id(other)]
+
     def set(self, node: dict[str, Any]) -> set[Any]:
         found: set[Any] = set()
         fill_set(found, list(self.items(node)), node.get("table"))
@@ -351,8 +428,8 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "tensor": _Decoder.strided,
     "sparse": _Decoder.sparse,
     "array": _Decoder.array,
-    "piece": lambda decoder, node: RowShard(decoder.value(node["rows"]), node["start"], tuple(node["shape"])),
-    AGAIN: lambda decoder, node: decoder.made[id(node_at(decoder.root, node["at"]))],
+    "piece": _Decoder.piece,
+    AGAIN: _Decoder.again,
     "same": lambda decoder, node: Same(node["as"]),
     "view": lambda decoder, node: View(node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"]),
     "instance": _Decoder.instance,

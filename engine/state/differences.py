@@ -4,8 +4,10 @@ import ctypes
 import math
 import operator
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,67 @@ import torch
 from torch import Tensor
 
 from midstride.engine.state.object_nodes import Instance, Same
+from midstride.engine.state.tensor_digest import tensor_digest
+from midstride.engine.state.tensors import form_of
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["differences", "first_difference", "iter_differences", "same_key_order"]
+__all__ = ["Digested", "Placed", "StandIn", "differences", "first_difference", "iter_differences", "same_key_order"]
 
 #: bytes from which on tensors are compared eight bytes at a time
 _LARGE_BYTES = 1 << 16
+
+
+class StandIn(ABC):
+    """Stands for a tensor in a copied tree."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @abstractmethod
+    def is_of(self, value: object) -> bool:
+        """Return whether it stands for `value`, or for the same tensor as the stand-in `value`."""
+
+
+@dataclass(frozen=True)
+class Digested(StandIn):
+    """A large tensor's dtype, shape and digest, in place of its content."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    digest: str
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Digested":
+        """Return the stand-in for `tensor`."""
+        return cls(tensor.dtype, tensor.shape, tensor_digest(tensor))
+
+    def is_of(self, value: object) -> bool:
+        """Return whether form and digest are those of `value`."""
+        if isinstance(value, Digested):
+            return self == value
+        if not isinstance(value, Tensor) or (value.dtype, value.shape) != (self.dtype, self.shape):
+            return False
+        return tensor_digest(value) == self.digest
+
+
+class Placed(StandIn):
+    """The place of a live tensor; tensors with the same memory and form have the same place.
+
+    Args:
+        tensor: kept alive, so that no other takes its memory.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self.dtype, self.shape = tensor, tensor.dtype, tensor.shape
+
+    def is_of(self, value: object) -> bool:
+        """Return whether `value` is a tensor of that form in that memory."""
+        mine = self._tensor
+        if value is mine:
+            return True
+        if type(mine) is not Tensor or type(value) is not Tensor or not (_is_strided(mine) and _is_strided(value)):
+            return False
+        return form_of(mine) == form_of(value) and mine.data_ptr() == value.data_ptr() != 0
 
 
 def differences(a: object, b: object) -> list[str]:
@@ -68,7 +125,7 @@ def _lines(a: object, b: object) -> Iterator[str]:
 
 
 def _walk(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    if type(a) is not type(b):
+    if type(a) is not type(b) and not isinstance(a, StandIn):
         yield path, _brief(a), _brief(b)
     elif isinstance(a, Tensor):
         if not _same_tensor(a, b):
@@ -117,10 +174,14 @@ def _walk_mapping(a: Mapping[Any, Any], b: Mapping[Any, Any], path: str) -> Iter
 
 
 def _same_value(a: Any, b: Any) -> bool:
+    if isinstance(a, StandIn):
+        return a.is_of(b)
     if type(a) is float:
         return struct.pack(">d", a) == struct.pack(">d", b)
     if type(a) is complex:
         return struct.pack(">dd", a.real, a.imag) == struct.pack(">dd", b.real, b.imag)
+    if isinstance(a, (np.ndarray, np.void)) and a.dtype.names and a.dtype == b.dtype and a.shape == b.shape:
+        return all(_same_value(a[name], b[name]) for name in a.dtype.names)  # bytes between the fields do not count
     if isinstance(a, (np.ndarray, np.generic)):
         return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     return bool(a == b)
@@ -137,6 +198,10 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
     if x.numel() >= _LARGE_BYTES and not (x.numel() % 8 or x.storage_offset() % 8 or y.storage_offset() % 8):
         x, y = x.view(torch.int64), y.view(torch.int64)  # a fifth of the time
     return torch.equal(x, y)
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
 
 
 def _is_small(tensor: Tensor) -> bool:
@@ -160,10 +225,11 @@ def _join(path: str, key: object) -> str:
 
 
 def _brief(value: object) -> str:
-    if isinstance(value, (Tensor, np.ndarray)):
-        kind = str(value.dtype).removeprefix("torch.")
-        single = f" {value.reshape(-1)[0].item()!r}" if math.prod(value.shape) == 1 else ""
-        return f"{kind}{list(value.shape)}{single}"
+    if isinstance(value, (Tensor, np.ndarray, StandIn)):
+        form = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if isinstance(value, StandIn) or math.prod(value.shape) != 1:
+            return form
+        return f"{form} {value.reshape(-1)[0].item()!r}"
     if isinstance(value, (Instance, Same)):
         return value.kind if isinstance(value, Instance) else f"the same as {value.path}"
     text = repr(value)

@@ -5,8 +5,10 @@ kept, and looked up anew only where a module, a parameter or a buffer was added,
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,7 +38,9 @@ class Members:
 
 
 class ModuleIndex:
-    """The members of a module. It keeps neither them nor the module alive.
+    """The members of a module.
+
+    It keeps neither them nor the module alive, except in a block of `kept`.
 
     Args:
         module: the module, whose members can change at any time.
@@ -46,6 +50,8 @@ class ModuleIndex:
         self._reference = weakref.ref(module)
         self._version = 0
         self._names: _Names | None = None
+        self._is_kept = False
+        self._kept: Members | None = None
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleIndex":
@@ -60,8 +66,29 @@ class ModuleIndex:
         assert module is not None, "the owner of the index holds the module"
         return module
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Look the members up once in the block, and again after each call of `forget`."""
+        self._is_kept = True
+        try:
+            yield
+        finally:
+            self._is_kept, self._kept = False, None
+
+    def forget(self) -> None:
+        """Note in a block of `kept` that members may have been added, removed or replaced."""
+        self._kept = None
+
     def now(self) -> Members:
         """Return the members of the module as they are now."""
+        if self._kept is not None:
+            return self._kept
+        found = self._found()
+        if self._is_kept:
+            self._kept = found
+        return found
+
+    def _found(self) -> Members:
         found = None if self._names is None else self._names.members(self._version)
         if found is None:
             self._version += 1
@@ -81,10 +108,10 @@ class _Contents:
     """The children, parameters and buffers of each of `owners`, in one list."""
 
     def __init__(self, owners: Sequence[nn.Module]) -> None:
-        containers = [container for owner in owners for container in members_of(owner)]
-        self.values = [value for container in containers for value in container.values()]
-        transient = [(number, {*own}) for number, one in enumerate(owners) if (own := transient_buffers_of(one))]
-        names = [name for container in containers for name in container]
+        containers = members_of(owners)
+        self.values = [*chain.from_iterable([container.values() for container in containers])]
+        transient = [(number, {*own}) for number, own in enumerate(transient_buffers_of(owners)) if own]
+        names = [*chain.from_iterable(containers)]
         #: everything that the names of members depend on; the same ids mean that the same members are shared
         self.facts = [*map(len, containers)], names, [*map(id, self.values)], transient
 

@@ -1,5 +1,6 @@
 """Nodes of a tree of state that describe objects: references, views and instances."""
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ __all__ = [
     "key_path",
     "kind_name",
     "kind_text",
+    "loaded",
     "step",
     "value_path",
 ]
@@ -56,7 +58,7 @@ class Instance:
     Args:
         form: how it is described and restored, such as "object", "generator" or "function".
         kind: name of its class, or of a function, by `kind_text`.
-        state: what it is restored from.
+        state: its content, to restore it from.
     """
 
     form: str
@@ -108,3 +110,15 @@ def kind_text(module: str | None, name: str) -> str:
     'midstride.engine:EarlyStopping'
     """
     return f"{_ENGINE if module and module.startswith(f'{_ENGINE}.') else module}:{name}"
+
+
+def loaded(name: str) -> Any:
+    """Return the loaded class or function called `name`, as of `kind_text`; None if unknown.
+
+    It imports nothing: a snapshot cannot bring code into a process.
+    """
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for inner in path.split("."):
+        found = getattr(found, inner, None)
+    return found

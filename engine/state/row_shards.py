@@ -1,4 +1,4 @@
-"""Row shards: one rank's rows of a tensor, joined and sharded for another number of ranks.
+"""Row shards: one rank's rows of a tensor, found and joined for another number of ranks.
 
 Rows are assigned to ranks as in `torch.chunk` and `fully_shard`: the same number to each rank, rounded up, until none
 is left. So the last ranks may have fewer rows or none.
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from midstride.engine.errors import NotExact
-from midstride.engine.trees import is_state_leaf, map_leaves
 
 if TYPE_CHECKING:  # seconds, which only sharded training is worth
     from torch.distributed.tensor import DTensor
@@ -20,12 +19,15 @@ __all__ = [
     "DISTRIBUTED",
     "RowShard",
     "distributed_tensor",
+    "find_rows",
     "is_distributed",
     "join_rows",
-    "reshard_rows",
+    "no_rows",
     "row_shard_of",
+    "rows_of_rank",
     "shard_rows",
     "shards_of",
+    "whole_tensor",
 ]
 
 
@@ -47,16 +49,48 @@ class RowShard(NamedTuple):
     shape: tuple[int, ...]
 
 
-def shard_rows(whole: Tensor, rank: int, size: int) -> RowShard:
-    """Return the rows of `whole` for `rank` of `size` ranks, in the memory of `whole`.
+def rows_of_rank(rows: int, rank: int, size: int) -> range:
+    """Return the rows, of a tensor with `rows` of them, that `rank` of `size` ranks has.
 
-    >>> [len(shard_rows(torch.ones(33, 2), rank, 2).rows) for rank in range(2)]
-    [17, 16]
+    >>> [rows_of_rank(33, rank, 2) for rank in range(2)]
+    [range(0, 17), range(17, 33)]
     """
-    rows = len(whole)
     each = -(-rows // size)
     start = min(rank * each, rows)
-    return RowShard(whole[start : start + each], start, tuple(whole.shape))
+    return range(start, min(start + each, rows))
+
+
+def shard_rows(whole: Tensor, rank: int, size: int) -> RowShard:
+    """Return the rows of `whole` for `rank` of `size` ranks, in the memory of `whole`."""
+    own = rows_of_rank(len(whole), rank, size)
+    return RowShard(whole[own.start : own.stop], own.start, tuple(whole.shape))
+
+
+def find_rows(held: Sequence[range], wanted: range, whole: int) -> list[tuple[int, range]]:
+    """Return the shards that have the rows `wanted`: their numbers, and the rows of each.
+
+    Args:
+        held: rows of each shard, in the order of ranks; of several replicas, the first counts.
+        wanted: rows to be found.
+        whole: rows of the whole tensor.
+
+    Raises:
+        NotExact: rows are missing or duplicate.
+    """
+    first: list[int] = []  # numbers of the shards of the first replica
+    end, replicas = 0, 0
+    for number, rows in enumerate(held):
+        if not replicas or (rows.start == 0 and end == whole):
+            replicas, end = replicas + 1, 0
+        if rows.start != end:
+            raise NotExact(f"the ranks' shards of a tensor of {whole} rows leave row {end} out, or hold it twice")
+        if replicas == 1:
+            first.append(number)
+        end = rows.stop
+    if end != whole:
+        raise NotExact(f"of a tensor of {whole} rows the last rank ends at row {end}")
+    parts = [(n, range(max(held[n].start, wanted.start), min(held[n].stop, wanted.stop))) for n in first]
+    return [(number, rows) for number, rows in parts if rows]
 
 
 def join_rows(shards: Sequence[RowShard]) -> Tensor:
@@ -65,31 +99,20 @@ def join_rows(shards: Sequence[RowShard]) -> Tensor:
     Raises:
         NotExact: rows are missing or duplicate.
     """
-    whole, end = shards[0].shape[0], 0
-    replicas: list[list[Tensor]] = []
-    for shard in shards:
-        if not replicas or (shard.start == 0 and end == whole):
-            replicas.append([])
-            end = 0
-        if shard.start != end:
-            raise NotExact(f"the ranks' shards of a tensor of {shard.shape} leave row {end} out, or hold it twice")
-        replicas[-1].append(shard.rows)
-        end += len(shard.rows)
-    if end != whole:
-        raise NotExact(f"of a tensor of {shards[0].shape} the last rank ends at row {end}")
-    return torch.cat(replicas[0])
+    whole = shards[0].shape[0]
+    held = [range(shard.start, shard.start + len(shard.rows)) for shard in shards]
+    found = [shards[number].rows for number, _ in find_rows(held, range(whole), whole)]
+    return torch.cat(found or [shards[0].rows])
 
 
-def reshard_rows(trees: Sequence[Any], rank: int, size: int) -> Any:
-    """Return the tree for `rank` of `size` ranks from those of another world.
+def no_rows(shard: RowShard) -> RowShard:
+    """Return the end of the same tensor, as ranks of other replicas than the first write it."""
+    return RowShard(shard.rows[:0], shard.shape[0], shard.shape)
 
-    Its shards are cut anew.
-    """
 
-    def resharded(*leaves: Any) -> Any:
-        return shard_rows(join_rows(leaves), rank, size) if isinstance(leaves[0], RowShard) else leaves[0]
-
-    return map_leaves(resharded, *trees, is_leaf=is_state_leaf)
+def whole_tensor(value: Any) -> Any:
+    """Return the rows of a row shard that has all of them; other values unchanged."""
+    return value.rows if isinstance(value, RowShard) else value
 
 
 def is_distributed(value: object) -> "TypeGuard[DTensor]":

@@ -1,17 +1,53 @@
 """References between the places of a tree that hold the same container."""
 
+import json
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
-__all__ = ["AGAIN", "SharedContainers"]
+__all__ = ["AGAIN", "KnownDocument", "SharedContainers", "json_of"]
 
 #: tag of a reference to another place in the same document
 AGAIN = "again"
 #: mutable types, for which identity matters
 _KINDS = frozenset({list, dict, set, deque, bytearray, OrderedDict, Counter, defaultdict, np.ndarray})
+
+
+class KnownDocument:
+    """A part of a document that an earlier one had, too: its text is made once.
+
+    Args:
+        content: the part, which does not change any more.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    @cached_property
+    def text(self) -> str:
+        """The JSON text of the part."""
+        return _text_of(self.content)
+
+
+def json_of(document: Any) -> bytes:
+    """Return a document as JSON; the text of known parts is not made anew."""
+    return _text_of(document).encode()
+
+
+def _text_of(document: Any) -> str:
+    known: list[str] = []
+    place = uuid4().hex  # no other text has it
+
+    def put(part: KnownDocument) -> str:
+        known.append(part.text)
+        return place
+
+    halves = json.dumps(document, allow_nan=False, default=put).split(f'"{place}"')
+    return "".join([text for pair in zip(halves, [*known, ""], strict=True) for text in pair])
 
 
 class SharedContainers:
@@ -54,5 +90,7 @@ class SharedContainers:
             node, place = nodes.pop()
             for again in self._again.get(id(node), ()):
                 again["at"] = [*place]
+            if isinstance(node, KnownDocument):
+                node = node.content
             inside = node.items() if isinstance(node, dict) else enumerate(node)
-            nodes += [(child, (*place, key)) for key, child in inside if isinstance(child, (dict, list))]
+            nodes += [(child, (*place, key)) for key, child in inside if isinstance(child, (dict, list, KnownDocument))]

@@ -2,7 +2,7 @@
 
 Law: after `b.load_state_dict(a.state_dict())`, `b` continues exactly as `a` would, bit for
 bit. `tests/laws/` tests every part for it, and every resume checks it: the state of each
-loaded part is read again and compared with what was saved.
+loaded part is read again and compared with the saved one.
 """
 
 import logging
@@ -23,7 +23,7 @@ class Stateful(Protocol):
     """An object whose state can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that decides what this part does next."""
+        """Return the whole state of this part."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
@@ -50,8 +50,8 @@ class AlikeOnRanks:
         for other, state in enumerate(states):
             if paths := differences(states[0], state):
                 log.warning(
-                    "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); every rank of this world "
-                    "of another size goes on with rank 0's",
+                    "%s differs between the ranks of the snapshot (rank 0 and rank %d: %s); the number of "
+                    "ranks has changed, and every rank continues with rank 0's",
                     self.description,
                     other,
                     ", ".join(paths[:3]),
@@ -66,13 +66,13 @@ def state_of(parts: Mapping[str, Stateful]) -> dict[str, Any]:
 
 
 def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> None:
-    """Load every part in the order given, then compare what each one holds with what was saved.
+    """Load every part in the given order, then compare its state with the saved one.
 
     The part "user" calls `on_load_checkpoint`, which may set attributes, and these are in the part "objects". So
     "objects" is compared before that call, and a warning names the attributes that it changes.
 
     Raises:
-        ReadBackDiffers: a part is missing on one side, or did not become what was saved (torch casts
+        ReadBackDiffers: a part is missing on one side, or differs from the saved one (torch casts
             optimizer state silently, for one).
     """
     if set(parts) != set(saved):
@@ -88,8 +88,8 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
         _compare(name, saved, parts)
     if "user" in parts and (paths := differences(saved["objects"], parts["objects"].state_dict())):
         log.warning(
-            "on_load_checkpoint sets %s otherwise than in the snapshot: a resumed run has that, and one that never "
-            "died has not. What training sets comes back without it",
+            "on_load_checkpoint sets %s to other values than the snapshot's, so a resumed run differs from an "
+            "undisturbed one. Leave it out there: values set by training are restored without it",
             format_names([path.replace("//", ".", 1) for path in paths]),
         )
 
@@ -101,8 +101,8 @@ def _load(name: str, part: Stateful, saved: Any) -> None:
         raise
     except Exception as error:
         raise IdentityChanged(
-            f"{name} cannot take back the state it gave: {error}\n"
-            'Resume with the module the snapshot was taken of, or start over with resume="never".'
+            f"{name} cannot load the state that it saved: {error}\n"
+            'Resume with the module of the snapshot, or start over with resume="never".'
         ) from error
 
 
@@ -116,6 +116,7 @@ def _compare(name: str, saved: Mapping[str, Any], parts: Mapping[str, Stateful])
         ) from error
     if paths := differences(saved[name], now):
         raise ReadBackDiffers(
-            f"{name} did not take back the state it gave: {format_names(paths)}. "
-            "What a state_dict returns must be all that load_state_dict needs, bit for bit."
+            f"{name} did not restore the state it returned: {format_names(paths)}. "
+            "Its state_dict must return everything that load_state_dict needs, bit for bit. If a warning named a lost "
+            "part, build it in __init__, setup or on_load_checkpoint."
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from midstride.engine.state.shared_containers import SharedContainers
+from midstride.engine.state.shared_containers import KnownDocument, SharedContainers
 from midstride.engine.state.tensors import Leaves, TensorEntry, columns_of
 
 __all__ = ["TensorBlocks"]
@@ -37,12 +37,12 @@ class _Block:
     names: list[list[Any]]
     entries: list[TensorEntry]
     columns: tuple[list[Any], ...]
-    document: Any
+    document: KnownDocument
     inner: list[Any]
 
 
 class TensorBlocks:
-    """Dicts of tensors by path, as earlier encodings of a tree met them."""
+    """Dicts of tensors by path, from earlier encodings of a tree."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, _Block] = {}
@@ -70,7 +70,7 @@ class TensorBlocks:
         if [*map(id, tensors)] != [*map(id, own.tensors)]:  # some are sparse, on other devices, or were met before
             return
         self._blocks[path] = _Block(
-            type(value), names, own.entries, columns_of(tensors), document, shared.documents(inner)
+            type(value), names, own.entries, columns_of(tensors), KnownDocument(document), shared.documents(inner)
         )
 
     def again(self, path: str, value: dict[Any, Any], leaves: Leaves, shared: SharedContainers) -> Any:

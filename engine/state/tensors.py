@@ -114,17 +114,20 @@ def form_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def columns_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
     """Return addresses and forms of many tensors as lists, one for each fact, in little time."""
+    dtypes, requires_grad = [tensor.dtype for tensor in tensors], [tensor.requires_grad for tensor in tensors]
+    complex_ones = tensors if any(dtype.is_complex for dtype in {*dtypes}) else ()  # no others can be conjugate
+    computed = tensors if True in requires_grad else ()  # no others have a grad_fn
     return (
         [tensor.data_ptr() for tensor in tensors],
         [tensor.shape for tensor in tensors],
         [tensor.stride() for tensor in tensors],
-        [tensor.dtype for tensor in tensors],
+        dtypes,
         [tensor.device for tensor in tensors],
         [tensor.layout for tensor in tensors],
         [type(tensor) for tensor in tensors],
-        [tensor.requires_grad for tensor in tensors],
-        [tensor.grad_fn is None for tensor in tensors],
-        [tensor.is_conj() for tensor in tensors],
+        requires_grad,
+        [tensor.grad_fn is None for tensor in computed],
+        [tensor.is_conj() for tensor in complex_ones],
         [tensor.is_neg() for tensor in tensors],
     )
 
@@ -294,7 +297,7 @@ def rebuild(entry: Mapping[str, Any], tensors: Mapping[str, Tensor], memory: dic
     else:
         found = memory[name].detach()
     if dtype == torch.bool and found.numel() and int(found.view(torch.uint8).amax()) > 1:
-        raise ValueError(f"tensor {name} of truth values holds others")
+        raise ValueError(f"tensor {name} of booleans holds bytes other than 0 and 1")
     return found
 
 

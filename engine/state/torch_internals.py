@@ -4,12 +4,15 @@
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "flipped",
     "foreach_copy",
     "has_plain_names",
     "indices_and_values",
@@ -40,14 +43,20 @@ def is_view_of_one(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     return any(other.untyped_storage()._cdata == memory for other in others)
 
 
-def members_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the module's own children, parameters and buffers by name."""
-    return module._modules, module._parameters, module._buffers
+_MEMBERS = "_modules", "_parameters", "_buffers"
 
 
-def transient_buffers_of(module: nn.Module) -> set[str]:
-    """Return the names of the module's own buffers that its state_dict leaves out."""
-    return module._non_persistent_buffers_set
+def members_of(modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
+    """Return the own children, parameters and buffers by name of each module, in one list."""
+    try:
+        return [*chain.from_iterable(map(itemgetter(*_MEMBERS), map(vars, modules)))]
+    except KeyError:  # a module of TorchScript
+        return [getattr(module, name) for module in modules for name in _MEMBERS]
+
+
+def transient_buffers_of(modules: Sequence[nn.Module]) -> list[set[str]]:
+    """Return the names of the own buffers of each module that its state_dict leaves out."""
+    return [module._non_persistent_buffers_set for module in modules]
 
 
 def has_plain_names(module: nn.Module, submodules: Iterable[nn.Module]) -> bool:
@@ -55,3 +64,8 @@ def has_plain_names(module: nn.Module, submodules: Iterable[nn.Module]) -> bool:
     kinds: set[type[nn.Module]] = {type(submodule) for submodule in submodules}
     is_walked = all(kind.named_modules is nn.Module.named_modules for kind in kinds)
     return is_walked and all(getattr(type(module), name) is getattr(nn.Module, name) for name in _NAMING)
+
+
+def flipped(tensor: Tensor, bit: str) -> Tensor:
+    """Return the view of `tensor` with the opposite bit "conj" or "neg", in the same memory."""
+    return tensor.conj() if bit == "conj" else torch._neg_view(tensor)

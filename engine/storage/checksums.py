@@ -1,16 +1,23 @@
-"""Checksums of files, and JSON documents that end with a checksum of themselves."""
+"""Checksums of files and blocks, and JSON documents that end with their own checksum.
+
+A file's checksum is that of the checksums of its blocks. So a reader of single blocks can verify them by the list of
+these, and the list by the file's checksum.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypedDict
 
-from xxhash import xxh3_128
+from xxhash import xxh3_128, xxh3_128_digest, xxh3_128_hexdigest
 
 from midstride.engine.errors import SnapshotDamaged
 
 __all__ = [
+    "BLOCK_BYTES",
+    "DIGEST_BYTES",
     "NUMBER",
+    "BlockDigests",
     "FileDigest",
     "Kind",
     "check_digest",
@@ -19,8 +26,14 @@ __all__ = [
     "decode_document",
     "decode_object",
     "digest_of",
+    "digest_of_blocks",
     "encode_document",
 ]
+
+#: of a block; small, since a rank that needs some rows of a tensor reads the blocks around them, too
+BLOCK_BYTES = 64 * 2**10
+#: of the checksum of a block
+DIGEST_BYTES = 16
 
 #: the type of a value in a document, or several
 Kind = type | tuple[type, ...]
@@ -36,13 +49,50 @@ class FileDigest(TypedDict):
     xxh3_128: str
 
 
+class BlockDigests:
+    """Checksums of the blocks of a file, or of a range of blocks, as the bytes arrive."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._whole, self._open = bytearray(), xxh3_128()
+
+    def update(self, chunk: bytes | memoryview) -> None:
+        """Add the next bytes."""
+        view = memoryview(chunk)
+        if inside := self.bytes % BLOCK_BYTES:
+            head, view = view[: BLOCK_BYTES - inside], view[BLOCK_BYTES - inside :]
+            self._open.update(head)
+            self.bytes += len(head)
+            if self.bytes % BLOCK_BYTES == 0:
+                self._whole += self._open.digest()
+        end = len(view) // BLOCK_BYTES * BLOCK_BYTES
+        self._whole += b"".join([xxh3_128_digest(view[at : at + BLOCK_BYTES]) for at in range(0, end, BLOCK_BYTES)])
+        if rest := view[end:]:
+            self._open = xxh3_128(rest)
+        self.bytes += len(view)
+
+    @property
+    def table(self) -> bytes:
+        """The checksums, of 16 bytes each, of the blocks so far; the last block can be shorter."""
+        return bytes(self._whole) + (self._open.digest() if self.bytes % BLOCK_BYTES else b"")
+
+    @property
+    def of_file(self) -> FileDigest:
+        """Size and checksum of a file that consists of these blocks."""
+        return digest_of_blocks(self.bytes, self.table)
+
+
+def digest_of_blocks(size: int, table: bytes) -> FileDigest:
+    """Return the digest of a file of `size` bytes with the blocks' checksums in `table`."""
+    return {"bytes": size, "xxh3_128": xxh3_128_hexdigest(table)}
+
+
 def digest_of(chunks: Iterable[bytes | memoryview]) -> FileDigest:
     """Return size and checksum of a file that consists of `chunks`."""
-    size, digest = 0, xxh3_128()
+    digests = BlockDigests()
     for chunk in chunks:
-        size += len(chunk)
-        digest.update(chunk)
-    return {"bytes": size, "xxh3_128": digest.hexdigest()}
+        digests.update(chunk)
+    return digests.of_file
 
 
 def check_digest(path: str, expected: FileDigest, found: FileDigest) -> None:
@@ -118,9 +168,9 @@ def decode_object(data: bytes, path: str, /, **kinds: Kind) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise SnapshotDamaged(f"{path} is not what was written: no JSON: {error}") from error
+        raise SnapshotDamaged(f"{path} has unexpected content: no JSON: {error}") from error
     if not isinstance(document, dict):
-        raise SnapshotDamaged(f"{path} is not what was written: an object is needed, not {document!r:.80}")
+        raise SnapshotDamaged(f"{path} has unexpected content: an object is needed, not {document!r:.80}")
     if missing := [key for key in kinds if key not in document]:
         raise SnapshotDamaged(f"{path} holds another document: it says nothing of {', '.join(missing)}")
     check_kinds(document, path, **kinds)
@@ -138,4 +188,4 @@ def check_kinds(document: Mapping[str, Any], path: str, /, **kinds: Kind) -> Non
         if key not in document or type(value) in allowed:
             continue
         names = " or ".join("null" if one is type(None) else _JSON_NAMES[one] for one in allowed)
-        raise SnapshotDamaged(f"{path} is not what was written: {key} is {value!r:.80}, and has to be {names}")
+        raise SnapshotDamaged(f"{path} has unexpected content: {key} is {value!r:.80} instead of {names}")

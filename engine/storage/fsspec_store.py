@@ -1,6 +1,6 @@
 """fsspec URLs as stores. They need `lease: none`: exclusive creation is not guaranteed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -67,8 +67,8 @@ class RemoteStore(Store):
     def create(self, path: str, data: bytes) -> bool:  # noqa: D102
         if self.options.lease != "none":
             raise StoreUnsafe(
-                f"{self._scheme}:// cannot promise that of many worlds only one creates a file, "
-                f"so two could advance one run. {EXCLUSIVE_HINT}"
+                f"{self._scheme}:// cannot create a file exclusively, so two attempts could advance one run. "
+                f"{EXCLUSIVE_HINT}"
             )
         if self.exists(path):
             return False
@@ -78,10 +78,12 @@ class RemoteStore(Store):
     def read(self, path: str) -> bytes:  # noqa: D102
         return self._retried(lambda: bytes(self._files.cat_file(self._full(path))))
 
-    def stream(self, path: str) -> Iterator[bytes | memoryview]:  # noqa: D102
-        size = self.size(path)
-        for start in range(0, size, _CHUNK_BYTES):
-            yield self._range(path, start, min(size, start + _CHUNK_BYTES))
+    def stream(  # noqa: D102
+        self, path: str, ranges: Sequence[tuple[int, int]] | None = None
+    ) -> Iterator[bytes | memoryview]:
+        for first, last in [(0, self.size(path))] if ranges is None else ranges:
+            for start in range(first, last, _CHUNK_BYTES):
+                yield self._range(path, start, min(last, start + _CHUNK_BYTES))
 
     def _range(self, path: str, start: int, end: int) -> bytes:
         return self._retried(lambda: bytes(self._files.cat_file(self._full(path), start=start, end=end)))

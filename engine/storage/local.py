@@ -8,8 +8,11 @@ import mmap
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -18,6 +21,8 @@ from midstride.engine.errors import SnapshotDamaged, StoreUnsafe
 from midstride.engine.storage.store import EXCLUSIVE_HINT, PROBE, Store, StoreOptions
 
 __all__ = ["LocalStore"]
+
+T = TypeVar("T")
 
 _CHUNK_BYTES = 8 * 2**20
 _WRITE_BYTES = 32 * 2**20  # between two writes the thread can wait for Python's lock
@@ -53,13 +58,16 @@ class LocalStore(Store):
         self, folder: str, files: Iterable[tuple[str, bytes | memoryview]]
     ) -> None:
         drafts: list[tuple[Path, Path]] = []
+        syncs = _Syncs()
         try:
             for name, data in files:
                 target = self._unlinked(f"{folder}/{name}")
-                drafts.append((_draft(target, data), target))
+                drafts.append((_draft(target, data, syncs.begin), target))
+            syncs.finish()
             for draft, target in drafts:
                 _give_name(draft, target)
         except BaseException:
+            syncs.wait()
             for draft, _ in drafts:
                 draft.unlink(missing_ok=True)
             raise
@@ -96,12 +104,17 @@ class LocalStore(Store):
         with self._opened(path) as file:
             return file.readall()
 
-    def stream(self, path: str) -> Iterator[bytes | memoryview]:  # noqa: D102
+    def stream(  # noqa: D102
+        self, path: str, ranges: Sequence[tuple[int, int]] | None = None
+    ) -> Iterator[bytes | memoryview]:
         # One buffer for all chunks, beside the heap: otherwise freed chunks would leave holes of their size.
         with self._opened(path) as file:
             buffer = memoryview(mmap.mmap(-1, _CHUNK_BYTES))
-            while count := file.readinto(buffer):
-                yield buffer[:count]
+            for start, end in [(0, sys.maxsize)] if ranges is None else ranges:
+                file.seek(start)
+                while count := file.readinto(buffer[: end - start]):
+                    start += count
+                    yield buffer[:count]
 
     def _at(self, path: str) -> Path:
         """Return the path of a file. Refuse one outside of the store, as in a damaged document."""
@@ -172,14 +185,14 @@ class LocalStore(Store):
     def ensure_no_file(self, folder: str) -> None:  # noqa: D102
         if (target := self._at(folder)).is_file():
             raise StoreUnsafe(
-                f"{target} is a file, and has to be a folder: move it away, and bring the folder back if there is a "
-                "copy of it. Nothing was changed."
+                f"{target} is a file where a folder is needed: move it away, and restore the folder if you have a "
+                "copy. Nothing was changed."
             )
 
     def ensure_no_folder(self, file: str) -> None:  # noqa: D102
         target = self._at(file)
         if target.is_dir() and not target.is_symlink() and any(target.iterdir()):
-            raise StoreUnsafe(f"{target} is a folder, and has to be a file: move it away. Nothing was changed.")
+            raise StoreUnsafe(f"{target} is a folder where a file is needed: move it away. Nothing was changed.")
 
     def size(self, path: str) -> int:  # noqa: D102
         target = self._at(path)
@@ -223,21 +236,75 @@ def _size(file: Path) -> int:
         return file.lstat().st_size  # a loop of links: who reads it learns why
 
 
-def _draft(target: Path, data: bytes | memoryview) -> Path:
-    """Write `data` durably to a hidden file beside `target`."""
-    _make_folder(target.parent)
+class _Begin(Protocol):
+    """Calls a function that makes something durable, now or in a thread."""
+
+    def __call__(self, sync: Callable[[T], None], what: T, /) -> None: ...
+
+
+def _now(sync: Callable[[T], None], what: T) -> None:
+    sync(what)
+
+
+class _Syncs:
+    """Makes files and folders durable at the same time: a disk syncs several as fast as one.
+
+    A process ends without waiting for these threads. It would wait for those of a pool, and so for a disk that hangs.
+    """
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._errors: list[Exception] = []
+
+    def begin(self, sync: Callable[[T], None], what: T) -> None:
+        """Call `sync` in a thread."""
+
+        def act() -> None:
+            try:
+                sync(what)
+            except Exception as error:
+                self._errors.append(error)
+
+        thread = threading.Thread(target=act, name="midstride-sync", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def wait(self) -> None:
+        """Wait until all calls have ended."""
+        for thread in self._threads:
+            thread.join()
+
+    def finish(self) -> None:
+        """Wait for all calls; raise the first error."""
+        self.wait()
+        if self._errors:
+            raise self._errors[0]
+
+
+def _draft(target: Path, data: bytes | memoryview, begin: _Begin = _now) -> Path:
+    """Write `data` to a hidden file beside `target`; `begin` makes it and new folders durable."""
+    _make_folder(target.parent, begin)
     draft = target.parent / f".{target.name}.{uuid4().hex}.draft"
     try:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             _write_all(handle, memoryview(data).cast("B"))
-            os.fsync(handle)
-        finally:
+        except BaseException:
             os.close(handle)
+            raise
+        begin(_sync_file, handle)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
     return draft
+
+
+def _sync_file(handle: int) -> None:
+    """Make a written file survive a power cut, and close it."""
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _give_name(draft: Path, target: Path) -> None:
@@ -283,14 +350,14 @@ def _ensure_no_link(missing: Path) -> None:
         raise OSError(errno.ENOLINK, "a link that leads nowhere", str(missing))
 
 
-def _make_folder(folder: Path) -> None:
-    """Make `folder` and its parents, each entry durable."""
+def _make_folder(folder: Path, begin: _Begin) -> None:
+    """Make `folder` and its parents; `begin` makes each entry durable."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    _make_folder(folder.parent, begin)
     _ensure_no_link(folder)
     folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
+    begin(_sync_folder, folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -176,29 +176,55 @@ class S3Store(RemoteStore):
             return b"".join(self.stream(path))
         return self._retried(lambda: bytes(self._files.cat_file(self._full(path), max_concurrency=1)))
 
-    def stream(self, path: str) -> Iterator[bytes]:
-        """Return a file in chunks, a few of which are fetched ahead."""
-        files, full, size = self._files, self._full(path), self.size(path)
+    def stream(self, path: str, ranges: Sequence[tuple[int, int]] | None = None) -> Iterator[bytes]:
+        """Return a file, or ranges of its bytes, in chunks; a few are fetched ahead."""
+        files, full = self._files, self._full(path)
+        parts = [
+            (start, min(last, start + _PART_BYTES))
+            for first, last in ([(0, self.size(path))] if ranges is None else ranges)
+            for start in range(first, last, _PART_BYTES)
+        ]
         ahead: dict[int, Future[bytes]] = {}
 
-        def fetched(start: int) -> bytes:
-            for begin in range(start, min(size, start + _PARTS_AT_ONCE * _PART_BYTES), _PART_BYTES):
-                if begin not in ahead:
-                    end = min(size, begin + _PART_BYTES)
-                    ahead[begin] = pool.submit(files.cat_file, full, start=begin, end=end)
+        def fetched(number: int) -> bytes:
+            for later in range(number, min(len(parts), number + _PARTS_AT_ONCE)):
+                if later not in ahead:
+                    start, end = parts[later]
+                    ahead[later] = pool.submit(files.cat_file, full, start=start, end=end)
             try:
-                return ahead.pop(start).result()
+                return ahead.pop(number).result()
             except Exception:
                 ahead.clear()  # the next try requests the failed parts again
                 raise
 
         with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
-            for start in range(0, size, _PART_BYTES):
-                yield self._retried(lambda: fetched(start))  # noqa: B023 - called at once
+            for number in range(len(parts)):
+                yield self._retried(lambda: fetched(number))  # noqa: B023 - called at once
 
     def _writer_of(self, full: str) -> str | None:
         metadata: dict[str, str] = self._head(full)["Metadata"]
         return metadata.get(_WRITER)
+
+    def list(self, path: str = "") -> list[str]:
+        """Return the names in a folder, in one request also where there is none."""
+        try:
+            found = self._retried(lambda: self._names(self._full(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(name for name in found if name and not name.startswith("."))
+
+    def _names(self, full: str) -> set[str]:
+        files, names = self._files, set[str]()
+        bucket, prefix, _ = files.split_path(full)
+        prefix = f"{prefix.rstrip('/')}/" if prefix else ""
+        wanted = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/"}
+        while True:
+            answer = files.call_s3("list_objects_v2", **wanted)
+            names |= {one["Key"] for one in answer.get("Contents") or ()}
+            names |= {one["Prefix"] for one in answer.get("CommonPrefixes") or ()}
+            if not answer.get("IsTruncated"):
+                return {name.removeprefix(prefix).rstrip("/") for name in names}
+            wanted["ContinuationToken"] = answer["NextContinuationToken"]
 
     def size(self, path: str) -> int:
         """Return the bytes of a file, in one request also where there is none."""

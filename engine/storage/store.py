@@ -37,8 +37,8 @@ ENTRY_POINTS = "midstride.stores"
 
 #: the ways out, as text
 EXCLUSIVE_HINT = (
-    "Choose a local folder or s3:// with snapshots.url; or say snapshots.lease: none, "
-    "and ensure yourself that only one world has the run."
+    "Choose a local folder or s3:// with snapshots.url; or set snapshots.lease: none, "
+    "and ensure yourself that only one attempt runs at a time."
 )
 
 #: how the name of a file begins that only tries whether files can be written
@@ -156,8 +156,13 @@ class Store(ABC):
         """Return a whole file; FileNotFoundError if there is none."""
 
     @abstractmethod
-    def stream(self, path: str) -> Iterator[bytes | memoryview]:
-        """Yield a file in chunks, each valid until the next. Raises FileNotFoundError."""
+    def stream(self, path: str, ranges: Sequence[tuple[int, int]] | None = None) -> Iterator[bytes | memoryview]:
+        """Yield a file in chunks, each valid until the next. Raises FileNotFoundError.
+
+        Args:
+            path: of the file.
+            ranges: first byte and end of each range to read instead, within the file; no chunk is of two of them.
+        """
 
     @abstractmethod
     def list(self, path: str = "") -> list[str]:
@@ -232,7 +237,8 @@ class Store(ABC):
                 self.remove(probe)
         if (first, second) != (True, False):
             raise StoreUnsafe(
-                f"{self.url} let the same file be created twice, so two worlds could advance one run. {EXCLUSIVE_HINT}"
+                f"{self.url} let the same file be created twice, so two attempts could advance one run. "
+                f"{EXCLUSIVE_HINT}"
             )
 
     def remove_old_probes(self, probe: str) -> None:
@@ -317,7 +323,7 @@ def _class_of(scheme: str) -> type[Store]:
             raise
         raise StoreUnsafe(f"{scheme}:// is the store {target}, which cannot be imported: {error!r}") from error
     if not (isinstance(kind, type) and issubclass(kind, Store)):
-        raise StoreUnsafe(f"{scheme}:// is {target}, which is no store: derive it from midstride.engine.Store")
+        raise StoreUnsafe(f"{scheme}:// is {target}, which is not a store: derive it from midstride.engine.Store")
     if unwritten := sorted(kind.__abstractmethods__):
         raise StoreUnsafe(f"{scheme}:// is the store {target}, which has no {', '.join(unwritten)}: write them")
     return kind

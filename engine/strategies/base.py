@@ -127,7 +127,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Average gradients of `parameters` over ranks, unless the backward pass has done so."""
+        """Average gradients of `parameters` over ranks, unless the backward pass already has."""
 
     @abstractmethod
     def is_replicated(self, path: str) -> bool:

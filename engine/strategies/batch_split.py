@@ -33,7 +33,9 @@ def cut(batch: Any, chunks: int) -> list[Any]:
         )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{path} has {size}" for path, size in sizes.items())
-        raise UserError(f"the batch cannot be cut into {chunks} parts: its tensors disagree on the samples: {found}.")
+        raise UserError(
+            f"the batch cannot be cut into {chunks} parts: its tensors have different numbers of samples: {found}."
+        )
     samples = next(iter(sizes.values()))
     lengths = [len(chunk) for chunk in torch.empty(samples).chunk(chunks)]
     return [_chunk(batch, sum(lengths[:i]), length, samples) for i, length in enumerate(lengths)]

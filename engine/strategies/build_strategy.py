@@ -36,7 +36,7 @@ def build_strategy(name: str, options: Mapping[str, Any] | None = None, lanes: i
         raise StrategyUnavailable(f"no strategy {name!r} here: {LIGHTNING_STRATEGIES[name]}")
     if not colon:
         raise StrategyUnavailable(
-            f"no strategy {name!r}; there are: {', '.join(sorted(STRATEGIES))}, "
+            f"no strategy {name!r}: choose one of {', '.join(sorted(STRATEGIES))}, "
             'and your own as "package.module:Class" or as an instance'
         )
     arguments: dict[str, Any] = {**(options or {}), **({} if lanes is None else {"lanes": lanes})}
@@ -60,7 +60,7 @@ def _own_class(name: str, module: str, attribute: str) -> "type[Strategy]":
     try:
         kind = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
-        raise _not_installed(name, error, f"install {error.name}, or mend the name") from error
+        raise _not_installed(name, error, f"install {error.name}, or correct the name") from error
     except Exception as error:
         raise UserCodeError.of(f"import of {module}", error) from error
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):

@@ -1,4 +1,4 @@
-"""One process that splits every batch over several devices: a repeatable `nn.DataParallel`."""
+"""Processes that split each batch over several devices: a repeatable `nn.DataParallel`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,6 +13,7 @@ from midstride.engine.modules.module import TrainingModule, set_device
 from midstride.engine.modules.torch_internals import buffers_of, children_of, parameters_of
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.batch_split import cut, join
+from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.strategies.flat_tensors import copy_together
 from midstride.engine.strategies.mixins import MergesOutputs
 from midstride.engine.strategies.single import Single
@@ -20,7 +21,7 @@ from midstride.engine.strategies.step import StepName, StepScope, loss_in
 from midstride.engine.strategies.torch_internals import replica_of
 from midstride.engine.trees import move
 
-__all__ = ["Dp", "SplitsBatches", "run_on_replicas"]
+__all__ = ["Ddp2", "Dp"]
 
 
 class SplitsBatches(MergesOutputs, Strategy):
@@ -197,3 +198,12 @@ def _moving_arguments(update: Callable[..., None], home: torch.device) -> Callab
         update(*moved, **named)
 
     return update_at_home
+
+
+class Ddp2(SplitsBatches, Ddp):
+    """Starts one process a node. Its whole batch reaches `training_step_end`.
+
+    Gradients are averaged over nodes.
+    """
+
+    name = "ddp2"

@@ -234,7 +234,7 @@ class HorovodCollective(Collective):
         if self._root is None:
             self._root = self._open_store()
         self._stores += 1
-        return shared_values(PrefixStore(f"midstride/{self._stores}", self._root), is_first=self._rank == 0)
+        return shared_values(PrefixStore(f"midstride/{self._stores}", self._root), self._rank, hvd.size())
 
     def side_channel(self) -> SideChannel:
         """Return a new side channel; every rank calls this at the same point."""

@@ -33,18 +33,23 @@ __all__ = [
     "ReplicatesParameters",
     "RunsBackward",
     "RunsLanes",
+    "ShardsWeights",
     "WatchesFrozen",
+    "WeightsChange",
     "device_generator",
     "full_state_dict",
     "gradient_buckets",
     "lanes_of",
     "load_full_state_dict",
     "parameter_check",
+    "saved_weights",
     "stop_watching",
 ]
 
 #: function of the outputs for a part of a batch, and of that part, that returns its loss
 LossOf = Callable[[Any, Any], Tensor]
+#: function of a state_dict that returns the one to be written in its place
+WeightsChange = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class ReplicatesParameters(Strategy):
@@ -170,6 +175,11 @@ class ModelParallel(FixedWorld, ABC):
     #: whether calling the module is a collective: a rank without a batch then repeats one
     forward_is_collective: ClassVar[bool] = False
 
+    @property
+    def row_shard(self) -> tuple[int, int]:
+        """The index of this rank's rows of a sharded tensor, and the number of its shards."""
+        return 0, 1
+
     @abstractmethod
     def full_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return the whole module's state_dict for rank 0 to write. Call it on all ranks at once."""
@@ -185,6 +195,18 @@ class ModelParallel(FixedWorld, ABC):
     def clip_gradients(self, parameters: Sequence[Tensor], max_norm: float) -> None:
         """Scale the gradients of `parameters` down to a norm of `max_norm` over all ranks."""
         clip_grad_norm_(parameters, max_norm)
+
+
+class ShardsWeights(ABC):
+    """Each rank writes its own part of the weights in `best` and `last`; none gathers them."""
+
+    @abstractmethod
+    def own_weights(self, module: nn.Module, change: WeightsChange) -> dict[str, Any]:
+        """Return the part that this rank writes of the module's state_dict, after `change`."""
+
+    @abstractmethod
+    def wanted_rows(self, module: nn.Module) -> tuple[int, int]:
+        """Return the index of the row shard that `load_full_state_dict` needs, and their number."""
 
 
 class FixedParameters:
@@ -210,7 +232,7 @@ class FixedParameters:
         if new := [p for group in groups for p in group["params"] if id(p) not in fixed]:
             names = {id(p): name for name, p in module.named_parameters()}
             raise UserError(
-                f"{names.get(id(new[0]), 'a parameter')} came up in training, after the strategy was set up: ranks "
+                f"{names.get(id(new[0]), 'a parameter')} was created in training, after the strategy was set up: ranks "
                 "would not exchange its gradient. Create it in __init__ or setup, in a parameter group with lr=0, and "
                 "raise the rate later."
             )
@@ -274,6 +296,15 @@ def lanes_of(strategy: Strategy) -> Lanes | None:
 def full_state_dict(strategy: Strategy, module: nn.Module) -> dict[str, Any]:
     """Return the whole module's state_dict for rank 0 to write. Call it on all ranks at once."""
     return strategy.full_state_dict(module) if isinstance(strategy, ModelParallel) else weights_of(module)
+
+
+def saved_weights(
+    strategy: Strategy, module: nn.Module, change: WeightsChange = lambda weights: weights
+) -> dict[str, Any]:
+    """Return the part of the changed weights that this rank writes; all ranks call it."""
+    if isinstance(strategy, ShardsWeights):
+        return strategy.own_weights(module, change)
+    return change(full_state_dict(strategy, module))
 
 
 def load_full_state_dict(strategy: Strategy, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:

@@ -73,6 +73,6 @@ def _tensor(proof: bytes) -> Tensor:
 def _verify(proof: bytes, expected: bytes, rank: int, other: int) -> None:
     if not hmac.compare_digest(proof, expected):
         raise WorldError(
-            f"a process that is no rank of this run has connected to rank {rank} of a group in place of rank {other}. "
+            f"a foreign process has connected to rank {rank} of a group in place of rank {other}. "
             "Another user of this machine may try to take part. Nothing that it sent was used; repeat the command"
         )

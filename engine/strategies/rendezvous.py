@@ -5,23 +5,25 @@ On one machine that is a file which only their user can open. On several it is a
 
 import fcntl
 import io
+import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch.distributed as dist
+
 from midstride.engine import slurm
 from midstride.engine.errors import JobError, WorldError
 from midstride.engine.processes.loopback import ADDRESS, is_loopback
-from midstride.engine.processes.process_identity import local_world_id
+from midstride.engine.processes.process_identity import has_ended, local_world_id, process_identity
 from midstride.engine.session.private_file import AnonymousFile, open_own, own_folder
 from midstride.engine.strategies.peers import check_peers
-from midstride.engine.strategies.shared_values import SharedValues
 from midstride.engine.strategies.torch_internals import (
     FileStore,
     HashStore,
@@ -34,7 +36,7 @@ from midstride.engine.strategies.torch_internals import (
 )
 from midstride.engine.world import World
 
-__all__ = ["Meeting", "local_store", "rendezvous_store", "serve_store", "shared_values"]
+__all__ = ["SharedValues", "local_store", "rendezvous_store", "serve_store", "shared_values"]
 
 #: seconds to wait for the name of a machine to resolve: that of a pod resolves some time after its start
 _KNOWN_S = 60.0
@@ -102,12 +104,12 @@ meet_in(_store_of_named)
 check_new_groups(_check_if_private)
 
 
-def shared_values(store: Store, *, is_first: bool) -> Any:
+def shared_values(store: Store, rank: int, size: int) -> Any:
     """Return a store for changing values.
 
-    All ranks call this with the same unused `store`.
+    All ranks, `size` in number, call this with the same unused `store`.
     """
-    return SharedValues.of_ranks(store, is_first=is_first) if Meeting.has(store) else store
+    return SharedValues.of_ranks(store, rank, size) if Meeting.has(store) else store
 
 
 def rendezvous_store(world: World) -> Store | None:
@@ -143,8 +145,8 @@ def local_store(world: World, name: str = "") -> Store:
     """Return a store of the ranks of this machine, which share only a launcher.
 
     Rank 0 makes the file in which they meet, and writes where it is into a file of this user's folder. It keeps that
-    one locked until all have connected, and removes it then: a file without a lock is what a world that was killed has
-    left. The next world removes it.
+    one locked until all have connected, and removes it then: a file without a lock is left of a killed world.
+    The next world removes it.
 
     Args:
         world: this process among the others.
@@ -173,7 +175,7 @@ def _local_store(world: World, path: Path) -> Store:
     with _locked(path) as file:
         try:
             file.truncate(0)
-            file.write(meeting.path.encode())
+            file.write(json.dumps({"path": meeting.path, "by": process_identity()}).encode())
             _wait_for_connections(world, store, others)
         finally:
             path.unlink(missing_ok=True)
@@ -211,7 +213,7 @@ def _wait_for_connections(world: World, store: Store, others: Mapping[int, str])
         store.wait([*others.values()], timedelta(seconds=max(_CONNECTED_S - _SILENT_S, 0.001)))
     except RuntimeError as error:
         raise WorldError(
-            f"rank 0 of {world.size} waited {_CONNECTED_S:.0f} s for {_missing(store, others)}: see what they printed"
+            f"rank 0 of {world.size} waited {_CONNECTED_S:.0f} s for {_missing(store, others)}: see their output"
         ) from error
 
 
@@ -224,17 +226,18 @@ def _read_path(world: World, path: Path) -> str:
     """Return the path written by rank 0 into `path`, once it exists; report a long wait."""
     began, said = time.monotonic(), False
     while (waited_s := time.monotonic() - began) < _CONNECTED_S:
-        with suppress(FileNotFoundError), open_own(path) as file:
+        with suppress(FileNotFoundError, ValueError), open_own(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                if found := file.read():
-                    return os.fsdecode(found)
+                # Rank 0 has it, or a process that is about to empty or remove what a killed world has left.
+                if (text := file.read()) and not has_ended((meeting := json.loads(text))["by"]):
+                    return str(meeting["path"])
         if not said and waited_s > _SILENT_S:
             said = True
             _say_waits(world, f"rank 0, which has not written yet into {path} where the ranks meet")
         time.sleep(0.01)
-    raise WorldError(f"rank 0 did not write into {path} where to meet in {_CONNECTED_S:.0f} s; see what it printed")
+    raise WorldError(f"rank 0 did not write its address into {path} within {_CONNECTED_S:.0f} s; see its output")
 
 
 def _say_waits(world: World, what: str) -> None:
@@ -281,7 +284,7 @@ def _wait_until_known(host: str, what: str) -> None:
                 print(f"{why}; waiting for {_KNOWN_S:.0f} s", file=sys.stderr, flush=True)
                 until = time.monotonic() + _KNOWN_S  # from now on: the first lookup can have taken seconds
             elif time.monotonic() > until:
-                way_out = "let that name resolve on every node, or hand all processes an address in MASTER_ADDR"
+                way_out = "make that name resolve on every machine, or give all processes an address in MASTER_ADDR"
                 raise WorldError(f"{why}; {way_out}, and a free port there in MASTER_PORT") from error
             time.sleep(_KNOWN_S / 100)
         else:
@@ -294,7 +297,7 @@ def _store_on_rank0(world: World, port: int) -> TCPStore:
     try:
         return serve_store(port)
     except OSError as error:
-        way_out = "end what listens there, or hand all processes another MASTER_PORT"
+        way_out = "end the program that listens there, or give all processes another MASTER_PORT"
         raise WorldError(f"rank 0 cannot listen at port {port}: {os.strerror(error.errno or 0)}; {way_out}") from error
 
 
@@ -308,3 +311,123 @@ def serve_store(port: int = 0, host: str = ADDRESS) -> TCPStore:
     listener = socket.create_server((host, port), backlog=1024)
     port = listener.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+_KEY, _OPENED = "values", "opened"
+_POLL_S = 0.01
+#: seconds after which a rank that sets a value is frozen, or was killed
+_WRITTEN_S = 5.0
+_DECODER = json.JSONDecoder()
+#: seconds in which a value must be set by another rank
+_WAITED = timedelta(minutes=5)
+
+
+class SharedValues:
+    """Methods of a `torch.distributed.Store` that the engine uses.
+
+    One thread at a time uses an instance.
+
+    Args:
+        file: that holds the values.
+    """
+
+    #: of rank 0: files that some rank may not have opened yet, the store that counts the ranks that have, and how many
+    #: will. Rank 0 does not wait for a rank that may have ended, and can be done with a file before all have opened it.
+    _offered: ClassVar[list[tuple[AnonymousFile, Store, int]]] = []
+
+    def __init__(self, file: AnonymousFile) -> None:
+        self._file = file
+
+    @classmethod
+    def of_ranks(cls, store: Store, rank: int, size: int) -> "SharedValues":
+        """Return new values shared by the ranks, `size` in number.
+
+        Every rank calls this with the same unused private `store`.
+
+        Raises:
+            WorldError: rank 0 has ended.
+        """
+        if rank > 0:
+            values = cls(AnonymousFile.at(store.get(_KEY).decode()))
+            store.add(_OPENED, 1)
+            return values
+        cls._offered[:] = [(file, at, others) for file, at, others in cls._offered if at.add(_OPENED, 0) < others]
+        values = cls(AnonymousFile())
+        cls._offered.append((values._file, store, size - 1))
+        store.set(_KEY, values._file.path)
+        return values
+
+    def clone(self) -> "SharedValues":
+        """Return another instance with the same values, for another thread."""
+        return SharedValues(AnonymousFile.at(self._file.path))
+
+    def set(self, key: str, value: str) -> None:
+        """Set the value of `key`.
+
+        Raises:
+            DistStoreError: another rank is frozen while it sets one.
+        """
+        with self._locked():
+            data = json.dumps({**self._read(), key: value}).encode()
+            os.pwrite(self._file.handle, data, 0)
+            os.ftruncate(self._file.handle, len(data))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of `key`, once it is set.
+
+        Raises:
+            DistStoreError: it was not set within five minutes.
+        """
+        self.wait([key])
+        return str(self._read()[key]).encode()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all of `keys` are set."""
+        return self._read().keys() >= {*keys}
+
+    def wait(self, keys: Sequence[str], timeout: timedelta = _WAITED) -> None:
+        """Wait until all of `keys` are set.
+
+        Raises:
+            DistStoreError: they were not, within `timeout`.
+        """
+        until = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > until:
+                raise dist.DistStoreError(f"not set within {timeout.total_seconds():g} s: {', '.join(keys)}")
+            time.sleep(_POLL_S)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        until = time.monotonic() + _WRITTEN_S
+        while not self._try_lock():
+            if time.monotonic() > until:
+                raise dist.DistStoreError(f"another rank has been setting a value for {_WRITTEN_S:g} s: it is frozen")
+            time.sleep(_POLL_S / 10)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file.handle, fcntl.LOCK_UN)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._file.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _read(self) -> dict[str, Any]:
+        """Return all values without a lock, which a frozen rank would hold.
+
+        Values are read again while one is set.
+        """
+        until = time.monotonic() + _WRITTEN_S
+        while True:
+            data = os.pread(self._file.handle, os.fstat(self._file.handle).st_size, 0)
+            try:
+                found: dict[str, Any] = _DECODER.raw_decode(data.decode() or "{}")[0]
+                return found
+            except ValueError as error:
+                if time.monotonic() > until:
+                    raise dist.DistStoreError("a rank was killed while it set a value") from error
+                time.sleep(_POLL_S / 10)

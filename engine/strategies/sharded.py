@@ -23,17 +23,20 @@ from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.torch_internals import parameters_of
-from midstride.engine.state.row_shards import RowShard, distributed_tensor, reshard_rows, row_shard_of, shard_rows
+from midstride.engine.state.module_index import ModuleIndex
+from midstride.engine.state.row_shards import RowShard, distributed_tensor, no_rows, row_shard_of, shard_rows
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful
 from midstride.engine.strategies.base import Strategy
+from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.layer_faults import sparse_layers
-from midstride.engine.strategies.mixins import FixedParameters, ModelParallel
+from midstride.engine.strategies.mixins import FixedParameters, ModelParallel, ShardsWeights, WeightsChange
+from midstride.engine.strategies.own_loop import FIXED_WORLD
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, broadcast_tensors
 from midstride.engine.strategies.torch_internals import NORMALISATION
 from midstride.engine.trees import is_state_leaf, map_leaves
 
-__all__ = ["FullySharded", "Sharded", "ShardedState"]
+__all__ = ["FullySharded", "OwnShardedLoop", "Sharded"]
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ _IN_16_BITS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torc
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
-class Sharded(ModelParallel, FixedParameters, Strategy):
+class Sharded(ModelParallel, ShardsWeights, FixedParameters, Strategy):
     """Shards weights, gradients and optimizer state by `torch.distributed.fsdp.fully_shard`.
 
     A step gathers the weights; its backward pass averages the gradients and shards them, after each batch of an
@@ -117,7 +120,7 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
     def setup_module(
         self, module: TrainingModule, scope: StepScope, first_batch: Callable[[], Any] | None = None
     ) -> None:
-        """Broadcast rank 0's weights and shard them, unless an earlier fit has done so."""
+        """Broadcast rank 0's weights and shard them, unless an earlier fit has."""
         self._module = module
         if isinstance(module, FSDPModule):
             return
@@ -209,7 +212,13 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
     def wrap_state(self, part: Stateful) -> Stateful:
         """Return `part` with its tensors as row shards."""
         assert self._module is not None
-        return ShardedState(part, self._module, self.world.size // self._replicas)
+        return ShardedState(part, self._module)
+
+    @property
+    def row_shard(self) -> tuple[int, int]:
+        """The index of this rank's rows of a sharded tensor, and the number of its shards."""
+        shards = self.world.size // self._replicas
+        return self.world.rank % shards, shards
 
     def full_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return the whole weights on rank 0, gathered one by one; an empty dict on other ranks."""
@@ -225,16 +234,29 @@ class Sharded(ModelParallel, FixedParameters, Strategy):
             named[name] = gathered[id(value)]
         return named if self.world.is_first else {}
 
+    def own_weights(self, module: nn.Module, change: WeightsChange) -> dict[str, Any]:
+        """Return this rank's rows of the weights; rank 0's has also what is not sharded."""
+        _reshard(module)
+        replica = self.world.rank // self.row_shard[1]
+        parts = {name: _in_order(_row_shard(value)) for name, value in change(module.state_dict()).items()}
+        if replica:  # the first one writes them
+            parts = {name: no_rows(part) for name, part in parts.items() if isinstance(part, RowShard)}
+        return {name: part for name, part in parts.items() if self.world.is_first or isinstance(part, RowShard)}
+
+    def wanted_rows(self, module: nn.Module) -> tuple[int, int]:
+        """Return those of this rank; all rows before the module is sharded."""
+        return self.row_shard if isinstance(module, FSDPModule) else (0, 1)
+
     def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
-        """Load the rows of this rank of the whole weights."""
+        """Load this rank's rows of whole weights; row shards and distributed tensors as they are."""
         own = module.state_dict()
 
         def of_this_rank(name: str, value: Any) -> Any:
             theirs = own.get(name)
-            if not isinstance(theirs, DTensor):
+            if not isinstance(theirs, DTensor) or isinstance(value, DTensor):
                 return value
-            shards = self.world.size // self._replicas
-            return distributed_tensor(shard_rows(value, self.world.rank % shards, shards), theirs)
+            shard = value if isinstance(value, RowShard) else shard_rows(value, *self.row_shard)
+            return distributed_tensor(shard, theirs)
 
         module.load_state_dict({name: of_this_rank(name, value) for name, value in state_dict.items()})
 
@@ -255,12 +277,13 @@ class ShardedState(AlikeOnRanks):
 
     description = "the state that is not sharded, such as statistics of batch norm,"
 
-    def __init__(self, part: Stateful, module: nn.Module, shards: int) -> None:
-        self._part, self._module, self._shards = part, module, shards
+    def __init__(self, part: Stateful, module: nn.Module) -> None:
+        self._part, self._module = part, module
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the part, with row shards in place of distributed tensors."""
         _reshard(self._module)
+        ModuleIndex.of(self._module).forget()  # that may have replaced the parameters
         return cast("dict[str, Any]", map_leaves(_row_shard, self._part.state_dict(), is_leaf=is_state_leaf))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -273,12 +296,9 @@ class ShardedState(AlikeOnRanks):
         self._part.load_state_dict(map_leaves(distributed, state_dict, is_leaf=is_state_leaf))
 
     def resharded(self, states: Sequence[dict[str, Any]], rank: int) -> dict[str, Any]:
-        """Return the row shards of `rank` in a new world, given those of all ranks of the old one.
-
-        Whole parts are rank 0's, with a warning if they differ.
-        """
+        """Return the state of rank 0, with this rank's row shards; warn if the rest differs."""
         super().resharded([map_leaves(_uncut, state, is_leaf=is_state_leaf) for state in states], rank)
-        return cast("dict[str, Any]", reshard_rows(states, rank % self._shards, self._shards))
+        return states[0]
 
 
 def _parameter_error(name: str, parameter: nn.Parameter) -> str:
@@ -315,6 +335,11 @@ def _reshard(module: nn.Module) -> None:
 def _uncut(value: Any) -> Any:
     """Return `value`, and nothing in place of a row shard."""
     return None if isinstance(value, RowShard) else value
+
+
+def _in_order(value: Any) -> Any:
+    """Return a row shard in the order of its elements, as tools read it; other values unchanged."""
+    return value._replace(rows=value.rows.contiguous()) if isinstance(value, RowShard) else value
 
 
 def _row_shard(value: Any) -> Any:
@@ -375,3 +400,24 @@ def uncut_tensors(module: nn.Module) -> list[Tensor]:
     cut = [submodule for submodule in module.modules() if isinstance(submodule, FSDPModule)]
     done = {id(tensor) for submodule in cut for tensor in (*submodule.parameters(), *submodule.buffers())}
     return [tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) not in done]
+
+
+class OwnShardedLoop(FullySharded):
+    """Trains modules that the user's loop calls, whose weights are sharded.
+
+    Args:
+        collective: the ranks.
+        modules: all modules as one; None to shard one by `shard` only.
+    """
+
+    name = "own loop, sharded"
+    fixed_world = FIXED_WORLD
+
+    def __init__(self, collective: Collective, modules: nn.Module | None = None) -> None:
+        super().__init__()
+        self.collective, self._modules = collective, modules
+
+    def wrap_state(self, part: Stateful) -> Stateful:
+        """Return `part` with its tensors as row shards."""
+        assert self._modules is not None
+        return ShardedState(part, self._modules)

@@ -11,6 +11,7 @@ from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.optim.precision import Precision
 from midstride.engine.session.heartbeat import Heartbeat
+from midstride.engine.trees import samples_in
 from midstride.engine.user_code import fork_count, users_error
 
 __all__ = ["STEPS", "StepName", "StepScope", "TrainingStep", "loss_in"]
@@ -75,18 +76,19 @@ class StepScope:
             UserCodeError: the method raised.
         """
         logged, step = self.metric_logger, getattr(module, name)
-        whole, forks = logged.batch, fork_count()
-        if batch is not whole:
-            logged.begin_batch(batch)
+        whole, weight, forks = logged.batch, logged.weight, fork_count()
+        if batch is not whole:  # a part of it, or a copy
+            logged.begin_batch(batch, weight if samples_in(batch) == samples_in(whole) else None)
         try:
             return step(batch, *arguments)
         except BaseException as error:  # not by call_user_code: each step saves a call, and its traceback a frame
-            if (users := users_error(f"{type(module).__name__}.{name}", error, forks)) is None:
+            where = f"{type(module).__name__}.{name}{_given(error, len(arguments))}"
+            if (users := users_error(where, error, forks)) is None:
                 raise
             raise users from error
         finally:
             if batch is not whole:
-                logged.begin_batch(whole)
+                logged.begin_batch(whole, weight)
 
     def forward(self) -> AbstractContextManager[Any]:
         """Return the context of one forward pass: autocast, where the precision has it."""
@@ -126,3 +128,10 @@ class TrainingStep(nn.Module):
         outputs = self._call(*args)
         heartbeat.end_work()
         return outputs
+
+
+def _given(error: BaseException, arguments: int) -> str:
+    """Return the arguments of a step, if `error` says that it does not take them."""
+    if not isinstance(error, TypeError) or error.__traceback__ is None or error.__traceback__.tb_next is not None:
+        return ""
+    return f" (called with {', '.join(('batch', 'batch_idx', 'dataloader_idx')[: 1 + arguments])})"

@@ -36,9 +36,6 @@ _LOST = re.compile("tim(ed|e) ?out|closed by peer|reset by peer|broken pipe|pair
 class TorchCollective(Collective):
     """The default process group of `torch.distributed`."""
 
-    def __init__(self) -> None:
-        self._stores = 0
-
     def init_process_group(self, world: World, device: torch.device) -> None:
         """Connect to the other ranks over NCCL on GPUs and gloo elsewhere."""
         if dist.is_initialized():
@@ -80,9 +77,10 @@ class TorchCollective(Collective):
 
     def key_value_store(self) -> Any:
         """Return an empty store of the ranks; every rank calls this equally often."""
-        self._stores += 1
-        store = PrefixStore(f"midstride/{self._stores}", default_store())
-        return shared_values(store, is_first=dist.get_rank() == 0)
+        rank, store = dist.get_rank(), default_store()
+        # The count is in the group's store, which all fits of a process share: an earlier fit's prefix has values.
+        number = store.add(f"midstride/stores/{rank}", 1)
+        return shared_values(PrefixStore(f"midstride/{number}", store), rank, dist.get_world_size())
 
     def side_channel(self) -> SideChannel:
         """Return a channel with its own process group. Call it on all ranks at the same point."""

@@ -66,7 +66,7 @@ def default_store() -> Store:
 
 
 def file_of(store: Store) -> str:
-    """Return the path of the file that holds what is in `store`; "" if none does."""
+    """Return the path of the file behind `store`; "" if there is none."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     path: str = getattr(store, "path", "")

@@ -5,8 +5,6 @@
     resume_check     a run cut off at several positions, compared with one that was not
     child_run        one attempt in a process of its own
     batch_journal    digests of the samples of each batch
-    arbitrary_orders  orders of sets and listings, changed so that dependence on them shows
-    nondeterminism   where user code calls clocks and the like
     ranks            functions called in worlds of new processes
     disable_gc       pauses the garbage collector while modules for these processes are imported
     freeze_gc        excludes these modules from garbage collection

@@ -62,7 +62,7 @@ def first_difference(undisturbed: Path, resumed: Path) -> str | None:
                 sample = f"sample {indices[index]}" if len(indices) == len(entry["samples"]) else "a sample"
                 return f"{sample} in {where} differs: reading it again gave other data"
         if before["rest"] != entry["rest"]:
-            return f"{where} differs, in what it holds beside its samples"
+            return f"{where} differs in its content beside samples"
     return None
 
 

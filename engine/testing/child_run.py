@@ -4,26 +4,29 @@ import copy
 import json
 import logging
 import os
+import random
+import sys
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
+from midstride.engine.code_origin import is_python_file, is_user_file
 from midstride.engine.errors import EngineError, UserError
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.objects.digest import object_digest
 from midstride.engine.processes.child_processes import ChildProcesses
-from midstride.engine.testing.arbitrary_orders import other_hash_seed, reverse_listings
 from midstride.engine.testing.batch_journal import BatchJournal
-from midstride.engine.testing.nondeterminism import NondeterminismTracer
 from midstride.engine.training.trainer import Trainer
 
-__all__ = ["ChildRun", "Factory"]
+__all__ = ["ChildRun", "NondeterminismTracer"]
 
 Factory = Any | Callable[[], Any]
 
@@ -142,3 +145,95 @@ def _fresh(made: Factory) -> Any:
     if fresh is None:
         raise UserError(f"{made!r} returned None; a module, or data, is needed")
     return fresh
+
+
+def other_hash_seed() -> dict[str, str]:
+    """Return a variable that makes a new interpreter hash strings differently."""
+    return {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
+
+
+def reverse_listings() -> None:
+    """Reverse the results of `os.listdir` and `os.scandir`, and so of `glob` and `pathlib`."""
+    listdir, scandir = os.listdir, os.scandir
+
+    def reversed_listdir(path: Any = ".") -> list[Any]:
+        return listdir(path)[::-1]
+
+    class ReversedScandir:
+        def __init__(self, path: Any = ".") -> None:
+            with scandir(path) as found:
+                self._entries = iter([*found][::-1])
+
+        def __enter__(self) -> Iterator[Any]:
+            return iter(self)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def __iter__(self) -> Iterator[Any]:
+            return self
+
+        def __next__(self) -> Any:
+            return next(self._entries)
+
+        def close(self) -> None:
+            pass
+
+    replaced: Any = os
+    replaced.listdir, replaced.scandir = reversed_listdir, ReversedScandir
+
+
+_CALLS: dict[Any, str] = {
+    **{getattr(time, name): f"time.{name}()" for name in ("time", "time_ns", "perf_counter", "perf_counter_ns")},
+    **{getattr(time, name): f"time.{name}()" for name in ("monotonic", "monotonic_ns", "process_time", "localtime")},
+    os.urandom: "os.urandom()",
+    os.getpid: "os.getpid()",
+    id: "id()",
+}
+_METHODS = {"datetime.now": "datetime.now()", "datetime.utcnow": "datetime.utcnow()", "date.today": "date.today()"}
+
+
+class NondeterminismTracer:
+    """Records nondeterministic calls of user code in this thread, a line of `calls` per place.
+
+    It slows an attempt down many times (`sys.setprofile`), so it is used only after a comparison has failed.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __enter__(self) -> "NondeterminismTracer":
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.setprofile(None)
+
+    def _profile(self, frame: FrameType, event: str, function: Any) -> None:
+        if event != "c_call" or (name := _nondeterministic(function)) is None:
+            return
+        caller: FrameType | None = frame
+        while caller is not None and is_python_file(caller.f_code.co_filename):
+            caller = caller.f_back
+        if caller is None or not is_user_file(caller.f_code.co_filename):
+            return
+        if function is id and caller is not frame:  # by copy.deepcopy and json, whose results do not depend on it
+            return
+        code = caller.f_code
+        line = f"{name} in {code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{caller.f_lineno})"
+        if line not in self.calls:
+            self.calls.append(line)
+
+
+def _nondeterministic(function: Any) -> str | None:
+    """Return how a message calls `function`, if its results differ each time; else None."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, random.Random):
+        own = owner is not random._inst
+        return "a random.Random of its own" if own and function.__name__ in ("random", "getrandbits") else None
+    try:
+        return _CALLS.get(function) or _METHODS.get(getattr(function, "__qualname__", ""))
+    except TypeError:  # a method of an unhashable object
+        return None

@@ -25,7 +25,7 @@ __all__ = ["assert_resumes_exactly", "final_state"]
 CUTS = 5
 #: path in a state that a stream gave, which may count what a resume does not need, and which the trial has judged
 _OF_A_STREAM = re.compile(r"feeds/(.*/)?states/\d+/state/")
-_NEW_INTERPRETER = ", in a new interpreter that orders sets of strings and lists of files otherwise"
+_NEW_INTERPRETER = ", in a new interpreter with another order of sets of strings and lists of files"
 #: lines that a failure message shows of each section
 SHOWN = 8
 
@@ -103,7 +103,7 @@ def _resume_from(whole: ChildRun, cut: Snapshot, folder: Path) -> ChildRun:
 def _compare(whole: ChildRun, resumed: ChildRun, *, has_order: bool = True) -> list[str]:
     """Return lines on a resumed attempt's differences in batches, final state, or metrics.
 
-    The order of items in a set counts only if both attempts hash strings alike: with `has_order`.
+    The order of items in a set counts only if both attempts hash strings in the same way: with `has_order`.
     """
     faults = [fault] if (fault := first_difference(whole.journal, resumed.journal)) else []
     for expected, found in zip(final_state(whole.run), final_state(resumed.run), strict=True):
@@ -140,12 +140,12 @@ def _message(faults: list[str], cut: Snapshot, whole: ChildRun, resumed: ChildRu
     result, undisturbed = resumed.result(), whole.result()
     hidden = [line for line in differing_lines(undisturbed["digest"], result["digest"]) if line not in faults]
     repeats = not (first_difference(whole.journal, again.journal) or _compare(whole, again))
-    head = f"resumed after step {cut.position.step}, at {position}{where}, the run ends otherwise than undisturbed"
-    head += ":" if repeats else " (as it does when it is merely run again):"
+    head = f"resumed after step {cut.position.step} (at {position}){where}, the run ends differently"
+    head += ":" if repeats else " (also when it is repeated without an interruption):"
     sections = [
         (head, faults),
-        ("What no snapshot holds, and differs too:", hidden),
-        ("What gives another answer each time, and is asked in your code:", again.result()["nondeterministic calls"]),
+        ("Different, and in no snapshot:", hidden),
+        ("Not repeatable, and called in your code:", again.result()["nondeterministic calls"]),
         ("The engine warned:", undisturbed["warnings"]),
     ]
     return "\n".join("\n  ".join([title, *_few(lines)]) for title, lines in sections if lines)

@@ -60,8 +60,8 @@ def closure_returning(loss: Tensor | None, optimizer: Optimizer) -> Callable[[],
         if versions != [*map(version_of, parameters)]:
             kind = type(optimizer).__name__
             raise UserError(
-                f"{kind}.step called its closure after it had changed parameters, and this closure computes nothing: "
-                f"the gradients are those of before the change. {_HOW}"
+                f"{kind}.step called its closure after it had changed parameters, but this closure computes nothing: "
+                f"the gradients are those from before the change. {_HOW}"
             )
         return loss
 

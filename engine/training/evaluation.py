@@ -4,12 +4,14 @@ Ranks with different numbers of batches evaluate in lockstep: all take as many t
 """
 
 import inspect
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
 from midstride.engine.checkpointing.boundary import StepBoundary
 from midstride.engine.checkpointing.checkpointer import Checkpointer
@@ -18,15 +20,19 @@ from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.hooks import bind_step_end, own_hook
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.torch_internals import buffers_of, parameters_of
 from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
+from midstride.engine.state.row_shards import is_distributed
+from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.strategies.collective import Collective
+from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.strategies.step import STEPS
+from midstride.engine.strategies.torch_internals import version_of
 from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.fit_objects import evaluated_objects
 from midstride.engine.training.lane_scope import LaneScope
-from midstride.engine.training.validation_changes import ValidationChanges
 from midstride.engine.trees import to_host
 
 __all__ = [
@@ -35,7 +41,6 @@ __all__ = [
     "PredictionLoop",
     "ensure_shared_order",
     "extra_step",
-    "lockstep_batches",
     "setup_evaluation",
 ]
 
@@ -79,8 +84,9 @@ class EvaluationLoop:
     def run(self) -> dict[str, float]:
         """Evaluate, or resume an evaluation; return reduced values by name, none if the limit is 0."""
         context, progress = self.context, self.context.progress
-        limits = {"validate": context.options.limit_val_batches, "test": context.options.limit_test_batches}
-        if limits.get(self.stage) == 0:
+        options = context.options
+        limits = {"validate": options.limit_val_batches, "test": options.limit_test_batches}
+        if {**limits, "predict": options.limit_predict_batches}[self.stage] == 0:
             return {}
         newest = None if self._changes is None or progress.validating else self._changes.newest
         if newest is not None and self._checkpointer is not None:
@@ -91,7 +97,7 @@ class EvaluationLoop:
                 self._begin()
             while progress.val_loader < len(self.loaders):
                 context.metric_logger.begin(self.stage, progress.val_loader if len(self.loaders) > 1 else None)
-                self.loader(progress.val_loader)
+                self.run_loader(progress.val_loader)
                 progress.next_validation_loader()
             values = self._end()
             if self._changes is not None:
@@ -126,7 +132,7 @@ class EvaluationLoop:
             context.reporter.emit("validation", step=progress.step, epoch=progress.epoch, metrics=values)
         return values
 
-    def loader(self, number: int) -> None:
+    def run_loader(self, number: int) -> None:
         """Evaluate one loader.
 
         A rank without a batch left waits for the others, or joins the collectives of steps.
@@ -135,10 +141,10 @@ class EvaluationLoop:
         to_device = batch_transfer(context, number)
         for batch, own in lockstep_batches(context, self.loaders[number], progress.val_batch):
             if own:
-                self.batch(to_device(batch), progress.val_batch, number)
+                self.run_batch(to_device(batch), progress.val_batch, number)
             elif context.forward_is_collective:
                 with extra_step(context, self.loaders[number]):
-                    self.step(to_device(batch), progress.val_batch, number)
+                    self.run_step(to_device(batch), progress.val_batch, number)
             if self.lanes is not None:
                 self.lanes.end_batch(progress.step, number, progress.val_batch)
             progress.validation_batch_done()
@@ -147,25 +153,25 @@ class EvaluationLoop:
             else:
                 context.mark_step()
 
-    def batch(self, batch: Any, index: int, number: int) -> Any:
+    def run_batch(self, batch: Any, index: int, number: int) -> Any:
         """Evaluate one batch of this rank, with its hooks; return the outputs of the step."""
         hooks, extra = self.context.hooks, self._extra(number)
-        self.context.metric_logger.begin_batch(batch)
+        self.context.metric_logger.begin_batch(batch, self.loaders[number].weight if self.lanes is None else None)
         hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
-        outputs = self.step(batch, index, number)
+        outputs = self.run_step(batch, index, number)
         hooks.call(f"on_{self.prefix}_batch_end", outputs, batch, index, *extra)
         return outputs
 
-    def step(self, batch: Any, index: int, number: int) -> Any:
-        """Return the outputs of the user's step on the unwrapped module.
+    def run_step(self, batch: Any, index: int, number: int) -> Any:
+        """Return the outputs of the user's step, called on the unwrapped module.
 
-        DDP's forward would broadcast buffers.
+        A call of the module as DDP wraps it would broadcast buffers.
         """
         if self.lanes is None:
-            return self._run(batch, index, number)
+            return self._call_step(batch, index, number)
 
         def step(lane_batch: Any) -> Any:
-            return self._run(lane_batch, index, number)
+            return self._call_step(lane_batch, index, number)
 
         outputs = {}
         for lane, lane_batch in batch.items():
@@ -176,7 +182,7 @@ class EvaluationLoop:
         self.lanes.end_batch(self.context.progress.step, number, index, 1)
         return outputs
 
-    def _run(self, batch: Any, index: int, number: int) -> Any:
+    def _call_step(self, batch: Any, index: int, number: int) -> Any:
         return self.context.scope.run(self.forward, batch, index, *self._extra(number), end=self.step_end)
 
     def _extra(self, number: int) -> tuple[int, ...]:
@@ -184,16 +190,25 @@ class EvaluationLoop:
 
 
 class PredictionLoop(EvaluationLoop):
-    """Evaluation that collects outputs of steps on the host, as a device might not hold all."""
+    """Evaluation that collects outputs of steps on the host, as a device might not hold all.
 
-    def __init__(self, context: EvaluationContext, loaders: Sequence[ResumableLoader]) -> None:
+    Args:
+        context: see `EvaluationLoop`.
+        loaders: see `EvaluationLoop`.
+        keeps: whether outputs are collected; otherwise they are dropped.
+    """
+
+    def __init__(self, context: EvaluationContext, loaders: Sequence[ResumableLoader], *, keeps: bool = True) -> None:
         super().__init__(context, "predict", loaders)
+        self._keeps = keeps
         #: for every loader, the outputs for its batches
         self.predictions: list[list[Any]] = [[] for _ in loaders]
 
-    def batch(self, batch: Any, index: int, number: int) -> Any:
+    def run_batch(self, batch: Any, index: int, number: int) -> Any:
         """Predict one batch of this rank and collect its outputs, one entry per lane if any."""
-        outputs = super().batch(batch, index, number)
+        outputs = super().run_batch(batch, index, number)
+        if not self._keeps:
+            return outputs
         kept = outputs if self.context.device.type == "cpu" else to_host(outputs)
         self.predictions[number] += [kept] if self.lanes is None else kept.values()
         return outputs
@@ -275,7 +290,7 @@ def lockstep_batches(context: EvaluationContext, loader: ResumableLoader, start:
 
 
 def _batch_of_another(collective: Collective, batch: Any, own: bool) -> Any:
-    """Return `batch` if every rank has one of its own, else that of the first rank that has."""
+    """Return `batch` if every rank has one, else that of the first rank with one."""
     if collective.all_agree(own):
         return batch
     theirs = [one for has, one in collective.gather((own, batch)) if has]
@@ -317,3 +332,77 @@ def extra_step(context: EvaluationContext, loader: ResumableLoader) -> Iterator[
     objects = evaluated_objects(context, loader)
     with side_effects_reverted(context.module, generators, objects), context.metric_logger.muted():
         yield
+
+
+_HOOKS_OF_START = ("on_validation_start", "on_validation_epoch_start")
+_HOOKS_OF_BATCHES = ("on_validation_batch_start", "on_validation_batch_end")
+#: bytes of a tensor on an accelerator beyond which only some elements are compared
+_SAMPLE_BYTES = 1 << 20
+
+
+class ValidationChanges:
+    """Allows snapshots anywhere but in a validation whose hooks have changed the module.
+
+    A validation without hooks costs nothing; one with hooks two readings of the weights.
+
+    Args:
+        context: context of the fit.
+    """
+
+    def __init__(self, context: EvaluationContext) -> None:
+        self._context, hooks = context, context.hooks
+        self._has_start_hooks = any(map(hooks.has, _HOOKS_OF_START))
+        # Between steps of a validation, weights of a model-parallel strategy may be gathered or not.
+        is_readable = not isinstance(context.strategy, ModelParallel)
+        self._has_batch_hooks = is_readable and any(map(hooks.has, _HOOKS_OF_BATCHES))
+        self._before: dict[str, Any] | None = None
+        self._has_changed = False
+        self._began, self._first_boundary = 0.0, 0
+        #: boundaries and seconds of the newest validation in which hooks changed the module; None before the first
+        self.newest: tuple[int, float] | None = None
+
+    def begin(self) -> None:
+        """Note the module, which is in eval mode, before the first hooks of a validation."""
+        self._has_changed = False
+        self._began, self._first_boundary = time.monotonic(), self._context.progress.after
+        self._before = _content(self._context.module) if self._has_start_hooks or self._has_batch_hooks else None
+
+    def compare_after_start_hooks(self) -> None:
+        """Compare the module after the first hooks of a validation; every rank calls this."""
+        if self._has_start_hooks:
+            self._compare()
+
+    def allow_snapshot(self) -> bool:
+        """Return whether this state is the run's; every rank calls this at the same boundary."""
+        if self._has_batch_hooks and self._context.progress.validating and not self._has_changed:
+            if self._before is None:  # resumed within a validation
+                self._before = _content(self._context.module)
+            self._compare()
+        return not self._has_changed
+
+    def end(self) -> None:
+        """Note that the validation and its hooks are over."""
+        if self._has_changed:
+            self.newest = self._context.progress.after - self._first_boundary, time.monotonic() - self._began
+        self._has_changed, self._before = False, None
+
+    def _compare(self) -> None:
+        has_changed = _content(self._context.module) != self._before
+        self._has_changed = any(self._context.collective.gather(has_changed))
+
+
+def _content(module: nn.Module) -> dict[str, Any]:
+    """Return layers, training modes and content of `module` by name."""
+    content: dict[str, Any] = {}
+    for path, layer in module.named_modules():
+        content[path] = id(layer), layer.training
+        for kind in (parameters_of(layer), buffers_of(layer)):
+            content |= {f"{path}.{name}": _of_tensor(one) for name, one in kind.items() if one is not None}
+    return content
+
+
+def _of_tensor(tensor: Tensor) -> tuple[Any, ...]:
+    own = tensor.to_local() if is_distributed(tensor) else tensor
+    if own.is_cpu and type(own) in (Tensor, nn.Parameter):
+        return id(tensor), tensor_digest(own)
+    return id(tensor), tensor_digest(own, _SAMPLE_BYTES), None if own.is_inference() else version_of(own)

@@ -27,6 +27,7 @@ from midstride.engine.loggers.base import Conclusion
 from midstride.engine.loggers.logger_processes import conclude
 from midstride.engine.modules.hooks import own_hook
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.schedules import largest_window
 from midstride.engine.optim.optimizers import lazy_tensors, read_optimizers
 from midstride.engine.processes.preload import collector_paused
 from midstride.engine.seeds import rank_seed, seed_everything
@@ -34,6 +35,7 @@ from midstride.engine.session.liveness import LastSeen
 from midstride.engine.session.replay_plan import NEVER
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.parent import open_run
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.storage.store import Store, StoreOptions
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.step import TrainingStep
@@ -57,11 +59,9 @@ _GLOO_DETAILS = re.compile(r"\[[^]]*\.cc:\d+\] |\. This is typically caused by .
 
 
 def earlier_facts(context: EvaluationContext, run: str | None, resume: Resume) -> dict[str, Any]:
-    """Return the facts of the newest snapshot of `run`, for the time before its restore.
+    """Return the facts of the newest snapshot of `run`, for the time before its restore; or {}.
 
-    {} if there is none.
-
-    With strategy `single` or with lanes they are not needed, and {} is returned: the batches do not depend on the
+    {} is returned if there is none, and with strategy `single` or with lanes: there the batches do not depend on the
     number of ranks, and the strategy has no measurements.
     """
     options, strategy = context.settings.snapshots, context.strategy
@@ -90,7 +90,8 @@ class Fit:
         """Return messages on settings of this fit that `strategy` does not support."""
         context = self.context
         batch_size = context.loaders.training.batch_size
-        return _fit_errors(strategy, context.module, context.optimizers, context.options, batch_size)
+        options = largest_window(context.options, context.callbacks)
+        return _fit_errors(strategy, context.module, context.optimizers, options, batch_size)
 
     def save_weights(self, folder: Literal["best", "last"]) -> None:
         """Save the weights to `folder` of the run, if snapshots are taken."""
@@ -108,7 +109,7 @@ class Fit:
     def check(self) -> None:
         """Raise errors that would stop a fit before its first step, or stop a snapshot."""
         FitLoop(self.context)
-        Checkpointer.try_encoding(fit_state(self.context).parts)
+        Checkpointer.try_encoding(fit_state(self.context))
 
     def run(self, run: str | None, resume: Resume, devices: str, *, take_over: bool = False) -> None:
         """Train to the end.
@@ -157,17 +158,16 @@ class Fit:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """Raise a block's error as its cause: a failed snapshot, or a lost rank.
-
-        Closes snapshots.
-        """
+        """Raise a block's error as its cause, a failed snapshot or a lost rank; close the snapshots."""
         at_once = False
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             at_once = True
+            self.context.hooks.call_on_exception(error)
             raise
         except Exception as error:
+            self.context.hooks.call_on_exception(error)
             cause = error if self.checkpointer is None else self.checkpointer.cause_of(error)
             if self._last_seen is not None and self._is_loss_of_rank(cause):
                 raise WorldError(self._lost_rank_message(cause, self._last_seen)) from error
@@ -227,7 +227,8 @@ class Fit:
         resumed = False
         if run is not None and snapshots is not None:
             refuse_cudnn_dropout(context.module)
-            with RankWarnings(context.world, context.collective.gather).merge_ranks(), collector_paused():
+            index, warnings = ModuleIndex.of(context.module), RankWarnings(context.world, context.collective.gather)
+            with warnings.merge_ranks(), collector_paused(), index.kept():
                 state = fit_state(context)
             self.checkpointer = Checkpointer(context, state, run, snapshots)
             resumed = self.checkpointer.resume(resume, take_over=take_over)
@@ -243,7 +244,7 @@ class Fit:
         context, progress = self.context, self.context.progress
         context.reporter.announce(self._announcement(devices))
         if run is None and context.settings.snapshots is not None:
-            context.reporter.announce('nothing is kept of this fit: fit(..., run="runs/first") keeps it, and resumes')
+            context.reporter.announce('this fit saves nothing: fit(..., run="runs/first") saves it and can resume')
         if progress.step and loop.is_done():
             done = f"{format_count(progress.epoch, 'epoch')}, {format_count(progress.step, 'step')}"
             context.reporter.announce(f"nothing is left to train: {done} done; {loop.ending().sentence}")
@@ -293,7 +294,7 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
     Raises:
         JobError: the module has lazy tensors, or the strategy does not support the fit.
     """
-    module, strategy, options = ready.module, ready.strategy, ready.options
+    module, strategy, options = ready.module, ready.strategy, largest_window(ready.options, ready.callbacks)
     if lazy := lazy_tensors(module):
         raise JobError(lazy)
     strategy.setup_module(module, ready.scope, lambda: _peek_batch(ready, loaders.training))

@@ -5,23 +5,26 @@ between any two batches, of training or of a validation.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from midstride.engine.checkpointing.boundary import StepBoundary
 from midstride.engine.checkpointing.checkpointer import Checkpointer
-from midstride.engine.data.bad_samples import BadSample
+from midstride.engine.data.bad_samples import ON_REQUEST, BadSample
 from midstride.engine.data.data_check import ensure_same_data
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.formatting import format_names
+from midstride.engine.lightning.counterparts import LightningRates
 from midstride.engine.modules.callbacks import LearningRateMonitor
 from midstride.engine.modules.monitors import BestCheckpoint, Monitor
+from midstride.engine.modules.timers import Timer
 from midstride.engine.session.ending import STOPPED_BY_CALLBACK, Ending, EndReason
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.training.batch_transfer import batch_transfer
 from midstride.engine.training.context import FitContext
 from midstride.engine.training.evaluation import EvaluationLoop, ensure_shared_order
 from midstride.engine.training.optimizer_step import OptimizerStep
+from midstride.engine.training.step_check import StepCheck
 from midstride.engine.trees import samples_in
 
 __all__ = ["FitLoop"]
@@ -29,7 +32,7 @@ __all__ = ["FitLoop"]
 log = logging.getLogger(__name__)
 
 #: callbacks that request no stop
-_NEVER_STOP = (BestCheckpoint, LearningRateMonitor)
+_NEVER_STOP = (BestCheckpoint, LearningRateMonitor, LightningRates)
 
 
 class FitLoop:
@@ -46,16 +49,17 @@ class FitLoop:
 
     def __init__(self, context: FitContext, checkpointer: Checkpointer | None = None) -> None:
         self.context, self.checkpointer = context, checkpointer
-        self.progress, self.loader = context.progress, context.loaders.training
-        self._options, self._lanes = context.options, context.lanes
+        self.progress, self.loader = context.progress, (loader := context.loaders.training)
+        self._options, self._lanes, self._has_compared_data = context.options, context.lanes, False
         self._to_device = batch_transfer(context)
-        self._has_compared_data = False
         self._on_fetch = context.faults_at("fetch")
         self._on_batch_start = context.hooks.bound("on_train_batch_start")
         self._on_batch_end = context.hooks.bound("on_train_batch_end")
-        loader = self.loader
         loader.set_at_end(self.progress.at_end)
+        self._continue_if_time_is_left()
         self.optimizer_step = OptimizerStep(context)
+        self._train = self._call_of_step()
+        self._take = self._train_or_skip if self._options.skip_batches else self.train_batch
         self.boundary = StepBoundary(context, checkpointer)
         validation, is_on = context.loaders.validation, context.options.limit_val_batches != 0
         self.validation = (
@@ -69,6 +73,17 @@ class FitLoop:
             )
         self._set_length()
         self._ensure_end()
+
+    def _call_of_step(self) -> Callable[[Any, int], Any]:
+        """Return the function that trains on a batch; with `verify_every`, it does some steps twice."""
+        step, every = self.optimizer_step, self._options.verify_every
+        return step.train if every is None else StepCheck(self.context, step, self.checkpointer, every).train
+
+    def _continue_if_time_is_left(self) -> None:
+        """Withdraw a stop by an earlier attempt's clock if this one has more time."""
+        is_over = any(isinstance(one, Timer) and one.is_over for one in self.context.callbacks)
+        if self.progress.ended_by == EndReason.MAX_TIME and not is_over:
+            self.progress.withdraw_stop()
 
     def _set_length(self) -> None:
         """Set the numbers of batches in the epoch opened last and between its validations."""
@@ -170,14 +185,43 @@ class FitLoop:
             heartbeat.begin_work()
             batch = self._to_device(self._next(batches))
             heartbeat.end_work(batches=1)
-            if bad := self.loader.take_bad_samples():
-                self._note_bad(bad)
+            self._note_bad(self.loader.take_bad_samples())
             if progress.batch == 0 or self.loader.begins_pass:
                 self._check_order()
             if not self._has_compared_data:
                 self._compare_data()
-            self.train_batch(batch)
+            self._take(batch)
         self._end_epoch_if_over()
+
+    def _train_or_skip(self, batch: Any) -> None:
+        """Train on a batch, unless `skip_batches` names the step that it would be in."""
+        number = self.progress.step + self.context.samples.skipped_steps + 1
+        if any(number in _steps(text) for text in self._options.skip_batches):
+            self._skip_batch(batch)
+        else:
+            self.train_batch(batch)
+
+    def _skip_batch(self, batch: Any) -> None:
+        """Count a batch without training on it.
+
+        Raises:
+            UserError: the snapshot has gradients of other batches of its step.
+        """
+        progress, samples, index = self.progress, self.context.samples, self.progress.batch
+        skipped = {batch for epoch, batch in samples.skipped if epoch == progress.epoch}
+        if trained := {*self.optimizer_step.window_before(index)} - skipped:
+            raise UserError(
+                f"skip_batches: step {progress.step + 1} cannot be left out: its batch {min(trained)} was trained "
+                "on before the snapshot. Start from a snapshot of an earlier step"
+            )
+        self._record(batch, index)
+        ends_step = self.optimizer_step.closes_window(index + 1)
+        samples.skip_on_request(progress.epoch, index, ends_step=ends_step)
+        if ends_step and self.context.world.is_first:
+            log.info("skip_batches: batch %d of epoch %d is not trained on", index, progress.epoch)
+        progress.batch_done(at_end=self.loader.at_end, stepped=False)
+        self.boundary.between_steps()
+        self.validate_if_due()
 
     def _next(self, batches: Iterator[Any]) -> Any:
         """Return the next batch.
@@ -207,21 +251,29 @@ class FitLoop:
             if len({*lengths}) > 1:
                 raise UserError(
                     f"the ranks have {lengths} training batches in epoch {progress.epoch}: all need the same number. "
-                    "Change data and samplers alike on all ranks"
+                    "Change data and samplers in the same way on all ranks"
                 )
         ensure_shared_order(context.collective, self.loader, f"epoch {progress.epoch}")
 
     def _note_bad(self, bad: Sequence[BadSample]) -> None:
-        """Record samples that could not be read; fail if there are more than `bad_samples` allows."""
+        """Record samples that a rank could not read; fail on all ranks if they are too many."""
         samples, progress, options = self.context.samples, self.progress, self._options.bad_samples
+        world, collective = self.context.world, self.context.collective
         for one in bad:
-            samples.note_bad(progress.epoch, progress.batch, one.sample, one.error)
-            log.warning("sample %s cannot be read and is left out: %s", one.sample, one.error)
-        limit, indices = 0 if options is None else options.skip, samples.bad_indices()
-        if len(indices) > limit:
+            if one.error != ON_REQUEST:
+                log.warning("sample %s cannot be read and is left out: %s", one.sample, one.error)
+        found = {world.rank: bad}
+        if options is not None and world.size > 1:
+            found = {} if collective.all_agree(not bad) else dict(enumerate(collective.gather([*bad])))
+        for rank, ones in found.items():
+            for one in ones:
+                samples.note_bad(progress.epoch, progress.batch, rank, one.sample, one.error)
+        limit, errors = 0 if options is None else options.skip, samples.bad_samples()
+        if len(errors) > limit:
+            names = sorted(errors, key=lambda name: (len(name), name))
             raise UserCodeError(
-                f"{len(indices)} samples cannot be read, and bad_samples leaves out {limit}: "
-                f"{format_names(sorted(indices), 20)}. The last one: {bad[-1].error}"
+                f"{len(errors)} samples cannot be read, and bad_samples leaves out {limit}: {format_names(names, 20)}. "
+                f"The last one: {[*errors.values()][-1]}"
             )
 
     def _compare_data(self) -> None:
@@ -236,13 +288,13 @@ class FitLoop:
     def train_batch(self, batch: Any) -> None:
         """Train on one batch, and step at the end of an accumulation window."""
         progress, index = self.progress, self.progress.batch
-        self.context.metric_logger.begin_batch(batch)
+        self.context.metric_logger.begin_batch(batch, self.loader.weight if self._lanes is None else None)
         if self.checkpointer is not None:
             self._record(batch, index)
         for hook in self._on_batch_start:
             if (returned := hook(batch, index)) is not None:
                 _ensure_epoch_goes_on(returned, index)
-        outputs = self.optimizer_step.train(batch, index)
+        outputs = self._train(batch, index)
         stepped = self.optimizer_step.stepped
         progress.batch_done(at_end=self.loader.at_end, stepped=stepped)
         scheduled = stepped and bool(self.context.schedulers)
@@ -331,6 +383,16 @@ class FitLoop:
                     monitor.monitor,
                     ", ".join(sorted(known)) or "nothing",
                 )
+
+
+def _steps(text: str) -> range:
+    """Return the steps of an entry of `skip_batches`.
+
+    >>> _steps("4-6")
+    range(4, 7)
+    """
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 def _ensure_epoch_goes_on(returned: object, index: int) -> None:

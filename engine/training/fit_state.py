@@ -14,6 +14,8 @@ from midstride.engine.checkpointing.unsaved_state import IN_A_MODULE
 from midstride.engine.config.options import IdentityOption
 from midstride.engine.errors import UnsupportedState, UserCodeError
 from midstride.engine.modules.callback_states import Callbacks
+from midstride.engine.modules.callbacks import TrainedWeights
+from midstride.engine.modules.compiled import is_compiled_anywhere
 from midstride.engine.modules.hooks import Hooks
 from midstride.engine.modules.module import DataModule
 from midstride.engine.modules.module_state import NonPersistentBuffers
@@ -26,8 +28,9 @@ from midstride.engine.optim.optimizers import OptimizerList
 from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators
 from midstride.engine.state.codec import encode_lazily
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful
-from midstride.engine.strategies.mixins import ModelParallel, full_state_dict
+from midstride.engine.strategies.mixins import ModelParallel, saved_weights
 from midstride.engine.training.context import EvaluationContext, FitContext
 from midstride.engine.training.fit_objects import classes_of, objects_of, watched_values
 
@@ -36,8 +39,13 @@ __all__ = ["FitFacts", "devices_of", "fit_state", "state_parts"]
 
 def fit_state(context: FitContext) -> RunState:
     """Return the state of a fit, before anything is restored."""
-    objects = objects_of(context)
-    hook_changes = HookChanges(lambda: parts)
+    objects, index = objects_of(context), ModuleIndex.of(context.module)
+
+    def parts_anew() -> dict[str, Stateful]:
+        index.forget()  # a hook may have changed the module
+        return parts
+
+    hook_changes = HookChanges(parts_anew)
     parts = state_parts(context, objects, hook_changes)
     return RunState(
         parts=parts,
@@ -54,18 +62,21 @@ def fit_state(context: FitContext) -> RunState:
         watched=watched_values(context, objects),
         way_to_keep=IN_A_MODULE,
         hook_changes=hook_changes,
+        reading=index.kept,
     )
 
 
 def _evaluated_weights(context: FitContext) -> dict[str, Any]:
-    weights = full_state_dict(context.strategy, context.module)
-    for callback in context.callbacks:
-        weights = callback.evaluated_weights(weights)
-    return weights
+    def evaluated(weights: dict[str, Any]) -> dict[str, Any]:
+        for callback in context.callbacks:
+            weights = callback.evaluated_weights(weights)
+        return weights
+
+    return saved_weights(context.strategy, context.module, evaluated)
 
 
 def state_parts(context: FitContext, objects: Objects, hook_changes: HookChanges) -> dict[str, Stateful]:
-    """Return everything that decides how a fit goes on, by name, in the order of the restore.
+    """Return all state of a fit, by name, in the order of the restore.
 
     The strategy is first, since the replay of its sums must not affect parts that are loaded later. The generators are
     last, since building and loading other parts may draw random numbers.
@@ -138,6 +149,10 @@ class FitFacts(RunFacts):
         """Return the classes of the module and its submodules, callbacks, data and samplers."""
         return classes_of(self._context)
 
+    def environment(self) -> dict[str, Any]:
+        """Return whether the module is compiled."""
+        return {"compiled": is_compiled_anywhere(self._context.module)}
+
     def hyperparameters(self) -> dict[str, Any]:
         """Return "hparams": hyperparameters of data and loggers, which are not in the identity."""
         context = self._context
@@ -148,6 +163,7 @@ class FitFacts(RunFacts):
     def of_weights(self) -> dict[str, Any]:
         """Return metadata of weights, repeated by snapshots to rebuild a lost weights folder."""
         context, module, progress = self._context, self._context.module, self._context.progress
+        kept = [sorted(one.kept()) for one in context.callbacks if isinstance(one, TrainedWeights)]
         return {
             "step": progress.step,
             "epoch": progress.epoch,
@@ -156,6 +172,7 @@ class FitFacts(RunFacts):
             "hparams_left_out": [name for name, value in module.hparams.items() if not is_json(value)],
             "metrics": {name: float(value) for name, value in context.metric_logger.values.items()},
             "monitors": [one.watched for one in context.callbacks if isinstance(one, BestCheckpoint)],
+            **({"kept": kept[0]} if kept else {}),
         }
 
 

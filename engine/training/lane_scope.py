@@ -84,7 +84,7 @@ class LaneScope:
         self._other = loader, batch
 
     def end_batch(self, *position: int) -> None:
-        """Seed what hooks and callbacks draw after the batch at `position`, the same on every rank."""
+        """Seed draws of hooks and callbacks after the batch at `position`, equal on all ranks."""
         self._reseed(*position, self._lanes.count)
 
     def _reseed(self, *position: int) -> None:
@@ -119,8 +119,8 @@ class LaneScope:
     def _refuse(self, paths: list[str], way_out: str) -> NoReturn:
         shown = ", ".join(path.strip("/").replace("//", "/") for path in paths[:3])
         raise NotExact(
-            f"{type(self._context.module).__name__}.{self._name} changes {shown}: with lanes a rank runs it once for "
-            f"each of its lanes, and how many those are must decide nothing. Log the value, {way_out}, or change it in "
+            f"{type(self._context.module).__name__}.{self._name} changes {shown}: with lanes a rank runs it once per "
+            f"lane, and their number must not affect the result. Log the value, {way_out}, or change it in "
             "a hook such as on_train_batch_end, which is called once a batch."
         )
 

@@ -40,7 +40,7 @@ class Losses:
         self._has_warned = False
 
     def read(self, outputs: Any) -> Tensor | None:
-        """Return the loss in the outputs of a training step; None if the batch is to be skipped.
+        """Return the loss in the outputs of a training step; None to skip the batch.
 
         Raises:
             UserError: the loss is not a tensor with one element, or does not require gradients.
@@ -124,7 +124,7 @@ class NonFiniteGuard:
         self._context = context
 
     def rollback_point(self) -> Callable[[], None]:
-        """Return a function that restores what a forward pass changes from now on."""
+        """Return a function that restores the state that forward passes change from now on."""
         context = self._context
         buffers = [
             (buffers_of(owner), name, buffer, None if buffer is None else buffer.clone())

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from midstride.engine.errors import EngineError, NoLoss, UserCodeError, UserError
 from midstride.engine.modules.hooks import bind_step_end, own_hook
 from midstride.engine.modules.module import STEP_HOOKS, TrainingModule
+from midstride.engine.modules.schedules import largest_window, window_of
 from midstride.engine.modules.torch_internals import is_hooked
 from midstride.engine.strategies.mixins import (
     BackwardSync,
@@ -58,13 +59,18 @@ class OptimizerStep:
     def __init__(self, context: FitContext) -> None:
         self.context, self.loader, self.module = context, context.loaders.training, context.module
         self._options = context.options
-        self.window = context.options.accumulate_grad_batches
         self._needs_closure: dict[type[Optimizer], bool] = {}
         self._calls = StepCalls(context)
         self._forward_backward = ForwardBackward(context, self._calls)
-        self._take_step, self._check_parameters = self._optimizer_step(), parameter_check(context.strategy)
+        self._take_step = self._plain_or_own_step()
+        self._check_parameters = parameter_check(context.strategy)
         self._check_pending = len(context.optimizers) == 1 and context.progress.step == 0
         self._with_gradients: list[Optimizer] = []  # stepped, and gradients not zeroed yet
+
+    @property
+    def window(self) -> int:
+        """The batches of this epoch that make one step."""
+        return window_of(self._options, self.context.callbacks, self.context.progress.epoch)
 
     @property
     def stepped(self) -> bool:
@@ -74,6 +80,10 @@ class OptimizerStep:
     def closes_window(self, batches: int) -> bool:
         """Return whether a window of accumulation ends with this number of batches of the epoch."""
         return batches % self.window == 0 or self.loader.at_end
+
+    def window_before(self, index: int) -> range:
+        """Return the batches before batch `index` in its window."""
+        return range(index - index % self.window, index)
 
     def train(self, batch: Any, index: int) -> Any:
         """Run the training step on `batch`, and optimizers at a window's end; return its outputs.
@@ -133,7 +143,8 @@ class OptimizerStep:
                 was replaced after the start.
         """
         needed = self._needs_closure[type(optimizer)] = needs_closure(optimizer)
-        if faults := closure_faults([optimizer], self._options, self.context.strategy):
+        options = largest_window(self._options, self.context.callbacks)
+        if faults := closure_faults([optimizer], options, self.context.strategy):
             raise UserError("\n".join(faults))
         return needed
 
@@ -146,6 +157,10 @@ class OptimizerStep:
         self._take_step(optimizer)
         self._with_gradients.append(optimizer)
 
+    def forget_batch(self) -> None:
+        """Forget the optimizers stepped on a batch that is trained on again."""
+        self._with_gradients.clear()
+
     def zero_grad(self) -> None:
         """Zero the gradients of stepped optimizers, after `on_train_batch_end` could read them."""
         while self._with_gradients:
@@ -153,7 +168,7 @@ class OptimizerStep:
             for call in self._calls.zero_grad:
                 call(optimizer)
 
-    def _optimizer_step(self) -> Callable[[Optimizer], object]:
+    def _plain_or_own_step(self) -> Callable[[Optimizer], object]:
         """Return a function that steps an optimizer that needs no closure."""
         progress, given_none = self.context.progress, partial(step_without_closure, self.context.precision.step)
         if (step := self._calls.own.get("optimizer_step")) is None:
@@ -173,6 +188,7 @@ class OptimizerStep:
         context, forward_backward = self.context, self._forward_backward
         first: list[Any] = []
 
+        @torch.enable_grad()  # a step of an optimizer may run without
         def closure() -> float:
             optimizer.zero_grad()
             with forward_backward.reevaluating() if first else nullcontext():
@@ -227,7 +243,7 @@ class ForwardBackward:
 
     def __init__(self, context: FitContext, calls: "StepCalls") -> None:
         self._context, self._module, self._calls = context, context.module, calls
-        self._window = context.options.accumulate_grad_batches
+        self._window = largest_window(context.options, context.callbacks).accumulate_grad_batches
         self._end = _step_end(context)
         self._forward, self._backward = self._forward_pass(), self._backward_pass()
         lanes = context.strategy if isinstance(context.strategy, RunsLanes) else None
@@ -243,7 +259,7 @@ class ForwardBackward:
         #: the newest loss; None in a pipeline, and if the step returned none
         self.loss: Tensor | None = None
         #: runs a batch, its index, and with several optimizers the number of one; returns the step's outputs
-        self.run = self._of_strategy()
+        self.run = self._way_of_strategy()
 
     def begin_batch(self, *, ends_window: bool) -> None:
         """Begin a batch; `ends_window` if an optimizer step follows it."""
@@ -265,7 +281,7 @@ class ForwardBackward:
         finally:
             self._is_reevaluation = False
 
-    def _of_strategy(self) -> Callable[[Any, int, tuple[int, ...]], Any]:
+    def _way_of_strategy(self) -> Callable[[Any, int, tuple[int, ...]], Any]:
         """Return the function that `run` is."""
         strategy = self._context.strategy
         if isinstance(strategy, RunsBackward):
@@ -274,7 +290,7 @@ class ForwardBackward:
             return partial(self._run_lanes, strategy)
         if isinstance(strategy, BackwardSync) and self._window > 1:
             return partial(self._accumulate, strategy)
-        return self._forward_backward
+        return self._run_whole
 
     def _forward_pass(self) -> Callable[..., Any]:
         """Return a function that runs the training step, `training_step_end` and autocast."""
@@ -301,11 +317,12 @@ class ForwardBackward:
     def _accumulate(self, strategy: BackwardSync, batch: Any, index: int, number: tuple[int, ...]) -> Any:
         """Run forward and backward; gradients are exchanged only at the end of the window."""
         if self.ends_window:
-            return self._forward_backward(batch, index, number)
+            return self._run_whole(batch, index, number)
         with strategy.no_backward_sync(self._context.step):
-            return self._forward_backward(batch, index, number)
+            return self._run_whole(batch, index, number)
 
-    def _forward_backward(self, batch: Any, index: int, number: tuple[int, ...]) -> Any:
+    def _run_whole(self, batch: Any, index: int, number: tuple[int, ...]) -> Any:
+        """Run forward and backward of a batch; return its outputs, or None if it is left out."""
         calls, guard = self._calls, self._nonfinite_guard
         undo = None if guard is None else guard.rollback_point()
         for fault in calls.before_forward:
@@ -330,6 +347,7 @@ class ForwardBackward:
     def _run_schedule(self, strategy: RunsBackward, batch: Any, index: int, number: tuple[int, ...]) -> Any:
         """Run forward and backward of micro-batches; return their mean loss on its rank."""
         context, losses = self._context, []
+        weight = context.metric_logger.weight
 
         def loss_of(outputs: Any, micro_batch: Any) -> Tensor:
             context.metric_logger.begin_batch(micro_batch)
@@ -343,7 +361,7 @@ class ForwardBackward:
         context.inject_fault("forward")
         with context.metric_logger.recording(), context.scope.micro_batches():
             strategy.train(context.step, batch, index, loss_of)
-        context.metric_logger.begin_batch(batch)
+        context.metric_logger.begin_batch(batch, weight)
         context.inject_fault("backward")
         context.hooks.call("on_after_backward")
         return {"loss": torch.stack(losses).mean()} if losses else None
@@ -434,9 +452,11 @@ class StepCalls:
 
     def _backward(self, context: FitContext) -> Callable[[Tensor], object]:
         """Return a function that runs the backward pass of a loss divided by a window's batches."""
-        window, by = context.options.accumulate_grad_batches, self.own.get("backward", Tensor.backward)
+        by, options, callbacks = self.own.get("backward", Tensor.backward), context.options, context.callbacks
         run = partial(context.precision.backward, by=by) if context.precision.scales else by
-        return run if window == 1 else lambda loss: run(loss / window)
+        if largest_window(options, callbacks).accumulate_grad_batches == 1:
+            return run
+        return lambda loss: run(loss / window_of(options, callbacks, context.progress.epoch))
 
     def _clipping(self, context: FitContext) -> _Calls:
         largest, algorithm = context.options.gradient_clip_val, context.options.gradient_clip_algorithm

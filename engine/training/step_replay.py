@@ -18,17 +18,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from midstride.engine.checkpointing.step_trace import StepTrace
 from midstride.engine.errors import StopRequested, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.session.replay_plan import RESULT, TRACE, ReplayPlan
+from midstride.engine.strategies.mixins import ModelParallel, RunsBackward, RunsLanes
+from midstride.engine.strategies.step import loss_in
 from midstride.engine.training.context import FitContext
 from midstride.engine.training.fit import Fit
-from midstride.engine.training.step_trace import StepTrace
-from midstride.engine.trees import named_leaves
+from midstride.engine.training.operation_trace import OperationTrace
+from midstride.engine.trees import convert, named_leaves, other_length, samples_in
 from midstride.engine.user_code import call_user_code
 
 __all__ = ["ReplayEnd", "StepReplay"]
+
+#: steps before the last one that the page shows
+_STEPS_BEFORE = 4
+#: most samples of a rank whose losses are computed one by one; samples that the page shows
+_TOO_MANY, _SHOWN = 1024, 8
+#: relative difference of a batch's loss from the mean over its samples that counts as rounding
+_ROUNDING = 1e-3
 
 
 class ReplayEnd(StopRequested):
@@ -37,7 +47,7 @@ class ReplayEnd(StopRequested):
 
 @dataclass
 class StepReplay:
-    """Follows a plan: it is told of the phases of each step, as a plan of faults is.
+    """Follows a plan: it receives the phases of each step, like a plan of faults.
 
     Args:
         plan: what to do.
@@ -52,8 +62,13 @@ class StepReplay:
     rows: str = ""
     batch: Any = None
     loss: Tensor | None = None
+    #: batches of the last step with their numbers; position, weights and buffers before it
+    _batches: list[tuple[int, Any]] = field(default_factory=list)
+    _position: dict[str, Any] = field(default_factory=dict)
+    _before: dict[str, Tensor] = field(default_factory=dict)
     _is_watching: bool = False
-    _trace: StepTrace = field(default_factory=StepTrace)
+    _trace: StepTrace | None = None
+    _operations: OperationTrace | None = None
 
     def at(self, rank: int, step: int, phase: str, *given: Any) -> None:
         """Act at a phase of the step after `step` others; "after_step" comes after its end."""
@@ -61,15 +76,59 @@ class StepReplay:
         if fit is None:
             return
         if self.plan.trace:
-            self._trace.note(phase, fit.context, step, *given)
+            self._note(phase, fit.context, step, *given)
         if phase == "after_step":
             self._after_step(fit, step)
             return
         if phase == "forward" and self.plan.anomaly and not self._is_watching:
             self._is_watching = True
             _watch_values(fit.context.module)
+        if self._has_page and step >= self.plan.until - 1 - _STEPS_BEFORE:
+            self._note_step(fit.context, step + 1, phase, *given)
         if step == self.plan.until - 1:
             self._in_last_step(fit, phase, *given)
+
+    @property
+    def _has_page(self) -> bool:
+        """Whether someone reads the page of the step."""
+        return not (self.plan.trace or self.plan.snapshots_at or self.plan.at_gradients)
+
+    def _note_step(self, context: FitContext, step: int, phase: str, *given: Any) -> None:
+        """Note the loss of a step, and the norm of its gradients."""
+        steps = self.page.setdefault("steps", [])
+        if not steps or steps[-1]["step"] != step:
+            steps.append({"step": step})
+        if phase == "backward" and given and isinstance(given[0], Tensor):
+            steps[-1].setdefault("losses", []).append(float(given[0].detach()))
+        elif phase == "optimizer_step":
+            norms = [_norm(one.grad) for one in context.module.parameters() if one.grad is not None]
+            steps[-1]["gradient"] = math.hypot(*norms) / _scale(context)
+
+    def _note(self, phase: str, context: FitContext, step: int, *given: Any) -> None:
+        """Note the digests of a phase of the step after `step` others, or of its end."""
+        if self._trace is None:
+            self._trace = StepTrace(context.module, context.optimizers, context.device)
+        trace = self._trace
+        if phase == "forward":
+            progress, indices = context.progress, context.loaders.training.last_indices
+            trace.note_batch(progress.step + 1, progress.batch, indices, context.metric_logger.batch)
+        elif phase == "backward" and given and isinstance(given[0], Tensor):
+            trace.note_loss(step + 1, given[0])
+        elif phase == "optimizer_step":
+            trace.note_gradients(step + 1)
+        elif phase == "after_step":
+            trace.note_state(step)
+        if self.plan.operations:
+            self._trace_operations(trace, phase, step)
+
+    def _trace_operations(self, trace: StepTrace, phase: str, step: int) -> None:
+        """Trace the operations from the forward pass to the end of the step."""
+        if phase == "forward" and self._operations is None:
+            self._operations = OperationTrace()
+            self._operations.begin()
+        elif phase == "after_step" and self._operations is not None:
+            trace.note_operations(step, self._operations.end())
+            self._operations = None
 
     def _in_last_step(self, fit: Fit, phase: str, *given: Any) -> None:
         if phase == "forward":
@@ -78,7 +137,7 @@ class StepReplay:
             self.loss = given[0].detach()
             self.page["losses"] = [*self.page.get("losses", ()), float(self.loss)]
         elif phase == "optimizer_step":
-            self._note_norms(fit.context.module, "gradient", lambda parameter: parameter.grad)
+            self._note_norms(fit.context.module, "gradient", lambda one: one.grad, _scale(fit.context))
             if self.plan.at_gradients:
                 self._end(fit)
 
@@ -88,9 +147,9 @@ class StepReplay:
         indices = context.loaders.training.last_indices
         mine = None if indices is None else [int(index) for index in indices]
         everyone = context.collective.gather(mine)
-        if not self.page:
+        if "samples" not in self.page:
             self.batch = batch
-            self.page = {"step": self.plan.until, "epoch": progress.epoch, "batch": progress.batch, "samples": []}
+            self.page |= {"step": self.plan.until, "epoch": progress.epoch, "batch": progress.batch, "samples": []}
             self.page["learning_rates"] = _learning_rates(context.optimizers)
             self._note_norms(context.module, "weight", lambda parameter: parameter.detach())
             if self.plan.probe:
@@ -98,17 +157,47 @@ class StepReplay:
                 call_user_code(self.plan.probe, probe, context.trainer, context.module, batch)
             if self.plan.debug:
                 _debug(context.trainer, context.module, batch)
+            if self._has_page and _is_whole(context):
+                self._position = context.progress.state_dict()
+                self._before = {name: value.detach().clone() for name, value in _tensors_of(context.module).items()}
         self.page["samples"].append(everyone)
+        if self._before:
+            self._batches.append((progress.batch, batch))
 
-    def _note_norms(self, module: nn.Module, kind: str, of: Callable[[nn.Parameter], Tensor | None]) -> None:
-        """Note the norms over the parameters of each layer."""
+    def _note_largest(self, context: FitContext) -> None:
+        """Note the samples with the largest losses, if a batch has the mean of them.
+
+        A step can also register a buffer or replace it by a larger one. Then none are noted.
+        """
+        tensors, samples = _tensors_of(context.module), self.page["samples"]
+        before, now = ({name: value.shape for name, value in one.items()} for one in (self._before, tensors))
+        if before != now:
+            return
+        with torch.no_grad():
+            for name, value in tensors.items():
+                value.copy_(self._before[name])
+        found: list[tuple[float, int, int | None]] = []
+        for everyone, (index, batch) in zip(samples, self._batches, strict=True):
+            losses = context.collective.gather(_losses_by_sample(context, batch, index))
+            if any(one is None for one in losses):
+                return
+            for rank, (mine, indices) in enumerate(zip(losses, everyone, strict=True)):
+                numbers = indices if indices and len(indices) == len(mine) else range(len(mine))
+                found += zip(mine, [rank] * len(mine), numbers, strict=True)
+        largest = sorted(found, key=lambda one: -one[0] if math.isfinite(one[0]) else -math.inf)[:_SHOWN]
+        self.page["largest"] = [{"sample": number, "rank": rank, "loss": loss} for loss, rank, number in largest]
+
+    def _note_norms(
+        self, module: nn.Module, kind: str, of: Callable[[nn.Parameter], Tensor | None], scale: float = 1.0
+    ) -> None:
+        """Note the norms over the parameters of each layer, divided by `scale`."""
         layers = self.page.setdefault("layers", {})
         squares: dict[str, float] = {}
         for name, parameter in module.named_parameters():
             value = of(parameter)
             if value is not None and value.is_floating_point():
                 layer = name.rpartition(".")[0] or name
-                squares[layer] = squares.get(layer, 0.0) + _norm(value) ** 2
+                squares[layer] = squares.get(layer, 0.0) + (_norm(value) / scale) ** 2
         for layer, square in squares.items():
             layers.setdefault(layer, {})[kind] = math.sqrt(square) if math.isfinite(square) else square
 
@@ -126,9 +215,14 @@ class StepReplay:
         if not self.plan.snapshots_at:  # else the rows are in the snapshots
             context.metric_logger.rows.close()
             self.rows = context.metric_logger.drain_rows()
+        if self._before:
+            position = context.progress.state_dict()
+            context.progress.load_state_dict(self._position)  # the user's step may read it
+            self._note_largest(context)
+            context.progress.load_state_dict(position)
         if context.world.is_first:
             Path(self.plan.folder, RESULT).write_text(json.dumps({"rows": self.rows, "page": self.page}))
-        if self.plan.trace:
+        if self._trace is not None:
             place = Path(self.plan.folder, TRACE.format(rank=context.world.rank))
             place.write_text(json.dumps(self._trace.steps))
         context.collective.gather(None)  # no rank ends while another still exchanges
@@ -143,9 +237,60 @@ def _learning_rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
     }
 
 
+def _scale(context: FitContext) -> float:
+    """Return the factor of gradients that no optimizer has seen yet."""
+    return float(context.precision.state_dict().get("scale", 1.0))
+
+
+def _is_whole(context: FitContext) -> bool:
+    """Return whether this process can compute the step of any batch alone."""
+    strategy, module = context.strategy, context.module
+    is_shared = isinstance(strategy, (ModelParallel, RunsBackward, RunsLanes)) or len(strategy.devices) > 1
+    return not is_shared and module.automatic_optimization
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _losses_by_sample(context: FitContext, batch: Any, index: int) -> list[float] | None:
+    """Return the loss of each sample of a batch in eval mode; None if it is no mean over them.
+
+    Dropout and batch norm of the training mode depend on the whole batch.
+    """
+    module, count = context.module, samples_in(batch)
+    counts = context.collective.gather(count)
+    if {*counts} != {count} or count > _TOO_MANY or other_length(batch, count) is not None or _has_others(batch):
+        return None
+
+    def loss_of(part: Any) -> float:
+        loss: Tensor = loss_in(context.scope.run(module.training_step, part, index))
+        return float(loss)
+
+    module.eval()
+    try:
+        with torch.no_grad(), context.metric_logger.muted():
+            whole = loss_of(batch)
+            each = [loss_of(_sample(batch, number)) for number in range(count)]
+    except Exception:  # such a step has no losses by sample
+        return None
+    is_mean = not math.isfinite(whole) or math.isclose(sum(each) / count, whole, rel_tol=_ROUNDING, abs_tol=1e-6)
+    return each if is_mean else None
+
+
+def _has_others(batch: Any) -> bool:
+    """Return whether `batch` has data that cannot be sliced as tensors can, such as graphs."""
+    return any(hasattr(leaf, "to") and not isinstance(leaf, Tensor) for _, leaf in named_leaves(batch))
+
+
+def _sample(batch: Any, number: int) -> Any:
+    """Return a batch of one sample."""
+    return convert(batch, lambda tensor: tensor[number : number + 1] if tensor.ndim else tensor)
+
+
 def _debug(trainer: Any, module: TrainingModule, batch: Any) -> None:
     """Open the debugger; `trainer`, `module` and `batch` can be used there."""
-    pdb.set_trace(header="before the step: trainer, module and batch are here; c continues")
+    pdb.set_trace(header="before the step: trainer, module and batch are variables; c continues")
 
 
 def _function_at(place: str) -> Callable[..., object]:
@@ -167,7 +312,10 @@ def _function_at(place: str) -> Callable[..., object]:
 
 
 def _norm(value: Tensor) -> float:
-    norm = torch.linalg.vector_norm(value.detach(), dtype=torch.promote_types(value.dtype, torch.float32))
+    value = value.detach()
+    if value.is_sparse:  # a gradient of an embedding
+        value = value.coalesce().values()
+    norm = torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, torch.float32))
     whole = getattr(norm, "full_tensor", None)  # of a tensor in shards, which all ranks ask for
     return float(norm if whole is None else whole())
 

@@ -10,12 +10,15 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_anomaly_enabled
+from torch.autograd import set_detect_anomaly
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
@@ -25,7 +28,7 @@ from midstride.engine.checkpointing.finite_losses import FiniteLosses
 from midstride.engine.checkpointing.reporter import Reporter
 from midstride.engine.checkpointing.run_store import Resume, run_url_of
 from midstride.engine.checkpointing.world_size import apply_initial_sharding
-from midstride.engine.config.lightning_names import NEUTRAL_OPTIONS, without_neutral
+from midstride.engine.config.lightning_names import NEUTRAL_OPTIONS, trial_options, without_neutral
 from midstride.engine.config.loggers import LoggerOptions, checked_loggers
 from midstride.engine.config.options import (
     LONG_PRECISIONS,
@@ -43,7 +46,9 @@ from midstride.engine.lightning.adapt import adapt
 from midstride.engine.lightning.callbacks import with_counterparts
 from midstride.engine.lightning.checkpoint import export_weights, exported_checkpoint, remove_exported
 from midstride.engine.lightning.counterparts import update_lightning_callbacks
+from midstride.engine.lightning.loggers import logger_options
 from midstride.engine.lightning.module import LightningData
+from midstride.engine.lightning.results import Results
 from midstride.engine.lightning.trainer import LightningTrainer
 from midstride.engine.loggers.build_logger import logger_errors
 from midstride.engine.metrics.lane_logger import LaneLogger
@@ -51,13 +56,16 @@ from midstride.engine.metrics.lane_metrics import LaneMetrics
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
 from midstride.engine.modules.callbacks import Callback, FixedCallbacks, first_state, keep_first_state
-from midstride.engine.modules.compiled import compile_in_place, compile_layers_in_place
+from midstride.engine.modules.compiled import compile_in_place, compile_layers_in_place, compile_module
 from midstride.engine.modules.hooks import Hooks, hook_faults, own_hook
 from midstride.engine.modules.interface import TrainerInterface
 from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module, set_device
 from midstride.engine.modules.module_state import TrainingModes
+from midstride.engine.modules.monitors import Monitor
 from midstride.engine.modules.progress import Progress
+from midstride.engine.modules.schedules import window_of
 from midstride.engine.modules.structure import ModuleStructure, structure_of, take_weights
+from midstride.engine.modules.timers import Timer
 from midstride.engine.optim.precision import Precision
 from midstride.engine.optim.schedulers import SchedulerConfig
 from midstride.engine.processes.lifetime import tie_to_parent
@@ -80,6 +88,7 @@ from midstride.engine.strategies.build_strategy import build_strategy
 from midstride.engine.strategies.mixins import (
     Measures,
     ModelParallel,
+    ShardsWeights,
     device_generator,
     full_state_dict,
     gradient_buckets,
@@ -100,7 +109,12 @@ __all__ = ["Trainer"]
 
 _DEFAULT = SnapshotOptions.model_validate({})
 #: arguments that ranks get in any case, beside the options that were given
-_FOR_RANKS = ("strategy", "strategy_args", "callbacks", "lanes", "seed", "accept_change", "identity", "loggers")
+_FOR_RANKS = (
+    *("strategy", "strategy_args", "callbacks", "lanes", "seed", "accept_change", "identity"),
+    *("fast_dev_run", "barebones", "sync_batchnorm"),
+)
+#: strategies that do not take compiled modules
+_NOT_COMPILED = ("dp", "ddp2", "pipeline", "xla")
 #: parts of a metric logger's state that remain after a call
 _NEWEST = ("values", "names", "evaluation_values")
 
@@ -136,20 +150,33 @@ class Trainer(TrainerInterface):
         max_steps: stop after this many optimizer steps.
         min_epochs: passes over the data before early stopping can end the training.
         min_steps: optimizer steps before early stopping can end the training; without `min_epochs`, also one epoch.
+        max_time: stop after this time in training, over all attempts: seconds, "DD:HH:MM:SS", a timedelta, or its
+            arguments as a dict.
         precision: "32", "64", or mixed precision "bf16" or "16".
         accumulate_grad_batches: batches that make one optimizer step.
         gradient_clip_val: largest norm (or value) of the gradients; None, or 0, clips nothing.
         gradient_clip_algorithm: "norm" or "value".
         on_nan: action on a loss that is not finite: "fail" ends the run, "skip" skips the batch on all ranks.
+        verify_every: execute every n-th step twice and compare, to find machines that compute wrongly; None: never.
+        skip_batches: steps whose batches are read and not trained on, such as ["4810-4830"].
+        skip_samples: indices of training samples that are left out of their batches.
         bad_samples: {"skip": 20} leaves out up to 20 training samples whose reading raises an error; None: none.
         val_check_interval: share of an epoch (0.5) or number of batches (100) between validations; None: a whole epoch.
         check_val_every_n_epoch: validate only in every n-th epoch; None: after every n-th batch, counted over epochs.
         limit_train_batches: share of the training batches (0.1) or number of them (10) to use; None: all.
         limit_val_batches: the same, of each validation loader.
         limit_test_batches: the same, of each test loader.
+        limit_predict_batches: the same, of each prediction loader.
+        overfit_batches: train and validate on this share or number of batches, without shuffling.
+        fast_dev_run: try everything on one batch (True) or n batches of each loader, without snapshots and loggers.
+        barebones: no snapshots, loggers and progress bar.
         rng: "lazy" seeds the random numbers of the data for each sample, "batch" for each batch.
         use_distributed_sampler: give each rank its own share of the samples.
         deterministic: use only deterministic algorithms; by default if snapshots are taken.
+        compile: compile the calls of the module and its layers; True, or arguments of `torch.compile`.
+        benchmark: let cuDNN measure which algorithms are fastest; with snapshots only if `deterministic` is False.
+        detect_anomaly: name the operation whose gradient is NaN; slow.
+        sync_batchnorm: with ddp, normalise over the batches of all ranks; without effect on one process.
         collective_timeout_s: seconds that ranks wait for a rank that does not answer in training, before they fail.
         enable_progress_bar: show a progress bar on a terminal.
         others: arguments of Lightning's Trainer, also of its older versions. Some are understood; the others are
@@ -182,20 +209,32 @@ class Trainer(TrainerInterface):
         max_steps: int | None = None,
         min_epochs: int | None = None,
         min_steps: int | None = None,
+        max_time: str | float | timedelta | Mapping[str, float] | None = None,
         precision: Literal["32", "64", "bf16", "16"] | str | int = "32",
         accumulate_grad_batches: int = 1,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         on_nan: Literal["fail", "skip"] = "fail",
+        verify_every: int | None = None,
+        skip_batches: Sequence[str | int] = (),
+        skip_samples: Sequence[int] = (),
         bad_samples: Mapping[str, int] | None = None,
         val_check_interval: int | float | None = 1.0,
         check_val_every_n_epoch: int | None = 1,
         limit_train_batches: int | float | None = 1.0,
         limit_val_batches: int | float | None = 1.0,
         limit_test_batches: int | float | None = 1.0,
+        limit_predict_batches: int | float | None = 1.0,
+        overfit_batches: int | float = 0,
+        fast_dev_run: int | bool = False,
+        barebones: bool = False,
         rng: Literal["lazy", "batch"] = "lazy",
         use_distributed_sampler: bool = True,
         deterministic: bool | None = None,
+        compile: bool | Mapping[str, Any] | None = None,
+        benchmark: bool | None = None,
+        detect_anomaly: bool = False,
+        sync_batchnorm: bool = False,
         collective_timeout_s: float = 600.0,
         enable_progress_bar: bool = True,
         **others: Any,
@@ -205,11 +244,21 @@ class Trainer(TrainerInterface):
         options = {name: given[name] for name in TrainerOptions.model_fields if given[name] is not defaults[name]}
         if others.get("enable_checkpointing") is False and snapshots is _DEFAULT:
             snapshots = others.pop("enable_checkpointing") or None
+        loggers = (*loggers, *logger_options(others.pop("logger", None)))
         options |= without_neutral(others, NEUTRAL_OPTIONS)
+        if fast_dev_run or barebones:
+            snapshots, loggers = None, ()
+        options |= trial_options(fast_dev_run) | ({"enable_progress_bar": False} if barebones else {})
         tie_to_parent()
         #: arguments of this Trainer, from which ranks build a copy on their own devices
         self.arguments: dict[str, Any] = {name: given[name] for name in _FOR_RANKS}
-        self.arguments |= {"global_batch_size": global_batch_size, "snapshots": snapshots, **options}
+        self.arguments |= {
+            "global_batch_size": global_batch_size,
+            "snapshots": snapshots,
+            "loggers": loggers,
+            "default_root_dir": others.get("default_root_dir"),
+            **options,
+        }
         request = DeviceRequest(
             strategy=strategy,
             strategy_args=strategy_args or {},
@@ -221,6 +270,7 @@ class Trainer(TrainerInterface):
             tpu_cores=tpu_cores,
             lanes=lanes,
             accelerator=accelerator,
+            sync_batchnorm=sync_batchnorm,
         )
         with exit_codes_of_errors():
             self.placement, faults = resolve_placement(request, Hardware.here())
@@ -229,7 +279,8 @@ class Trainer(TrainerInterface):
         accepted = (accept_change,) if isinstance(accept_change, str) else tuple(accept_change or ())
         self.strategy: Strategy = self.placement.strategy
         self.settings = RunSettings(*checked, seed, accepted, dict(identity or {}), asked, global_batch_size)
-        self._given = with_counterparts(callbacks, adapt)
+        timers = [] if self.options.max_time is None else [Timer(self.options.max_time)]
+        self._given = [*self._pairs(callbacks), *((None, timer) for timer in timers)]
         #: the given callbacks and those of the module of the current or last call: see `TrainerInterface`
         self.callback_pairs = self._given
         self.callbacks = FixedCallbacks(_counterparts(self._given))
@@ -241,9 +292,12 @@ class Trainer(TrainerInterface):
         self.heartbeat = Heartbeat.of(self.world)
         self.reporter = Reporter(self.world, bar=self.options.enable_progress_bar)
         self.is_fitting = False
+        self.verb, self.status = "", "initializing"
         self.run_url: str | None = None
         #: loaders of the current or last fit
         self.loaders: FitLoaders | None = None
+        #: the loaders of the current or last call as they were given, by stage
+        self.given_loaders: Mapping[str, Any] = {}
         self._datamodule: DataModule | None = None
         #: the current or last fit
         self.last_fit: Fit | None = None
@@ -251,20 +305,6 @@ class Trainer(TrainerInterface):
         self.context: EvaluationContext = self._context_of(TrainingModule(), Progress())
         self._own = frozenset({*vars(self), "_own"})
         seed_call(seed)
-
-    if not TYPE_CHECKING:  # static type checkers would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return getattr(LightningTrainer(self), name)
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            is_fixed = name == "callbacks" and not isinstance(value, FixedCallbacks)
-            if is_fixed or name == "should_stop" or name in TrainerOptions.model_fields:
-                setattr(LightningTrainer(self), name, value)  # stops the fit, or raises an error with advice
-            else:
-                super().__setattr__(name, value)
 
     # Calls ----------------------------------------------------------------------------------------
 
@@ -287,14 +327,16 @@ class Trainer(TrainerInterface):
             val_dataloaders: one or several validation loaders; by default those of the DataModule, or of the module.
             run: folder or fsspec URL of the run; the same `run` again resumes it. None writes nothing.
             resume: "auto", "never" (start over in the same folder), or the step of a snapshot.
-            take_over: take the run from another process on this machine that trains it now; else that is an error.
+            take_over: take the run from another process that trains it now; else that is an error.
         """
         if resume not in ("auto", "never") and type(resume) is not int:
             raise UserError(f'resume={resume!r}: "auto", "never" or the step of a snapshot, a number, is needed')
         run = None if run is None else run_url_of(run)
         is_recorded = run is not None and self.settings.snapshots is not None
         self.reset_callbacks()
-        with self._prepare(module, data, "fit") as ready, Determinism(self.options.deterministic, on=is_recorded):
+        options = self.options
+        determinism = Determinism(options.deterministic, on=is_recorded, benchmark=options.benchmark)
+        with self._prepare(module, data, "fit") as ready, determinism:
             self.last_fit = None
             try:
                 self.is_fitting = True
@@ -347,7 +389,8 @@ class Trainer(TrainerInterface):
             replayed = StepReplay(ReplayPlan(folder, step, at_gradients=True), lambda: self.last_fit)
             faults, settings = self._faults, self.settings
             never = SnapshotOptions.model_validate({"every_steps": NEVER})
-            self._faults, self.settings = replayed, replace(settings, snapshots=never, loggers=())
+            once = settings.options.model_copy(update={"verify_every": None})
+            self._faults, self.settings = replayed, replace(settings, options=once, snapshots=never, loggers=())
             try:
                 with suppress(ReplayEnd):
                     self.fit(module, data, val_dataloaders, run=target.url)
@@ -360,18 +403,18 @@ class Trainer(TrainerInterface):
     @on_all_ranks
     def validate(
         self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | os.PathLike[str] | None = None
-    ) -> dict[str, float]:
+    ) -> Results:
         """Validate `module`; return its logged values, reduced over batches and ranks.
 
         Arguments as for `test`.
         """
         with self._evaluation(cast("TrainingModule", module), data, "validate", ckpt_path) as resumables:
-            return EvaluationLoop(self.context, "validate", resumables).run()
+            return Results(EvaluationLoop(self.context, "validate", resumables).run())
 
     @on_all_ranks
     def test(
         self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | os.PathLike[str] | None = None
-    ) -> dict[str, float]:
+    ) -> Results:
         """Test `module`; return its logged values by name, reduced over batches and ranks.
 
         Args:
@@ -382,22 +425,27 @@ class Trainer(TrainerInterface):
         """
         fit = self.last_fit
         with self._evaluation(cast("TrainingModule", module), data, "test", ckpt_path) as resumables:
-            values = EvaluationLoop(self.context, "test", resumables).run()
+            values = Results(EvaluationLoop(self.context, "test", resumables).run())
         if fit is not None and (ckpt_path in ("best", "last") or module is fit.context.module):
             fit.tell_trackers(values)
         return values
 
     @on_all_ranks
     def predict(
-        self, module: TrainingModule | None = None, data: Any = None, *, ckpt_path: str | os.PathLike[str] | None = None
+        self,
+        module: TrainingModule | None = None,
+        data: Any = None,
+        *,
+        ckpt_path: str | os.PathLike[str] | None = None,
+        return_predictions: bool | None = None,
     ) -> list[Any]:
         """Return outputs of `predict_step` for this rank's batches; one list per loader of several.
 
         Arguments as for `test`. With `ddp_spawn`, `ddp_fork` and `ddp_notebook` it returns the outputs of all ranks,
-        rank by rank.
+        rank by rank. With `return_predictions=False` outputs are dropped, and the lists are empty.
         """
         with self._evaluation(cast("TrainingModule", module), data, "predict", ckpt_path) as resumables:
-            loop = PredictionLoop(self.context, resumables)
+            loop = PredictionLoop(self.context, resumables, keeps=return_predictions is not False)
             loop.run()
             return of_loaders(loop.predictions)
 
@@ -426,6 +474,242 @@ class Trainer(TrainerInterface):
         finally:
             attach(module, trainers[0] if trainers else None)
         return refused
+
+    # Parts of a call --------------------------------------------------------------------------------
+
+    def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
+        """Return messages on hooks and settings that this Trainer does not support."""
+        by_hand = not module.automatic_optimization
+        unknown = hook_faults(module, self.callbacks, data)
+        faults = [*unknown, *self.strategy.module_errors(module)]
+        if self.options.compile is not None and self.strategy.name in _NOT_COMPILED:
+            faults.append(f"compile with strategy {self.strategy.name}, which calls copies or parts of the module")
+        return [*faults, *self.context.precision.module_errors(by_hand=by_hand)]
+
+    @contextmanager
+    def _prepare(
+        self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | os.PathLike[str] | None = None
+    ) -> Iterator[EvaluationContext]:
+        """Start the process group, set up module and data for `stage`, load `ckpt_path`."""
+        ensure_module(module, stage)
+        ensure_not_running(self, module, stage)
+        self.take_callbacks(module)
+        if refused := self._module_errors(module, data):
+            raise JobError("\n".join(refused))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            if stage == "fit":
+                gc.collect()  # reference cycles keep the module of an earlier fit, and its GPU memory, alive
+        self.reporter.emit("imported")
+        self.strategy.init_process_group()
+        ensure_devices(self.strategy)
+        self.reporter.emit("met")
+        # setup draws the same random numbers on every rank and in every attempt.
+        seed_call(self.settings.seed, device_generator(self.strategy))
+        attach(module, self)
+        self.context = replace(self.context, module=module)
+        self.loaders, self.given_loaders = None, {}
+        self._datamodule = data if isinstance(data, DataModule) else None
+        if isinstance(data, LightningData):
+            attach(data, self)
+        self.metric_logger.begin("train", closed="setup")
+        compile_layers_in_place(module)
+        anomalies = set_detect_anomaly(self.options.detect_anomaly or is_anomaly_enabled())
+        prepared = set_up(self._owners(module), stage, self.strategy, self.heartbeat)
+        with anomalies, running_call(self, module, stage), prepared:
+            compile_layers_in_place(module)
+            if self.options.compile is not None:
+                compile_module(module, self.options.compile)
+            self.context = self._context_of(module, Progress() if stage == "fit" else self.progress)
+            if ckpt_path is not None:
+                self._load_weights(module, self.weights_url(ckpt_path))
+            yield self.context
+
+    @contextmanager
+    def _evaluation(
+        self, module: TrainingModule, data: Any, stage: EvaluationStage, ckpt_path: str | os.PathLike[str] | None
+    ) -> Iterator[list[ResumableLoader]]:
+        """Prepare an evaluation, with a copy of the counts of the last fit; yield its loaders."""
+        preparing = self._prepare(module, data, stage, ckpt_path)
+        with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
+            resumables = setup_evaluation(ready, stage, loaders)
+            self.given_loaders = loaders.given
+            self.context = replace(ready, progress=replace(ready.progress, validating=False))
+            try:
+                yield resumables
+            except (Exception, KeyboardInterrupt) as error:
+                ready.hooks.call_on_exception(error)
+                raise
+            finally:
+                self.context = ready
+                self.metric_logger.begin(stage, closed="reduced")
+
+    def _owners(self, module: TrainingModule) -> list[Any]:
+        """Return the objects with `setup` and `teardown`, in the order of the calls."""
+        data = [] if self._datamodule is None else [self._datamodule]
+        return [*data, *(BoundCallback(callback, self, module) for callback in self.callbacks), module]
+
+    def _fit_of(self, ready: EvaluationContext, loaders: LoaderResolver, earlier: Mapping[str, Any]) -> Fit:
+        """Return a fit; `earlier` are the facts of the run's newest snapshot.
+
+        The loaders are built first, since `configure_optimizers` may read the number of batches.
+        """
+        self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"), loaders.given)
+        self.given_loaders = loaders.given
+        apply_initial_sharding(self.loaders, earlier, ready.world.size)
+        return Fit(ready, self.loaders, loaders.source)
+
+    def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:
+        strategy = self.strategy
+        seed, batch = self.settings.seed, self.settings.global_batch_size
+        settings = LoaderSettings(strategy.data_world, self.options, seed, lanes_of(strategy), batch)
+        return LoaderResolver(settings, self.strategy.collective, module, train=train, evaluate=evaluate)
+
+    def _context_of(self, module: TrainingModule, progress: Progress) -> EvaluationContext:
+        """Return the context of a call, and convert `module` to this Trainer's precision."""
+        precision = Precision(self.options.precision, self.device)
+        precision.convert(module)
+        set_device(module, self.device)
+        metric_logger = self._logger_of(module)
+        return EvaluationContext(
+            trainer=self,
+            settings=self.settings,
+            strategy=self.strategy,
+            device=self.device,
+            callbacks=self.callbacks,
+            heartbeat=self.heartbeat,
+            reporter=self.reporter,
+            requests=self.requests,
+            faults=self._faults,
+            module=module,
+            modes=TrainingModes(module),
+            precision=precision,
+            metric_logger=metric_logger,
+            scope=StepScope(metric_logger, precision, self.heartbeat),
+            hooks=Hooks(self, module, self.callbacks),
+            progress=progress,
+            finite_losses=FiniteLosses(progress, self.world.rank, needed=precision.name != "16"),
+        )
+
+    def _logger_of(self, module: TrainingModule) -> MetricLogger:
+        gather, lanes = self.strategy.collective.gather, lanes_of(self.strategy)
+        if lanes is not None:
+            return LaneLogger(gather, LaneMetrics(module, gather, lanes), lanes)
+        return MetricLogger(gather, TorchmetricsState(module, gather, self.world.size), self.world.size)
+
+    def reset_callbacks(self) -> None:
+        """Restore the states that callbacks had before their first fit."""
+        for callback, state in zip(_counterparts(self._given), self._first_states, strict=True):
+            keep_first_state(callback, state)
+            state.restore(callback)
+
+    def _pairs(self, callbacks: Any) -> list[tuple[Any, Callback | None]]:
+        """Return pairs of a given callback and its counterpart; a trial run watches no values."""
+        pairs = with_counterparts(callbacks, adapt)
+        if not self.arguments["fast_dev_run"]:
+            return pairs
+        return [(given, None if isinstance(found, Monitor) else found) for given, found in pairs]
+
+    def take_callbacks(self, module: TrainingModule) -> None:
+        """Add the callbacks that `module` configures; each replaces a given callback of its class."""
+        where = f"{type(module).__name__}.configure_callbacks"
+        configured = self._pairs(call_user_code(where, module.configure_callbacks))
+        kinds = {type(callback) for callback in _counterparts(configured)}
+        self.callback_pairs = [*(pair for pair in self._given if type(pair[1]) not in kinds), *configured]
+        self.callbacks = FixedCallbacks(_counterparts(self.callback_pairs))
+
+    def weights_url(self, ckpt_path: str | os.PathLike[str]) -> str:
+        """Return path or URL of weights.
+
+        "best" and "last" are of the run fitted last (UserError without one).
+        """
+        if ckpt_path not in ("best", "last"):
+            return os.fspath(ckpt_path)
+        if self.run_url is None:
+            raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
+        return f"{self.run_url.rstrip('/')}/{ckpt_path}"
+
+    def _load_weights(self, module: TrainingModule, url: str) -> None:
+        strategy = self.strategy
+        base: Callable[[], dict[str, Any]] = partial(full_state_dict, strategy, module)
+        rows = 0, 1
+        if isinstance(strategy, ShardsWeights):
+            base, rows = module.state_dict, strategy.wanted_rows(module)
+        weights = weights_at(url, rows)
+        try:
+            load_full_state_dict(strategy, module, weights.complete(base))
+        except RuntimeError as error:  # torch's, which names each tensor
+            raise UserError(_misfit(module, url, weights.facts.get("hparams", {}), error)) from error
+
+    # For the process that starts the ranks of this Trainer: see `StartsRanks` -----------------------------
+
+    def fitted_module(self, verb: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the last call's module, and `arguments` with its run's best weights, if any.
+
+        Raises:
+            UserError: there was no call, or `verb` is "fit".
+        """
+        if verb == "fit" or type(self.module) is TrainingModule:
+            raise UserError(f"{verb} was given no module, and there is none of an earlier call: {verb}(module, ...)")
+        is_free = arguments.get("ckpt_path") is None and self.run_url is not None
+        if is_free and newest_weights(open_run(self.run_url or ""), "best") is not None:
+            return self.module, {**arguments, "ckpt_path": "best"}
+        return self.module, arguments
+
+    def start_from(self, module: TrainingModule, ckpt_path: str | os.PathLike[str]) -> None:
+        """Load the weights that a new run starts from; a run that resumes has its own."""
+        self._load_weights(module, self.weights_url(ckpt_path))
+        self.reporter.announce(f"a new run starts from the weights in {ckpt_path}; everything else starts over")
+
+    def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Detach `module` to send it to ranks; return the arguments of `verb` for them."""
+        attach(module, None)
+        if verb == "fit":
+            self.reset_callbacks()
+            return dict(arguments)
+        folder = arguments.get("ckpt_path")
+        return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
+
+    def export_result(self, built: ModuleStructure) -> dict[str, Any]:
+        """Return the changes of a call, with tensors on the CPU, and weights on rank 0 only.
+
+        Args:
+            built: structure of the module before the call; hooks and training may have added layers.
+        """
+        weights = self.context.module.state_dict() if self.world.is_first else {}
+        return {
+            "structure": structure_of(built) if self.world.is_first else {},
+            "weights": {name: tensor.cpu() for name, tensor in weights.items()},
+            "progress": self.progress.state_dict(),
+            "logged": {name: state for name, state in self.metric_logger.state_dict().items() if name in _NEWEST},
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "run": self.run_url,
+        }
+
+    def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
+        """Restore the result of `export_result` into this Trainer and `module`.
+
+        `fitted` if the call was `fit`.
+        """
+        self.context.precision.convert(module)
+        take_weights(module, result["weights"], result["structure"])
+        attach(module, self)
+        self.context = replace(self.context, module=module)
+        self.metric_logger.load_state_dict({**self.metric_logger.state_dict(), **result["logged"]})
+        if not fitted:
+            return
+        self.run_url = result["run"]
+        self.progress.load_state_dict(result["progress"])
+        self.take_callbacks(module)
+        for callback, state in zip(self.callbacks, result["callbacks"], strict=True):
+            callback.load_state_dict(state)
+        update_lightning_callbacks(self)
+
+    def with_strategy(self, strategy: Strategy) -> Self:
+        """Return a copy of this Trainer without a fit, with an attached `strategy`."""
+        other = copy.copy(self)
+        other.strategy, other.last_fit = strategy, None
+        return other
 
     # For modules, hooks and callbacks, as `TrainerInterface` -------------------------------------------
 
@@ -490,12 +774,12 @@ class Trainer(TrainerInterface):
     @property
     def train_dataloader(self) -> Any:
         """The training loader of the fit, as it was given."""
-        return None if self.loaders is None else self.loaders.given.get("train")
+        return self.given_loaders.get("train")
 
     @property
     def val_dataloaders(self) -> Any:
-        """The validation loaders of the fit, as they were given."""
-        return None if self.loaders is None else self.loaders.given.get("validate")
+        """The validation loaders of the current or last call, as they were given."""
+        return self.given_loaders.get("validate")
 
     @property
     def num_training_batches(self) -> int | None:
@@ -524,7 +808,8 @@ class Trainer(TrainerInterface):
         steps = math.inf if options.max_steps is None else options.max_steps
         if batches is None or options.max_epochs is None:
             return steps
-        return min(steps, math.ceil(batches / options.accumulate_grad_batches) * options.max_epochs)
+        windows = (window_of(options, self.callbacks, epoch) for epoch in range(options.max_epochs))
+        return min(steps, sum(math.ceil(batches / window) for window in windows))
 
     @property
     def current_epoch(self) -> int:
@@ -581,10 +866,7 @@ class Trainer(TrainerInterface):
         hooks.call("on_after_backward")
 
     def step_optimizer(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Step `optimizer` in manual optimization, after `closure` and its hooks.
-
-        These are `on_before_optimizer_step`.
-        """
+        """Step `optimizer` in manual optimization, after `closure` and `on_before_optimizer_step`."""
         hooks = self.context.hooks
         if not hooks.has("on_before_optimizer_step"):
             return optimizer.step(**options) if closure is None else optimizer.step(closure, **options)
@@ -623,216 +905,19 @@ class Trainer(TrainerInterface):
         """
         self.progress.request_stop(ending or STOPPED_BY_CALLBACK)
 
-    # Parts of a call --------------------------------------------------------------------------------
+    if not TYPE_CHECKING:  # static type checkers would accept any attribute
 
-    def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
-        """Return messages on hooks and settings that this Trainer does not support."""
-        by_hand = not module.automatic_optimization
-        unknown = hook_faults(module, self.callbacks, data)
-        return [*unknown, *self.strategy.module_errors(module), *self.context.precision.module_errors(by_hand=by_hand)]
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(LightningTrainer(self), name)
 
-    @contextmanager
-    def _prepare(
-        self, module: TrainingModule, data: Any, stage: str, ckpt_path: str | os.PathLike[str] | None = None
-    ) -> Iterator[EvaluationContext]:
-        """Start the process group, set up module and data for `stage`, load `ckpt_path`."""
-        ensure_module(module, stage)
-        ensure_not_running(self, module, stage)
-        self.take_callbacks(module)
-        if refused := self._module_errors(module, data):
-            raise JobError("\n".join(refused))
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            if stage == "fit":
-                gc.collect()  # reference cycles keep the module of an earlier fit, and its GPU memory, alive
-        self.reporter.emit("imported")
-        self.strategy.init_process_group()
-        ensure_devices(self.strategy)
-        self.reporter.emit("met")
-        # setup draws the same random numbers on every rank and in every attempt.
-        seed_call(self.settings.seed, device_generator(self.strategy))
-        attach(module, self)
-        self.context = replace(self.context, module=module)
-        self.loaders, self._datamodule = None, data if isinstance(data, DataModule) else None
-        if isinstance(data, LightningData):
-            attach(data, self)
-        self.metric_logger.begin("train", closed="setup")
-        compile_layers_in_place(module)
-        with running_call(self, module, stage), set_up(self._owners(module), stage, self.strategy, self.heartbeat):
-            compile_layers_in_place(module)
-            self.context = self._context_of(module, Progress() if stage == "fit" else self.progress)
-            if ckpt_path is not None:
-                self._load_weights(module, self.weights_url(ckpt_path))
-            yield self.context
-
-    @contextmanager
-    def _evaluation(
-        self, module: TrainingModule, data: Any, stage: EvaluationStage, ckpt_path: str | os.PathLike[str] | None
-    ) -> Iterator[list[ResumableLoader]]:
-        """Prepare an evaluation, with a copy of the counts of the last fit; yield its loaders."""
-        preparing = self._prepare(module, data, stage, ckpt_path)
-        with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
-            resumables = setup_evaluation(ready, stage, loaders)
-            self.context = replace(ready, progress=replace(ready.progress, validating=False))
-            try:
-                yield resumables
-            finally:
-                self.context = ready
-                self.metric_logger.begin(stage, closed="reduced")
-
-    def _owners(self, module: TrainingModule) -> list[Any]:
-        """Return the objects with `setup` and `teardown`, in the order of the calls."""
-        data = [] if self._datamodule is None else [self._datamodule]
-        return [*data, *(BoundCallback(callback, self, module) for callback in self.callbacks), module]
-
-    def _fit_of(self, ready: EvaluationContext, loaders: LoaderResolver, earlier: Mapping[str, Any]) -> Fit:
-        """Return a fit; `earlier` are the facts of the run's newest snapshot.
-
-        The loaders are built first, since `configure_optimizers` may read the number of batches.
-        """
-        self.loaders = FitLoaders(loaders.training(), loaders.evaluation("validate"), loaders.given)
-        apply_initial_sharding(self.loaders, earlier, ready.world.size)
-        return Fit(ready, self.loaders, loaders.source)
-
-    def _loaders(self, module: TrainingModule, *, train: Any = None, evaluate: Any = None) -> LoaderResolver:
-        strategy = self.strategy
-        seed, batch = self.settings.seed, self.settings.global_batch_size
-        settings = LoaderSettings(strategy.data_world, self.options, seed, lanes_of(strategy), batch)
-        return LoaderResolver(settings, self.strategy.collective, module, train=train, evaluate=evaluate)
-
-    def _context_of(self, module: TrainingModule, progress: Progress) -> EvaluationContext:
-        """Return the context of a call, and convert `module` to this Trainer's precision."""
-        precision = Precision(self.options.precision, self.device)
-        precision.convert(module)
-        set_device(module, self.device)
-        metric_logger = self._logger_of(module)
-        return EvaluationContext(
-            trainer=self,
-            settings=self.settings,
-            strategy=self.strategy,
-            device=self.device,
-            callbacks=self.callbacks,
-            heartbeat=self.heartbeat,
-            reporter=self.reporter,
-            requests=self.requests,
-            faults=self._faults,
-            module=module,
-            modes=TrainingModes(module),
-            precision=precision,
-            metric_logger=metric_logger,
-            scope=StepScope(metric_logger, precision, self.heartbeat),
-            hooks=Hooks(self, module, self.callbacks),
-            progress=progress,
-            finite_losses=FiniteLosses(progress, self.world.rank, needed=precision.name != "16"),
-        )
-
-    def _logger_of(self, module: TrainingModule) -> MetricLogger:
-        gather, lanes = self.strategy.collective.gather, lanes_of(self.strategy)
-        if lanes is not None:
-            return LaneLogger(gather, LaneMetrics(module, gather, lanes), lanes)
-        return MetricLogger(gather, TorchmetricsState(module, gather, self.world.size), self.world.size)
-
-    def reset_callbacks(self) -> None:
-        """Restore the states that callbacks had before their first fit."""
-        for callback, state in zip(_counterparts(self._given), self._first_states, strict=True):
-            keep_first_state(callback, state)
-            state.restore(callback)
-
-    def take_callbacks(self, module: TrainingModule) -> None:
-        """Add the callbacks that `module` configures; each replaces a given callback of its class."""
-        where = f"{type(module).__name__}.configure_callbacks"
-        configured = with_counterparts(call_user_code(where, module.configure_callbacks), adapt)
-        kinds = {type(callback) for callback in _counterparts(configured)}
-        self.callback_pairs = [*(pair for pair in self._given if type(pair[1]) not in kinds), *configured]
-        self.callbacks = FixedCallbacks(_counterparts(self.callback_pairs))
-
-    def weights_url(self, ckpt_path: str | os.PathLike[str]) -> str:
-        """Return path or URL of weights.
-
-        "best" and "last" are of the run fitted last (UserError without one).
-        """
-        if ckpt_path not in ("best", "last"):
-            return os.fspath(ckpt_path)
-        if self.run_url is None:
-            raise UserError(f"ckpt_path={ckpt_path!r} is a folder of a run: fit with run=... first, or give a path.")
-        return f"{self.run_url.rstrip('/')}/{ckpt_path}"
-
-    def _load_weights(self, module: TrainingModule, url: str) -> None:
-        weights = weights_at(url)
-        try:
-            load_full_state_dict(self.strategy, module, weights.state_dict)
-        except RuntimeError as error:  # torch's, which names each tensor
-            raise UserError(_misfit(module, url, weights.facts.get("hparams", {}), error)) from error
-
-    # For the process that starts the ranks of this Trainer: see `StartsRanks` -----------------------------
-
-    def fitted_module(self, verb: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the last call's module, and `arguments` with its run's best weights, if any.
-
-        Raises:
-            UserError: there was no call, or `verb` is "fit".
-        """
-        if verb == "fit" or type(self.module) is TrainingModule:
-            raise UserError(f"{verb} was given no module, and there is none of an earlier call: {verb}(module, ...)")
-        is_free = arguments.get("ckpt_path") is None and self.run_url is not None
-        if is_free and newest_weights(open_run(self.run_url or ""), "best") is not None:
-            return self.module, {**arguments, "ckpt_path": "best"}
-        return self.module, arguments
-
-    def start_from(self, module: TrainingModule, ckpt_path: str | os.PathLike[str]) -> None:
-        """Load the weights that a new run starts from; a run that resumes has its own."""
-        self._load_weights(module, self.weights_url(ckpt_path))
-        self.reporter.announce(f"a new run starts from the weights in {ckpt_path}; all else begins anew")
-
-    def detach(self, module: Any, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Detach `module` to send it to ranks; return the arguments of `verb` for them."""
-        attach(module, None)
-        if verb == "fit":
-            self.reset_callbacks()
-            return dict(arguments)
-        folder = arguments.get("ckpt_path")
-        return {**arguments, **({} if folder is None else {"ckpt_path": self.weights_url(folder)})}
-
-    def export_result(self, built: ModuleStructure) -> dict[str, Any]:
-        """Return the changes of a call, with tensors on the CPU, and weights on rank 0 only.
-
-        Args:
-            built: structure of the module before the call; hooks and training may have added layers.
-        """
-        weights = self.context.module.state_dict() if self.world.is_first else {}
-        return {
-            "structure": structure_of(built) if self.world.is_first else {},
-            "weights": {name: tensor.cpu() for name, tensor in weights.items()},
-            "progress": self.progress.state_dict(),
-            "logged": {name: state for name, state in self.metric_logger.state_dict().items() if name in _NEWEST},
-            "callbacks": [callback.state_dict() for callback in self.callbacks],
-            "run": self.run_url,
-        }
-
-    def adopt_result(self, module: Any, result: Mapping[str, Any], *, fitted: bool) -> None:
-        """Restore the result of `export_result` into this Trainer and `module`.
-
-        `fitted` if the call was `fit`.
-        """
-        self.context.precision.convert(module)
-        take_weights(module, result["weights"], result["structure"])
-        attach(module, self)
-        self.context = replace(self.context, module=module)
-        self.metric_logger.load_state_dict({**self.metric_logger.state_dict(), **result["logged"]})
-        if not fitted:
-            return
-        self.run_url = result["run"]
-        self.progress.load_state_dict(result["progress"])
-        self.take_callbacks(module)
-        for callback, state in zip(self.callbacks, result["callbacks"], strict=True):
-            callback.load_state_dict(state)
-        update_lightning_callbacks(self)
-
-    def with_strategy(self, strategy: Strategy) -> Self:
-        """Return a copy of this Trainer without a fit, with an attached `strategy`."""
-        other = copy.copy(self)
-        other.strategy, other.last_fit = strategy, None
-        return other
+        def __setattr__(self, name: str, value: Any) -> None:
+            is_fixed = name == "callbacks" and not isinstance(value, FixedCallbacks)
+            if is_fixed or name == "should_stop" or name in TrainerOptions.model_fields:
+                setattr(LightningTrainer(self), name, value)  # stops the fit, or raises an error with advice
+            else:
+                super().__setattr__(name, value)
 
 
 def _misfit(module: TrainingModule, url: str, theirs: Mapping[str, Any], error: Exception) -> str:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from midstride.engine.data.rng.fast_state import seed_generators
 from midstride.engine.lanes import Lanes
-from midstride.engine.strategies.ordered_reducer import OrderedReducer
+from midstride.engine.strategies.ordered_ddp import OrderedReducer
 from midstride.engine.testing import run_ranks
 
 

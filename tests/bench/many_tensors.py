@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from bench.snapshots import has_torchsnapshot, torchsnapshot_take
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class Times:
     marks: list[float] = field(default_factory=list)
     save_s: list[float] = field(default_factory=list)
     async_s: list[float] = field(default_factory=list)
+    torchsnapshot_s: list[float] = field(default_factory=list)
 
     @property
     def first_s(self) -> float:
@@ -89,6 +91,11 @@ class Layers(TrainingModule):
             self._times[0].async_s.append(time.perf_counter() - began)
             getattr(saving, "upload_completion", saving).result()
             stager.close()
+            if has_torchsnapshot():
+                began = time.perf_counter()
+                wait = torchsnapshot_take(state, self._folder[0] / "torchsnapshot")
+                self._times[0].torchsnapshot_s.append(time.perf_counter() - began)
+                wait()
 
 
 def measure(parameters: int, snapshots: int, folder: Path) -> Times:
@@ -117,14 +124,16 @@ def main() -> None:
     torch.optim.Adam(nn.Linear(1, 1).parameters())  # the first one imports for a second
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    table = Table("parameters", "first step s", "torch.save ms", "stall / torch.save", "largest", "dcp.async_save")
+    others = ["dcp.async_save", *(["torchsnapshot"] if has_torchsnapshot() else [])]
+    table = Table("parameters", "first step s", "torch.save ms", "stall / torch.save", "largest", *others)
     table.title = f"median stall of {arguments.snapshots} snapshots, as a multiple of the median of torch.save"
     with tempfile.TemporaryDirectory() as name:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         for parameters in arguments.parameters:
             times = measure(parameters, arguments.snapshots, Path(name))
             save_s, stalls_s = statistics.median(times.save_s), times.stalls_s()
-            shares = (statistics.median(stalls_s), max(stalls_s), min(times.async_s))
+            theirs = [min(found) for found in (times.async_s, times.torchsnapshot_s) if found]
+            shares = (statistics.median(stalls_s), max(stalls_s), *theirs)
             numbers = (
                 f"{times.first_s:.2f}",
                 f"{save_s * 1e3:.0f}",

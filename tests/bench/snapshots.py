@@ -1,6 +1,8 @@
 """What a snapshot costs, beside torch.save and torch.distributed.checkpoint: interleaved runs on one disk.
 
 make bench-snapshots
+
+Beside torchsnapshot as well, where it is installed: `pip install --no-deps torchsnapshot importlib_metadata aiofiles`.
 """
 
 import argparse
@@ -14,6 +16,8 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +92,17 @@ def torch_save(state: dict[str, Any], path: Path) -> Callable[[], object]:
 def dcp_save(state: dict[str, Any], path: Path) -> Callable[[], object]:
     dcp.save(state, checkpoint_id=path)
     return lambda: None
+
+
+def has_torchsnapshot() -> bool:
+    return find_spec("torchsnapshot") is not None
+
+
+def torchsnapshot_take(state: dict[str, Any], path: Path) -> Callable[[], object]:
+    library: Any = import_module("torchsnapshot")
+    pending = library.Snapshot.async_take(path=str(path), app_state={"state": library.StateDict(**state)})
+    wait: Callable[[], object] = pending.wait
+    return wait
 
 
 class DcpAsync:
@@ -190,6 +205,7 @@ def measure(size: float, rounds: int, folder: Path) -> Table:
         "torch.save + fsync": torch_save,
         "dcp.save": dcp_save,
         "dcp.async_save": asynchronous,
+        **({"torchsnapshot.async_take": torchsnapshot_take} if has_torchsnapshot() else {}),
     }
     found = {name: Found() for name in methods}
     copies, disks, steps = [], [], SIZES[size]

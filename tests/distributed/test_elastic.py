@@ -11,6 +11,7 @@ import pytest
 from support.etcd import Etcd, why_no_etcd
 from support.flow_runs import results, tiny_job, train_forked, wait_for
 from support.launched import at
+from support.limit import LIMIT_S
 from support.ports import free_ports
 from support.tiers import everything
 
@@ -101,8 +102,8 @@ def test_a_lost_machine_changes_no_bit(backend: str, comes_back: bool, tmp_path:
     if comes_back:
         wait_for(lambda: descendants(second.pid), "the rank of the machine that is back")
         slow.unlink()
-        assert second.wait(300) == 0, said(tmp_path)
-    assert first.wait(300) == 0, said(tmp_path)
+        assert second.wait(LIMIT_S) == 0, said(tmp_path)
+    assert first.wait(LIMIT_S) == 0, said(tmp_path)
     assert said(tmp_path).count(", 2 processes") == 1 + comes_back, said(tmp_path)
     assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
     assert audit(job.run_url("a")).is_clean
@@ -115,10 +116,10 @@ def test_restarted_machines_resume_after_etcd_died(tmp_path: Path, etcd: Etcd, s
     wait_for((tmp_path / "mark").exists, "the step at which the model waits")
     wait_for(Run(job, "a").catalog.snapshots, "the snapshot before it")
     etcd.kill()
-    assert all(machine.wait(300) != 0 for machine in machines), said(tmp_path)
+    assert all(machine.wait(LIMIT_S) != 0 for machine in machines), said(tmp_path)
     etcd.start()
     machines = [start_machine(job, "another"), start_machine(job, "another")]  # the first is closed for good
-    assert [machine.wait(300) for machine in machines] == [0, 0], said(tmp_path)
+    assert [machine.wait(LIMIT_S) for machine in machines] == [0, 0], said(tmp_path)
     assert said(tmp_path).count(", 2 processes") == 2, said(tmp_path)
     assert results(job, "a") == undisturbed(tmp_path / "undisturbed")
 
@@ -191,7 +192,7 @@ def test_a_refused_rank_ends_with_2_while_its_snapshot_waits(started: str, tmp_p
     for rank in range(2):
         environment = {**os.environ, **at(rank, 2, 2), "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port)}
         ranks.append(subprocess.Popen(command, cwd=job.folder, env=environment, stderr=subprocess.PIPE, text=True))
-    said = ranks[1].communicate(timeout=600)[1]
+    said = ranks[1].communicate(timeout=LIMIT_S)[1]
     ranks[0].kill()  # it has lost rank 1
     ranks[0].communicate()
     assert "this is refused" in said

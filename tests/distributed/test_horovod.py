@@ -16,6 +16,7 @@ import pytest
 import torch
 from laws.horovod_world import needs_horovod, run_horovod_ranks
 from laws.lives import SampleData, Tangled
+from support.limit import LIMIT_S
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 
@@ -160,7 +161,7 @@ def ask_on_and_on(folder: str) -> None:
         Path(folder, "ends").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     # Where Python's lock is held for ever, no thread of Python ends this process.
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     begun: list[Any] = []
 
     def ask() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.flow_runs import results, tiny_job, train_forked, wait_for
 from support.kubernetes_api import KubernetesApi, kubernetes_api
+from support.limit import LIMIT_S
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.nodes import Nodes
@@ -138,7 +139,7 @@ def test_why_no_node_will_come_is_said(api: KubernetesApi) -> None:
     [
         ((403, 'jobs.batch is forbidden: User "a" cannot create'), JobError, r"is forbidden: .*\n.*deploy/kubernetes"),
         ((422, "spec.parallelism: Invalid value"), JobError, "Kubernetes refuses: spec.parallelism: Invalid value"),
-        ((500, "etcdserver: request timed out"), WorldError, "does not answer as it should: etcdserver: request"),
+        ((500, "etcdserver: request timed out"), WorldError, "sent an unexpected answer: etcdserver: request"),
     ],
 )
 def test_what_the_api_refuses_is_said_in_its_words(
@@ -191,7 +192,7 @@ def test_a_machine_that_is_taken_away_changes_no_bit(tmp_path: Path) -> None:
             api.give_machine()
             wait_for(lambda: said("can train as well"), "the pod that takes its place")
             slow.unlink()
-            assert launcher.wait(300) == 0, (tmp_path / "fit.txt").read_text()
+            assert launcher.wait(LIMIT_S) == 0, (tmp_path / "fit.txt").read_text()
         finally:
             signal_all([*descendants(launcher.pid), launcher.pid])
             launcher.wait()

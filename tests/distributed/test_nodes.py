@@ -126,7 +126,7 @@ def lingers(machines: Machines) -> None:
 
 def go_on(machines: Machines) -> None:
     (machines.folder / "slow").unlink()
-    assert machines.launcher.wait(300) == 0, machines.said()
+    assert machines.launcher.wait() == 0, machines.said()
     assert [node.wait() for node in machines.nodes] == [0] * len(machines.nodes), machines.said()
 
 
@@ -164,7 +164,7 @@ def dies_again_and_again(machines: Machines) -> None:
     job = tiny_job(machines.folder, dies_at=3)
     machines.fit(nodes=1, lanes=None)
     machines.join()
-    assert machines.launcher.wait(250) == 1, machines.said()
+    assert machines.launcher.wait() == 1, machines.said()
     [attempt] = Run(job, "a").attempts.attempts()
     assert (attempt.outcome, len(attempt.rounds)) == ("died", 4)
     assert "ended without a word" in attempt.error
@@ -178,7 +178,7 @@ def hangs(machines: Machines) -> None:
     machines.fit(nodes=2, hang_timeout_s=HANG_S)
     machines.join()
     machines.join()
-    assert machines.launcher.wait(300) == 0, machines.said()
+    assert machines.launcher.wait() == 0, machines.said()
     assert [node.wait() for node in machines.nodes] == [0, 0], machines.said()
     assert results(job, "a") == undisturbed(machines.folder / "undisturbed", STEPS)
     [attempt] = Run(job, "a").attempts.attempts()
@@ -197,7 +197,7 @@ def is_refused(machines: Machines, join: Callable[[Path], object], words: str) -
     job = tiny_job(machines.folder)
     machines.fit(nodes=2)
     join(outside)
-    assert machines.launcher.wait(100) == 2, machines.said()
+    assert machines.launcher.wait() == 2, machines.said()
     assert words.format(here=machines.folder, host=gethostname()) in machines.said("fit.txt")
     [attempt] = Run(job, "a").attempts.attempts()
     assert (attempt.outcome, attempt.rounds) == ("user_error", ())
@@ -209,12 +209,12 @@ def without_code(machines: Machines) -> None:
 
 
 def without_store(machines: Machines) -> None:
-    words = "node {host} does not see what the launcher has written to {here}/runs/a: use a folder that all nodes share"
+    words = "node {host} does not see the launcher's files in {here}/runs/a: use a folder that all nodes share"
     is_refused(machines, lambda outside: machines.join(hides=outside / "here" / "runs"), words)
 
 
 def with_other_threads(machines: Machines) -> None:
-    words = "node {host} computes sums otherwise than node {host}: OMP_NUM_THREADS '"
+    words = "node {host} computes sums differently from node {host}: OMP_NUM_THREADS '"
     is_refused(machines, lambda _: [machines.join(OMP_NUM_THREADS=threads) for threads in "13"], words)
 
 
@@ -222,7 +222,7 @@ def is_refused_late(machines: Machines) -> None:
     job = lingering(machines)
     machines.join()
     machines.wait_for_round(ranks=1)
-    assert machines.join(OMP_NUM_THREADS="3").wait(100) == 2, machines.said()
+    assert machines.join(OMP_NUM_THREADS="3").wait() == 2, machines.said()
     machines.nodes.pop()
     go_on(machines)
     [attempt] = Run(job, "a").attempts.attempts()
@@ -241,7 +241,7 @@ def leaves_a_folder(machines: Machines) -> None:
     machines.join(**there)
     wait_for(lambda: not before.exists(), "it to be gone")
     machines.join(**there)
-    assert machines.launcher.wait(200) == 0, machines.said()
+    assert machines.launcher.wait() == 0, machines.said()
     assert [node.wait() for node in machines.nodes] == [0, 0], machines.said()
     assert not [*folder.glob("midstride-node-*")]
 
@@ -250,7 +250,7 @@ def has_an_error(machines: Machines) -> None:
     job = tiny_job(machines.folder, fail_at=2)
     machines.fit(nodes="1", lanes=None)
     machines.join()
-    assert machines.launcher.wait(200) == 2, machines.said()
+    assert machines.launcher.wait() == 2, machines.said()
     assert machines.nodes[0].wait() == 2, machines.said()
     assert "the model is not in the mood" in machines.said("fit.txt")
     [attempt] = Run(job, "a").attempts.attempts()

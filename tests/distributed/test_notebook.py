@@ -1,10 +1,10 @@
 """A real Jupyter kernel: fits in its cells; their ranks killed, the kernel too, cells interrupted, and code edited."""
 
-import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,16 +13,12 @@ from laws.lives import assert_runs_alike
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from nbformat.v4 import new_code_cell, new_notebook
-from support.fork_server import run_program
+from support.fork_server import outside, run_program
 from support.leaks import LASTING_PROCESSES
 from support.limit import LIMIT_S
 
 #: what is run starts without the place of a world, and without what tells ipykernel to leave the streams alone
-OUTSIDE = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.endswith(("RANK", "WORLD_SIZE")) and name != "PYTEST_CURRENT_TEST"
-}
+OUTSIDE = {name: value for name, value in outside().items() if name != "PYTEST_CURRENT_TEST"}
 
 CLASSES = """
 import os, signal, time
@@ -139,22 +135,31 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         yield kernel
 
 
-def in_script(folder: Path, started: str, *lives: str) -> tuple[Path, str]:
-    """Train in processes of one script each; return the run, and what the last of them printed."""
-    run = folder / "scripted" / "run"
-    run.mkdir(parents=True)
-    for number, life in enumerate(lives):
-        script, log = run.parent / f"life{number}.py", run.parent / f"life{number}.txt"
-        body = textwrap.indent(fit(started, run, in_script=True), "    ")
-        script.write_text(f'{life}\nif __name__ == "__main__":\n{body}')
-        code = run_program(script, log, environment=OUTSIDE)
-        assert (code == 0) == (number == len(lives) - 1), log.read_text()
-    return run, log.read_text()
+Scripted = Callable[..., tuple[Path, str]]
+
+
+@pytest.fixture(scope="module")
+def in_script(tmp_path_factory: pytest.TempPathFactory) -> Scripted:
+    """Return a function that trains in processes of one script each; it gives the run, and what the last printed."""
+
+    @cache
+    def train(started: str, *lives: str) -> tuple[Path, str]:
+        run = tmp_path_factory.mktemp("scripted") / "run"
+        run.mkdir()
+        for number, life in enumerate(lives):
+            script, log = run.parent / f"life{number}.py", run.parent / f"life{number}.txt"
+            body = textwrap.indent(fit(started, run, in_script=True), "    ")
+            script.write_text(f'{life}\nif __name__ == "__main__":\n{body}')
+            code = run_program(script, log, environment=OUTSIDE)
+            assert (code == 0) == (number == len(lives) - 1), log.read_text()
+        return run, log.read_text()
+
+    return train
 
 
 @pytest.mark.parametrize("started", STARTED)
-def test_a_cell_trains_as_a_script_does(started: str, kernel: Kernel, tmp_path: Path) -> None:
-    expected, printed = in_script(tmp_path, started, classes())
+def test_a_cell_trains_as_a_script_does(started: str, kernel: Kernel, in_script: Scripted, tmp_path: Path) -> None:
+    expected, printed = in_script(started, classes())
     kernel.run(classes())
     said = kernel.run(fit(started, tmp_path / "run"))
     assert ends(said) == ends(printed), said
@@ -170,21 +175,26 @@ INTERRUPTED = (
     "StopRequested: asked to stop, after step 1",
 )
 KILLED = ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 ended without a word: it was killed")
+CRASHED = (
+    '__import__("ctypes").string_at(0)',
+    "rank 1 crashed in native code, a segmentation fault (SIGSEGV), called by training_step",
+)
 BROKEN = ('raise ValueError("a bug")', "ValueError: a bug\nraised in Net.training_step")
 RESUMED = {
     "one process, interrupted": ("one process", *INTERRUPTED, []),
     "two, interrupted, the class again": ("ddp_notebook, 2", *INTERRUPTED, [classes()]),
     "a rank killed": ("ddp_notebook, 2", *KILLED, []),
+    "a rank crashed": ("ddp_notebook, 2", *CRASHED, []),
     "one process, a class edited": ("one process", *BROKEN, [classes(factor=2.0)]),
     "two, a class edited": ("ddp_notebook, 2", *BROKEN, [classes(factor=2.0)]),
 }
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_the_next_cell_resumes(name: str, kernel: Kernel, tmp_path: Path) -> None:
+def test_the_next_cell_resumes(name: str, kernel: Kernel, in_script: Scripted, tmp_path: Path) -> None:
     started, befalls, said, between = RESUMED[name]
     lives = [classes(befalls), *between] if befalls == BROKEN[0] else [classes()]
-    expected, printed = in_script(tmp_path, started, *lives)
+    expected, printed = in_script(started, *lives)
     kernel.run(classes(befalls))
     cell = fit(started, tmp_path / "run")
     assert said in (first := kernel.run(cell)), first
@@ -197,9 +207,9 @@ def test_the_next_cell_resumes(name: str, kernel: Kernel, tmp_path: Path) -> Non
     assert_runs_alike(str(tmp_path / "run"), str(expected), ["last"])
 
 
-def test_a_new_kernel_resumes(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_new_kernel_resumes(kernel: Kernel, in_script: Scripted, tmp_path: Path) -> None:
     started = "ddp_notebook, 2"
-    expected, printed = in_script(tmp_path, started, classes())
+    expected, printed = in_script(started, classes())
     kernel.run(classes("os.kill(KERNEL, signal.SIGKILL); signal.pause()"))
     with pytest.raises(DeadKernelError):
         kernel.run(fit(started, tmp_path / "run"))

@@ -69,7 +69,7 @@ def test_no_pickle_of_an_intruder_is_read(case: str, at: str, tmp_path: Path) ->
         assert said == [repr([0, 1, 2] * 3)] * 3
     if case == "checked":
         for rank in (0, 2):
-            words = f"no rank of this run has connected to rank {rank} of a group in place of rank {INTRUDER}"
+            words = f"a foreign process has connected to rank {rank} of a group in place of rank {INTRUDER}"
             assert words in said[rank]
 
 

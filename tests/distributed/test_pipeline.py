@@ -296,7 +296,7 @@ def fails_at(stage: int, folder: str) -> None:
 
 @pytest.mark.parametrize("stage", range(3))
 def test_an_error_in_a_layer_ends_every_stage_and_is_shown(stage: int, tmp_path: Path) -> None:
-    codes = run_ranks(fails_at, stage, str(tmp_path), processes=3, timeout_s=60)
+    codes = run_ranks(fails_at, stage, str(tmp_path), processes=3)
     said = [(tmp_path / str(rank)).read_text() for rank in range(3)]
     own = said.pop(2 - stage)
     assert own.endswith(f"ValueError: no such number\nraised in layers {stage} to {stage} of sequential_module")

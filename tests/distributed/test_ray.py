@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.flow_runs import results, tiny_job, train_forked, wait_for
+from support.limit import LIMIT_S
 from support.machines import Machine, found_below
 
 from midstride.engine.config.job import TrainingJob
@@ -74,7 +75,7 @@ class Cluster:
     def close(self) -> None:
         """End it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.communicate(timeout=60)
+            self.process.communicate(timeout=LIMIT_S)
         wait_for(lambda: not self._end_leftovers(), "Ray to end")
         self.process.wait()
 
@@ -113,7 +114,7 @@ def test_a_machine_that_ray_loses_is_replaced_and_no_bit_changes(cluster: Cluste
         cluster.add()
         wait_for(lambda: "can train as well" in log.read_text(), "a round with another machine")
         slow.unlink()
-        assert launcher.wait(300) == 0, log.read_text()
+        assert launcher.wait(LIMIT_S) == 0, log.read_text()
     finally:
         launcher.signal(signal.SIGKILL)
         launcher.process.wait()

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,18 +15,22 @@ import numpy as np
 import pytest
 import torch
 from laws.lives import SampleData, Tangled
+from safetensors.torch import load_file
 from support.limit import LIMIT_S
+from support.snapshot_files import flip
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
-from midstride.engine.errors import EngineError
-from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.errors import EngineError, SnapshotDamaged
+from midstride.engine.fault_injection import RESUME_PHASES, FaultPlan
+from midstride.engine.snapshots.catalog import Catalog, SnapshotCatalog
 from midstride.engine.snapshots.committer import Committer
 from midstride.engine.snapshots.inspection import inspect_run
-from midstride.engine.snapshots.reader import read
+from midstride.engine.snapshots.reader import load_weights, read
+from midstride.engine.snapshots.weights import download_tensors, newest_weights
 from midstride.engine.state.differences import differences
 from midstride.engine.state.row_shards import RowShard, join_rows
 from midstride.engine.storage.store import Store
@@ -87,7 +92,14 @@ def test_fit_then_test_then_fit_and_weights_that_are_whole(tmp_path: Path) -> No
     assert [one["predictions"] for one in found] == [[2, 1], [2]]
     module = Deep.load_from_checkpoint(str(tmp_path / "run" / "last"))
     assert differences(dict(module.state_dict()), whole(tmp_path / "run", "module")) == []
-    newest = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1]
+    store = Store.open(tmp_path / "run")
+    saved = newest_weights(store, "last")
+    assert saved is not None
+    parts = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    assert sorted(name for name in saved.manifest["files"] if name.endswith("safetensors")) == parts
+    merged = load_file(download_tensors(store, saved, tmp_path / "merged.safetensors"))
+    assert differences(dict(module.state_dict()), {**merged, "blocks.1.weight": merged["blocks.0.weight"]}) == []
+    newest = SnapshotCatalog(store).snapshots()[-1]
     of_snapshot = Deep.load_from_checkpoint(str(tmp_path / "run" / newest.path))
     assert differences(dict(module.state_dict()), dict(of_snapshot.state_dict())) == []
     states = {finding.state for finding in inspect_run(Store.open(tmp_path / "run"), read=True)}
@@ -183,6 +195,84 @@ def test_row_shards_are_cut_anew_for_another_world_bit_for_bit(
             assert warnings.count("such as statistics of batch norm, differs between the ranks") == 1
             assert "norm.running_mean" in warnings
         before = SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1].name
+        last = load_weights(Store.open(tmp_path / "run"), "last").state_dict
+        assert differences(whole(tmp_path / "run", "module"), last) == []
+        newest = max((tmp_path / "run" / "last").iterdir())
+        written = [tensor.numel() for path in newest.glob("*.safetensors") for tensor in load_file(path).values()]
+        assert sum(written) == sum({tensor.data_ptr(): tensor.numel() for tensor in last.values()}.values())
+
+
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that three ranks have trained for two steps."""
+    folder = tmp_path_factory.mktemp("of-three")
+    assert run_ranks(go_on, str(folder), "sharded", {}, 2, processes=3) == [0] * 3
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(of_three: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The weights after the third step, which two ranks have trained."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    shutil.copytree(of_three, folder, dirs_exist_ok=True)
+    assert run_ranks(go_on, str(folder), "sharded", {}, 3, processes=2) == [0] * 2
+    return whole(folder / "run", "module")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("phase", RESUME_PHASES)
+def test_a_rank_killed_while_a_snapshot_is_read_costs_nothing(
+    rank: int, phase: str, of_three: Path, undisturbed: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(of_three, tmp_path, dirs_exist_ok=True)
+    catalog = SnapshotCatalog(Store.open(tmp_path / "run"))
+    before = catalog.snapshots()
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=rank, step=0, phase=phase)
+    codes = run_ranks(
+        go_on, str(tmp_path), "sharded", {}, 3, processes=2, environment={**os.environ, **plan.environment}
+    )
+    plan.assert_all_fired()
+    assert (codes[rank], codes[1 - rank]) == (-9, 1)
+    assert (catalog.snapshots(), catalog.set_aside_reasons()) == (before, {})
+    assert run_ranks(go_on, str(tmp_path), "sharded", {}, 3, processes=2) == [0] * 2
+    assert differences(undisturbed, whole(tmp_path / "run", "module")) == []
+
+
+def test_damage_that_no_rank_of_the_new_world_needs_sets_a_snapshot_aside(
+    of_three: Path, undisturbed: Any, tmp_path: Path
+) -> None:
+    """The end of rank 2's file has its random numbers, which no rank of two gets."""
+    shutil.copytree(of_three, tmp_path, dirs_exist_ok=True)
+    catalog = SnapshotCatalog(Store.open(tmp_path / "run"))
+    *_, newest = catalog.snapshots()
+    flip(tmp_path / "run" / newest.path / f"{newest.stem(2)}.safetensors", 1.0)
+    assert run_ranks(go_on, str(tmp_path), "sharded", {}, 3, processes=2) == [0] * 2
+    assert [*catalog.set_aside_reasons()] == [newest.name]
+    assert differences(undisturbed, whole(tmp_path / "run", "module")) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_torn", "is_named"),
+    [("best", False, True), ("best", True, True), ("last", False, False), ("last", True, True)],
+)
+def test_damaged_weights_are_named_or_replaced(
+    folder: str, is_torn: bool, is_named: bool, of_three: Path, undisturbed: Any, tmp_path: Path
+) -> None:
+    """A resume compares sizes. The best weights are read at the end; `last` has other ones then."""
+    shutil.copytree(of_three, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "run" / "last", tmp_path / "run" / "best", dirs_exist_ok=True)
+    store = Store.open(tmp_path / "run")
+    saved = newest_weights(store, folder)
+    assert saved is not None
+    file = tmp_path / "run" / saved.path / f"{saved.stem(2)}.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + (b"" if is_torn else b"~"))
+    with pytest.raises(SnapshotDamaged, match=f"{saved.stem(2)}.*snapshots repair"):
+        load_weights(store, folder)
+    assert run_ranks(go_on, str(tmp_path), "sharded", {}, 3, processes=2) == [0] * 2
+    assert differences(undisturbed, whole(tmp_path / "run", "module")) == []
+    aside, said = Catalog(store, folder).set_aside_reasons(), (tmp_path / "warnings-of-2").read_text()
+    assert said.count(f"weights {saved.path} are set aside, older ones count") == is_named == len(aside)
+    assert folder == "best" or differences(undisturbed, load_weights(store, "last").state_dict) == []
 
 
 def cut_and_note(folder: str) -> None:

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from support.flow_runs import results, tiny_job, train_forked, wait_for
 from support.leaks import LASTING_PROCESSES
+from support.limit import LIMIT_S
 from support.slurm import MISSING, Slurm, can_mount
 from support.tiers import everything
 
@@ -139,8 +140,8 @@ def test_what_slurm_does_to_nodes_changes_no_bit(
     wait_for((tmp_path / "mark").exists, "a step behind a snapshot")
     strike(launch)
     slow.unlink()
-    assert launch.process.wait(300) == 0, launch.said()
-    wait_for(lambda: not launch.cluster.jobs(), "an end of all jobs", 60)
+    assert launch.process.wait(LIMIT_S) == 0, launch.said()
+    wait_for(lambda: not launch.cluster.jobs(), "an end of all jobs")
     assert results(job, "a") == of_one_process(tmp_path / "alone")
     assert audit(job.run_url("a")).is_clean
     sizes = [one.ranks for one in report_of(Run(job, "a")).rounds]
@@ -176,7 +177,7 @@ def test_a_queued_job_is_no_hang_and_a_stop_cancels_it(tmp_path: Path, launched:
     wait_for(lambda: phases() == [Phase.WAITING], "a look at the queue")
     assert launch.cluster.jobs() == ["0:PENDING:", "1:PENDING:"]
     launch.process.terminate()
-    assert launch.process.wait(60) == 75, launch.said()
+    assert launch.process.wait(LIMIT_S) == 75, launch.said()
     assert launch.cluster.jobs() == []
 
 
@@ -198,8 +199,8 @@ def test_a_launcher_that_ends_leaves_no_job(
     launch = launched(nodes=nodes)
     wait_for((tmp_path / "mark").exists, "a step behind a snapshot")
     launch.process.send_signal(by)
-    assert launch.process.wait(60) == {signal.SIGTERM: 75, signal.SIGKILL: -9}[by], launch.said()
-    wait_for(lambda: not launch.cluster.jobs(), "an end of all jobs", 60)
+    assert launch.process.wait(LIMIT_S) == {signal.SIGTERM: 75, signal.SIGKILL: -9}[by], launch.said()
+    wait_for(lambda: not launch.cluster.jobs(), "an end of all jobs")
 
 
 @everything
@@ -223,7 +224,7 @@ def test_a_job_that_slurm_ends_has_taken_a_snapshot_and_is_named(
     wait_for((tmp_path / "mark").exists, "a step behind a snapshot")
     if act:
         launch.cluster.ask(act)
-    assert launch.process.wait(300) == 1, launch.said()
+    assert launch.process.wait(LIMIT_S) == 1, launch.said()
     assert f"has ended {how}, and no node is left" in launch.said()
     assert [int(snapshot.name[:12]) >= 8 for snapshot in Run(job, "a").catalog.snapshots()] == [True]
     assert [attempt.outcome for attempt in Run(job, "a").attempts.attempts()] == ["died"]

@@ -6,9 +6,11 @@ Every strike asserts that it struck: a fault that never came has shown nothing.
 import functools
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -106,15 +108,42 @@ def overtaken(scene: Scene) -> Iterator[None]:
 # --- what lies in the store -----------------------------------------------------------------------------------------
 
 
+#: setting -> codes of the ranks and a copy of the folder of a run that was killed at its end
+_KILLED: dict[str, tuple[list[int], Path]] = {}
+
+
+@contextmanager
+def _killed_at_its_end(scene: Scene) -> Iterator[None]:
+    """A rank is killed as it writes the last snapshot: they are committed in order, so all others have been.
+
+    Runs of a setting in folders are copies of one.
+    """
+    live = scene.live
+    scene.live = live if scene.server else functools.partial(_copied, scene, live)
+    scene.plan.add("kill", rank=0, step=STEPS, phase="snapshot_write")
+    yield
+    scene.live = live
+    scene.plan.assert_all_fired()
+
+
+def _copied(scene: Scene, live: Callable[[], list[int]]) -> list[int]:
+    setting = repr(scene.setting)
+    if setting in _KILLED:
+        codes, killed = _KILLED[setting]
+        shutil.copytree(killed, scene.folder, dirs_exist_ok=True)
+    else:
+        codes, killed = _KILLED[setting] = live(), Path(tempfile.mkdtemp())
+        shutil.copytree(scene.folder, killed, dirs_exist_ok=True)
+    return codes
+
+
 def damage(file: str, how: Callable[[bytes], bytes | None]) -> Strike:
     """A rank is killed, and then a file of the newest snapshot is damaged; None removes it."""
 
     @contextmanager
     def strike(scene: Scene) -> Iterator[None]:
-        # Snapshots are committed in order: while the last one is written, all others have been.
-        scene.plan.add("kill", rank=0, step=STEPS, phase="snapshot_write")
-        yield
-        scene.plan.assert_all_fired()
+        with _killed_at_its_end(scene):
+            yield
         store, path = Store.open(scene.url), f"{scene.newest}/{file}"
         data = how(store.read(path))
         if data is None:
@@ -128,9 +157,8 @@ def damage(file: str, how: Callable[[bytes], bytes | None]) -> Strike:
 @contextmanager
 def unreadable(scene: Scene) -> Iterator[None]:
     """A rank is killed, and then a folder lies where a file of the newest snapshot was."""
-    scene.plan.add("kill", rank=0, step=STEPS, phase="snapshot_write")
-    yield
-    scene.plan.assert_all_fired()
+    with _killed_at_its_end(scene):
+        yield
     path = Path(scene.url, scene.newest, "rank-00001-of-00002.safetensors")
     path.unlink()
     path.mkdir()

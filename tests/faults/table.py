@@ -34,6 +34,7 @@ BLANKS = {
     "path": r"\S+",
     "number": r"\d+",
     "checksum": r"\w{32}",
+    "block": r"( \(the block at byte \d+\))?",
     "reason": r".+",
     "server": r"http://127\.0\.0\.1:\d+",
 }
@@ -127,7 +128,7 @@ ROWS = [
         REFUSED,
         [Cell("in training", not_finite)],
         says="the loss is nan (epoch {number}, batch {number}, step {number}, rank {number}). "
-        "Nothing was written since; earlier snapshots are intact. The same command reaches it again: lower the "
+        "Nothing was written since; earlier snapshots are intact. Repeating the command fails again: lower the "
         "learning rate, clip gradients (gradient_clip_val), or leave such batches out (on_nan: skip).",
     ),
     Row(
@@ -152,7 +153,7 @@ ROWS = [
         "A process group that was presumed dead resumes after its replacement has started",
         "It stops before a commit. Nothing reads its writes.",
         STOPPED,
-        [Cell("before the commit", overtaken), Cell("before the commit", overtaken, "s3")],
+        [Cell("before the commit", overtaken, "s3")],  # in a folder: `test_one_writer`
         says="another attempt (generation 2) has taken over {url}: this one (generation 1) has stopped",
     ),
     Row(
@@ -164,6 +165,7 @@ ROWS = [
             Cell("tensors, half", damage(_TENSORS, torn(0.5))),
             Cell("tensors, all but a byte", damage(_TENSORS, torn(1.0))),
             Cell("tree, half", damage(_TREE, torn(0.5))),
+            Cell("metric rows, half", damage(_METRICS, torn(0.5))),
             Cell("tensors, half", damage(_TENSORS, torn(0.5)), "s3"),
         ],
         says=_ASIDE + " has {number} bytes, its manifest says {number}",
@@ -173,7 +175,7 @@ ROWS = [
         _DAMAGED,
         KILLED,
         [*(Cell(_CALLED[file], damage(file, flipped)) for file in (_TENSORS, _TREE, _METRICS))],
-        says=_ASIDE + " has checksum {checksum}, its manifest says {checksum}",
+        says=_ASIDE + " has checksum {checksum}, its manifest says {checksum}{block}",
     ),
     Row(
         "The manifest of the newest snapshot is torn",

@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,23 +53,21 @@ def lived(store: Store, strike: Callable[[int], None], number: int) -> int:
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     gc.freeze()  # buffers of the parent are not mapped here, and collecting them would unmap what lies there now
-    count = -1
+    counted = count()
     code = OVER
     try:
         for owner, name in CALLS:
             real = getattr(owner, name)
 
             def struck(*arguments: Any, _real: Any = real, **options: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == number:
+                if next(counted) == number:  # of one thread alone
                     strike(number)
                 return _real(*arguments, **options)
 
             setattr(owner, name, struck)
         with contextlib.suppress(Exception):
             life(store)
-        code = OVER if count >= number else KILLED + 1
+        code = OVER if next(counted) > number else KILLED + 1
     finally:
         os._exit(code)
 

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 from faults.watched_worlds import Interrupted
 from laws.horovod_world import needs_horovod
+from support.flow_runs import tiny_job
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.launchers import LAUNCHERS
-from midstride.engine.errors import JobError, RunHeld, UserCodeError
+from midstride.engine.errors import JobError, RunHeld, UserCodeError, WorldError
+from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.jobs.operations import run_operation
 from midstride.engine.launch import launch as launching
 from midstride.engine.launch.launch import launch
 from midstride.engine.launch.launchers.base import Launcher
@@ -273,3 +276,32 @@ def test_a_launcher_of_ones_own_is_a_launcher(tmp_path: Path) -> None:
         build_launcher("of_my_own:NotOne", tmp_path)
     with pytest.raises(JobError, match=r"world\.launcher: .*of_my_own\.py has no 'Other'"):
         build_launcher("of_my_own:Other", tmp_path)
+
+
+CRASHED = r"crashed in native code, a segmentation fault \(SIGSEGV\)"
+
+
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_a_crash_is_named_and_retried(launcher: str, tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, launcher=launcher)
+    plan = FaultPlan(tmp_path / "plan").add("crash", rank=1, step=6, phase="backward")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*next(iter(plan.environment.items())))
+        outcome = launch(Run(job, "night"))
+    plan.assert_all_fired()
+    assert (outcome.kind, outcome.rank) == ("died", 1)
+    first, way, stack = outcome.error.split("\n", 2)
+    assert re.fullmatch(f"rank 1 {CRASHED}", first)
+    assert "update or reinstall it" in way
+    assert "fault_injection.py" in stack
+    assert AttemptLog(Store.open(job.run_url("night"))).verdict(job.retries_without_progress).retry
+
+
+def test_a_crash_while_data_are_prepared_is_named(tmp_path: Path) -> None:
+    (tmp_path / "crashing.py").write_text(
+        "import ctypes\nfrom midstride.engine import DataModule\n\n\nclass Data(DataModule):\n"
+        "    def prepare_data(self) -> None:\n        ctypes.string_at(0)\n"
+    )
+    job = tiny_job(tmp_path).model_copy(update={"data": "crashing:Data", "data_args": {}})
+    with pytest.raises(WorldError, match=rf"{CRASHED}, called by prepare_data, crashing.py:7\n"):
+        run_operation("prepare", Run(job, "night"), on_line=print)

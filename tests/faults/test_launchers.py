@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from faults.watched_worlds import GRACE_S, Interrupted, Scene, alive, group_of, until
 from laws.horovod_world import needs_horovod
+from support.tiers import everything
 
 from midstride.engine.processes.lifetime import descendants
 from midstride.engine.processes.registered_ranks import RegisteredRanks
@@ -24,15 +25,25 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-LAUNCHED = pytest.mark.parametrize("launcher", ["inline", "spawn", "torchrun"])
+LAUNCHERS = ("inline", "spawn", "torchrun")
+LAUNCHED = pytest.mark.parametrize("launcher", LAUNCHERS)
 
 
-@LAUNCHED
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT], ids=lambda by: by.name)
+def by_signals(*few: tuple[str, str]) -> pytest.MarkDecorator:
+    """Signals and launchers: all with `--laws=all`, else `few`, of which the tests below have each pair."""
+    every = [(by, launcher) for by in ("SIGTERM", "SIGKILL", "SIGINT") for launcher in LAUNCHERS]
+    cases = [pytest.param(*case, marks=() if case in few else everything) for case in every]
+    return pytest.mark.parametrize(("by", "launcher"), cases)
+
+
+@by_signals(
+    *(("SIGKILL", "inline"), ("SIGINT", "inline"), ("SIGTERM", "spawn"), ("SIGINT", "spawn")),
+    *(("SIGKILL", "torchrun"), ("SIGINT", "torchrun")),
+)
 def test_the_watcher_ends(
-    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str, by: signal.Signals
+    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str, by: str
 ) -> None:
-    watcher(launcher, "waits").send_signal(by)
+    watcher(launcher, "waits").send_signal(signal.Signals[by])
     scene.nobody_left()
 
 
@@ -46,13 +57,12 @@ def test_deaf_ranks_are_killed_after_the_grace(
     assert time.monotonic() - began >= GRACE_S
 
 
-@LAUNCHED
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL], ids=lambda by: by.name)
+@by_signals(("SIGTERM", "inline"), ("SIGKILL", "spawn"), ("SIGTERM", "torchrun"))
 def test_the_supervisor_ends(
-    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str, by: signal.Signals
+    scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]], launcher: str, by: str
 ) -> None:
     process = watcher(launcher, "waits")
-    os.kill(scene.pids("supervisor")[0], by)
+    os.kill(scene.pids("supervisor")[0], signal.Signals[by])
     scene.nobody_left()
     process.wait()
 

@@ -8,6 +8,7 @@ import pytest
 from laws.horovod_world import needs_horovod
 from support.flow_runs import tiny_job, wait_for
 from support.fork_server import start_program
+from support.limit import LIMIT_S
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.launch.launch import launch
@@ -94,7 +95,7 @@ def test_the_world_of_a_script_listens_on_the_loopback_alone(tmp_path: Path, str
         wait_for(lambda: len([*tmp_path.glob("up-*")]) == 2 or script.poll() is not None, "both ranks")
         addresses = listens([script.pid, *descendants(script.pid)])
         (tmp_path / "seen").touch()
-        assert script.wait(60) == 0, (tmp_path / "log.txt").read_text()
+        assert script.wait(LIMIT_S) == 0, (tmp_path / "log.txt").read_text()
     finally:
         script.kill()
     assert addresses

@@ -10,6 +10,7 @@ from support.flow_runs import wait_for
 from support.fork_server import run_program
 
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.processes.lifetime import is_suspended
 
 SUPERSEDED = 75
 
@@ -33,7 +34,8 @@ def test_a_world_that_slept_while_another_took_over_stops(
     older = threading.Thread(target=lambda: codes.extend(live(setting, tmp_path, plan)))
     older.start()
     try:
-        wait_for(plan.fired, "the older world to fall asleep")
+        mark = tmp_path / "plan" / "fired-000"
+        wait_for(lambda: plan.fired() and is_suspended(int(mark.read_text() or 0)), "the older world to fall asleep")
         assert live(setting, tmp_path) == [0] * ranks
         # Hidden files are drafts, which are never read: the older world may have fallen asleep over one.
         there = [path for path in (tmp_path / "run").rglob("[!.]*") if path.is_file()]

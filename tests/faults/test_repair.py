@@ -57,7 +57,7 @@ class Case:
     folder: str
     gone: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    words: str = "anew from snapshot"
+    words: str = "from snapshot"
     rebuilt: bool = True
     setting: str = "alone"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults.watched_worlds import Scene, group_of, until
+from support.limit import LIMIT_S
 
 from midstride.engine.processes.supervised_process import SupervisedProcess
 
@@ -23,7 +24,7 @@ def test_what_a_world_leaves_behind_at_its_own_end(scene: Scene) -> None:
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     with SupervisedProcess(["/no/such"], environment=dict(os.environ), log=tmp_path / "log", grace_s=1) as group:
-        assert group.wait(60.0) == 127
+        assert group.wait(LIMIT_S) == 127
     assert "cannot run /no/such" in (tmp_path / "log").read_text()
 
 
@@ -77,7 +78,7 @@ def test_ranks_can_print_after_their_watcher_was_killed(
     scene: Scene, watcher: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     scene.rank_script = scene.script("talker", TALKER)
-    watcher("inline", "talks").kill()
+    watcher("inline", "talks", grace_s=LIMIT_S).kill()
     scene.nobody_left()
     assert not (scene.folder / "failed").exists()
     assert (scene.folder / "left").exists()

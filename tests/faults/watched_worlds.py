@@ -145,12 +145,12 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def watcher(scene: Scene) -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
+def watcher(scene: Scene) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(launcher: str, mode: str) -> subprocess.Popen[bytes]:
+    def start(launcher: str, mode: str, grace_s: float = GRACE_S) -> subprocess.Popen[bytes]:
         script = scene.script("watcher", WATCHER)
-        command = [sys.executable, script, str(scene.folder), str(GRACE_S), *scene.command(launcher, mode)]
+        command = [sys.executable, script, str(scene.folder), str(grace_s), *scene.command(launcher, mode)]
         started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
         scene.wait_until_up(launcher)
         return started[-1]

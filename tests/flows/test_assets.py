@@ -57,12 +57,13 @@ def test_data_weights_and_champion_are_assets(make_job: Make, server: str) -> No
     assert "midstride" in [one["prefect.resource.id"] for one in promoted["related"]]
 
 
-def test_the_flow_names_the_data_of_its_weights(make_job: Make, server: str) -> None:
+def test_the_flow_names_the_data_of_its_weights_and_a_done_run_is_done_again(make_job: Make, server: str) -> None:
     job = make_job(processes=1)
-    train(job, "whole")
+    first = train(job, "whole")
     [trained] = told(server, f"file://{job.run_url('whole')}/best", MADE)
     assert made_from(trained) == {f"file://{job.data_args['folder']}"}
-    train(job, "whole")
+    again = train(job, "whole")
+    assert (again.outcome, again.steps, again.failures, again.test) == ("done", first.steps, (), first.test)
     assert Run(job, "whole").attempts.attempts()[-1].number == 1, "it is not trained again"
     told(server, f"file://{job.run_url('whole')}/best", MADE, least=2)
 

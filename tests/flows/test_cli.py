@@ -26,6 +26,7 @@ from midstride.engine.runs.summary import summary_of
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.session.outcome import Outcome
 from midstride.engine.storage.store import Store
+from midstride.flows import cli as commands
 from midstride.flows import server as prefect_server
 from midstride.flows.train import train
 from midstride.tasks.report import stops_recorded
@@ -134,9 +135,28 @@ def test_the_end_of_a_flow_waits_for_its_server(
             found = client.post("/artifacts/filter", json={}).json()
     assert run["state_name"] == "Completed"
     assert "patient-report" in {artifact["key"] for artifact in found}
-    for words in ("takes no note of the run for now", "the flow waits for it", "answers again"):
+    for words in ("does not record the run for now", "the flow waits for it", "answers again"):
         assert flow.output.count(words) == 1, flow.output
     assert results(job, "patient") == undisturbed_alone
+
+
+def test_a_second_stop_waits_for_no_server(
+    make_job: Make, midstride: Start, alive: Alive, tmp_path: Path, shared_folder: Path, lasting: set[int]
+) -> None:
+    job = make_job(wait_at=8, processes=1)
+    shutil.copy(shared_folder / EMPTY, tmp_path / "prefect.db")
+    with _server(tmp_path, free_ports(1)[0], lasting) as address:
+        retries = {"PREFECT_CLIENT_RETRY_JITTER_FACTOR": "0", "PREFECT_CLIENT_MAX_RETRIES": "100"}
+        flow = midstride("train", str(tmp_path / "job.yaml"), "--run", "left", PREFECT_API_URL=address, **retries)
+        wait_for((tmp_path / "mark").exists, "the step at which the model waits")
+    os.kill(flow.process.pid, signal.SIGINT)
+    wait_for(lambda: "stopping, after a last snapshot" in flow.output, "the first to be heard")
+    wait_for(lambda: _outcomes(job, "left") == ["stopped"], "the last snapshot")
+    os.kill(flow.process.pid, signal.SIGINT)
+    assert flow.code() == 75, flow.output
+    assert "SIGINT again: ending at once" in flow.output
+    assert "Prefect's server was not told of the stop" in flow.output
+    assert not alive()
 
 
 @contextmanager
@@ -192,7 +212,7 @@ def test_a_repeated_stop_takes_a_snapshot_and_leaves_nothing(
     [
         (
             Outcome("died", "rank 1 was killed."),
-            "asked to stop before it tried again; before that: rank 1 was killed.",
+            "asked to stop before the next attempt; before that: rank 1 was killed.",
         ),
         (Outcome("done"), "asked to stop after its training, before its weights were tested"),
     ],
@@ -230,6 +250,16 @@ def test_a_flow_stopped_between_tasks_records_it_in_the_run(
             train(job, run)
     assert summary_of(run, Store.open(job.run_url(run))).state == "stopped"
     assert train(job, run).outcome == "done"
+
+
+def test_a_stop_before_training_is_told(
+    make_job: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("midstride.flows.cli._run_flow", lambda *_: KeyboardInterrupt())
+    monkeypatch.setattr("midstride.flows.terminal.quiet_prefect", lambda: None)  # it sets environment variables
+    job = make_job(processes=1)
+    assert commands.train(Path(job.folder, "job.yaml")) == 75
+    assert capsys.readouterr().err == "stopped before training began: the same command starts it\n"
 
 
 def _die(run: Run) -> Outcome:

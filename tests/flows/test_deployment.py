@@ -21,10 +21,11 @@ from support.flow_runs import Command, results, wait_for, wait_for_effect
 from support.prefect_worker import Worker, ended, run_of
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import JobError
+from midstride.engine.errors import JobError, UserError
 from midstride.engine.session.attempts import AttemptLog
 from midstride.engine.storage.store import Store
 from midstride.flows.deployment import deploy, serve
+from midstride.flows.evaluate import evaluate
 from midstride.flows.run_states import TAG
 from midstride.flows.server_setup import create_pool
 from midstride.flows.train import train
@@ -51,20 +52,54 @@ def asked_for_by_events(deployment: UUID) -> list[FlowRun]:
     return [run for run in runs if run.created_by is not None and run.created_by.type == "AUTOMATION"]
 
 
-def test_a_worker_that_knows_no_folder_runs_a_deployed_job(
+def test_a_deployed_run_is_tested_in_training_by_another_deployment(
     make_job: Make, worker: Worker, undisturbed_alone: dict[str, bytes], tmp_path: Path
 ) -> None:
-    job = make_job(processes=1)
-    address = deploy(job, "by-hand", pool=worker.pool)
+    job = make_job(processes=1, wait_at=17)
+    address = deploy(job, "long", pool=worker.pool)
     with get_client(sync_client=True) as client:
-        there = client.read_deployment_by_name("train/by-hand")
+        there = client.read_deployment_by_name("train/long")
     assert address.endswith(str(there.id))
     assert (there.entrypoint, there.path, there.pull_steps) == ("midstride.flows.train.train", None, [])
     assert TAG in there.tags
-    run = ended(run_of("train/by-hand"))
-    assert run.state_name == "Completed", run.state
-    assert results(job, str(run.id)) == undisturbed_alone
+    deploy(job, "beside", pool=worker.pool, flow="evaluate")
+    training = run_of("train/long")
+    wait_for((tmp_path / "mark").exists, "training to wait")
+    name = str(training.id)
+    before = Store.open(job.run_url(name)).find("snapshots")
+    tested = ended(run_of("evaluate/beside", run=name, step=15))
+    early, wrong = (evaluate(job, name, **at, return_state=True) for at in ({}, {"step": 7}))
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(training.id).state_name == "Running"
+        assert Store.open(job.run_url(name)).find("snapshots") == before
+        pages = [one.description for one in client.read_artifacts() if str(one.key).endswith("-test")]
+    (tmp_path / "mark-over").touch()
+    assert (tested.name, tested.state_name) == (f"tiny test of {name} step 15", "Completed")
+    assert tested.state is not None
+    said = str(tested.state.message)
+    assert said.startswith("snapshot of step 15: test/accuracy 0."), said
+    assert any(str(page).endswith(said) for page in pages), pages
+    assert (early.name, wrong.name) == ("Failed", "Failed")
+    assert "Its snapshots can be tested by their step: 5, 10, 15" in early.message
+    assert "has no snapshot of step 7: choose one of" in wrong.message
+    assert ended(training).state_name == "Completed"
+    assert results(job, name) == undisturbed_alone
+    assert evaluate(job, name, return_state=True).message.startswith("best weights: test/accuracy 0.")
+    [attempt] = AttemptLog(Store.open(job.run_url(name))).attempts()
+    assert attempt.outcome == "done"
     worker.wait_until_idle()
+
+
+def test_an_evaluation_needs_a_run(make_job: Make, server: str) -> None:
+    job = make_job(processes=1)
+    create_pool("kept")
+    with pytest.raises(JobError, match="each evaluation needs the name of a run: --param run=NAME"):
+        deploy(job, "beside", pool="kept", flow="evaluate", cron="0 2 * * *")
+    deploy(job, "beside", pool="kept", flow="evaluate")
+    with pytest.raises(PrefectHTTPStatusError, match="'run' is a required property"):
+        run_of("evaluate/beside")
+    with pytest.raises(UserError, match="there is no run 'nope' in "):
+        evaluate(job, "nope")
 
 
 def test_what_is_wrong_with_a_deployment_is_said_at_once(make_job: Make, server: str) -> None:
@@ -81,7 +116,7 @@ def test_what_is_wrong_with_a_deployment_is_said_at_once(make_job: Make, server:
     said = str(caught.value)
     assert said.startswith("5 faults in deployment wrong of job tiny:")
     assert "--timezone Europe/Berln: is unknown, did you mean Europe/Berlin?" in said
-    for part in ("--variable image: write it as", "--pool gpus: is not there", "--cron '0 2 * *'", "folder: 'code'"):
+    for part in ("--variable image: write it as", "--pool gpus: does not exist", "--cron '0 2 * *'", "folder: 'code'"):
         assert part in said
     with get_client(sync_client=True) as client, pytest.raises(ObjectNotFound):
         client.read_deployment_by_name("train/wrong")
@@ -93,10 +128,10 @@ def test_what_the_server_takes_as_no_name_is_said(make_job: Make, server: str, n
     with pytest.raises(JobError) as caught:
         deploy(job, name, pool=name)
     for option in ("--name", "--pool"):
-        assert f"{option} {name!r}: is no name for Prefect's server" in str(caught.value)
-    with pytest.raises(JobError, match="is no name for"):
+        assert f"{option} {name!r}: is not a valid name on Prefect's server" in str(caught.value)
+    with pytest.raises(JobError, match="is not a valid name"):
         serve(job, name)
-    with pytest.raises(JobError, match="is no name for"):
+    with pytest.raises(JobError, match="is not a valid name"):
         create_pool(name)
 
 
@@ -123,7 +158,7 @@ def planned(deployment: UUID, folder: Path) -> int:
     return int(done.stdout)
 
 
-def test_a_deployment_keeps_job_schedule_and_variables_and_is_replaced(
+def test_a_deployment_keeps_its_job_and_schedule_and_is_replaced(
     make_job: Make, server: str, shared_folder: Path
 ) -> None:
     job = make_job(processes=1)

@@ -19,6 +19,7 @@ from prefect.settings import (
 from prefect.states import Scheduled
 from support.attacker import attack
 from support.flow_runs import results
+from support.limit import LIMIT_S
 from support.prefect_server import EMPTY
 from support.prefect_worker import Worker, ended, run_of
 
@@ -32,7 +33,7 @@ from midstride.flows.server_setup import create_pool
 STARTS = {
     "it cannot be imported": (
         "no_such_module:create_app",
-        60,
+        LIMIT_S,
         "ended before it answered(.|\n)*no_such_module(.|\n)*in PREFECT_HOME, now /",
     ),
     "it is slow": (server._APPLICATION, 0, "did not answer within 0 s(.|\n)*give it longer"),

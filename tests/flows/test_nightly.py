@@ -19,6 +19,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.registry.night_report import NightlyReport
 from midstride.engine.registry.registry import ModelRegistry
+from midstride.engine.snapshots.reader import weights_at
 from midstride.flows.deployment import deploy
 from midstride.flows.nightly import nightly
 from midstride.flows.server_setup import create_pool
@@ -109,6 +110,66 @@ def test_a_promotion_that_was_taken_back_is_not_told_again(house: House, server:
     assert _night(house, 3).verdict.endswith("more than the margin of 0.125")
     promoted = wait_for(lambda: _told(server, house, "promoted", 3), "an event for each promotion, and no more")
     assert [one.run for one in promoted] == ["level-2026-03-01", "level-2026-03-02", "level-2026-03-03"]
+
+
+#: a script that learns the level of the day's data in one step, and logs it with its weights
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from midstride.engine import Loop
+
+loop = Loop()
+level = torch.nn.Linear(1, 1, bias=False)
+torch.nn.init.zeros_(level.weight)
+loop.keep(level=level, optimizer=(optimizer := torch.optim.SGD(level.parameters(), lr=0.5)))
+target = float(Path(f"incoming/{sys.argv[1]}.txt").read_text())
+for _ in loop.steps(3):
+    (level(torch.ones(1)) - target).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loop.log("val/level", level.weight.item())
+    loop.save_weights("best")
+"""
+SCRIPT_JOB = """
+name: level
+script: train.py
+args: ["{date}"]
+world: {accelerator: cpu}
+trainer: {enable_progress_bar: false}
+snapshots: {url: runs, every_steps: 1}
+monitor: {metric: val/level, mode: max}
+nightly: {margin: 0.125}
+"""
+
+
+@pytest.mark.usefixtures("server")
+def test_nights_of_a_script_compare_what_it_logged(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "job.yaml").write_text(SCRIPT_JOB)
+    for day, level in ((1, 1.0), (2, 0.5), (3, 2.0)):
+        house.comes_in(day, level)
+
+    first = nightly(house.job(), house.date(1))
+    assert first.champion == "level-2026-03-01"
+    worse = nightly(house.job(), house.date(2))
+    assert "val/level 0.5 against 1" in worse.verdict
+    assert house.reigning() == (1, "level-2026-03-01")
+
+    plan = FaultPlan(tmp_path / "plan").add("kill", rank=0, step=2, phase="fetch")
+    with monkeypatch.context() as patch:
+        patch.setenv(*next(iter(plan.environment.items())))
+        third = nightly(house.job(), house.date(3))
+    plan.assert_all_fired()
+    assert house.attempts(3) == ["died", "done"]
+    assert "val/level 2 against 1: better by 1, more than the margin of 0.125" in third.verdict
+    assert house.reigning() == (2, "level-2026-03-03")
+    assert weights_at(third.weights).state_dict["level.weight"].item() == 2.0
+    assert nightly(house.job(), house.date(3)) == third, "the same night again changes nothing"
+    assert house.attempts(3) == ["died", "done"], "and trains nothing"
 
 
 def test_the_example_promotes_a_night_that_is_better(server: str, tmp_path: Path) -> None:

@@ -95,14 +95,14 @@ def test_the_command_says_what_it_did(server: str, capsys: pytest.CaptureFixture
             assert word in shown
 
 
-def test_a_run_that_has_ended_is_not_waited_for_whatever_its_state_is_called(server: str) -> None:
+def test_an_ended_run_is_not_waited_for(server: str) -> None:
     ensure_automations(540)
     [looks_after] = automations()
     ends = [completed(None, name, "") for name in (PROMOTED, KEPT)] + [Completed(), Failed(), Cancelled(), Crashed()]
     assert {f"prefect.flow-run.{end.name}" for end in ends} <= looks_after.trigger.expect
 
 
-def test_a_crashed_run_is_scheduled_again_where_a_worker_can_take_it_up(make_job: Make, server: str) -> None:
+def test_a_crashed_run_is_scheduled_where_a_worker_takes_it(make_job: Make, server: str) -> None:
     create_pool("crashing")
     deploy(make_job(processes=1), "crashing", pool="crashing")
     ensure_automations(540)
@@ -165,7 +165,7 @@ def test_what_no_worker_takes_up_is_asked_for_again_or_over(
 
 
 @pytest.mark.parametrize("automatic", [True, False])
-def test_who_asked_for_a_retry_is_known_after_the_wait_for_another_night(
+def test_the_source_of_a_retry_is_known_after_a_wait(
     server: str, automatic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Scheduled(message=AUTOMATIC_RETRY) if automatic else Scheduled(name="AwaitingRetry", message="Retry")
@@ -185,7 +185,7 @@ def test_who_asked_for_a_retry_is_known_after_the_wait_for_another_night(
     ids=["once", "twice"],
 )
 @pytest.mark.parametrize("cancelled", [True, False])
-def test_a_cancel_of_which_a_worker_told_as_of_a_crash_is_not_undone(
+def test_a_cancel_reported_as_a_crash_is_not_undone(
     server: str, cancelled: bool, since: list[State], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [Running(), Cancelling(), Crashed(), Scheduled(message="Retry")]  # an earlier cancel counts no more

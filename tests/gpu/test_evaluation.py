@@ -1,6 +1,7 @@
 """Evaluations and predictions on a GPU: no batch is waited for, and what is predicted comes to the host."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,9 +84,12 @@ def test_predictions_of_a_gpu_come_to_the_host(
     trainer = Trainer(max_epochs=1, lanes=lanes)
     trainer.strategy.attach(trainer.world, GPUS[1:])
     module: Any = on_gpu(Evaluated(), GPUS[1])
-    loop = PredictionLoop(trainer._context_of(module, trainer.progress), [Any, Any])
+    loaders: Any = [SimpleNamespace(weight=3)] * 2
+    loop = PredictionLoop(trainer._context_of(module, trainer.progress), loaders)
     batch = [torch.zeros(3, 4).to(GPUS[1])]
-    outputs = loop.batch(batch if lanes is None else {0: batch}, 0, 1)  # a second lane would be tried by deep copies
+    outputs = loop.run_batch(
+        batch if lanes is None else {0: batch}, 0, 1
+    )  # a second lane would be tried by deep copies
     made: dict[str, Tensor] = outputs if lanes is None else outputs[0]
     assert made["y"].device == GPUS[1]
     assert loop.predictions[0] == []

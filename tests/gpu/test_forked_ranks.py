@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support import nets
+from torch import Tensor
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.errors import JobError
 from midstride.engine.launch import elastic_ranks
 from midstride.engine.ranks import dispatch, gpus
@@ -52,16 +53,11 @@ def test_a_rank_that_could_not_use_its_gpu_is_started_afresh(case: str) -> None:
     assert started is None or started.environment == {"RANK": "0"}
 
 
-class Net(TrainingModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
+class Net(nets.Net):
+    inputs = 2
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.layer(batch).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return super().training_step([batch], batch_idx)
 
     def train_dataloader(self) -> Any:
         return torch.utils.data.DataLoader(torch.zeros(4, 2))

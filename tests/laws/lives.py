@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from midstride.engine import BestCheckpoint, DataModule, EarlyStopping, LearningRateMonitor, Trainer, TrainingModule
+from midstride.engine import (
+    BestCheckpoint,
+    Callback,
+    DataModule,
+    EarlyStopping,
+    LearningRateMonitor,
+    Trainer,
+    TrainingModule,
+)
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.runs.audit import Audit, audit
 from midstride.engine.session.replay_plan import ReplayPlan
@@ -115,6 +123,7 @@ class Setting:
         patience: of early stopping.
         validation: samples of each validation loader.
         data: what it is trained on; `laws.loaders` has kinds of it.
+        callbacks: make callbacks, beside those that every run has.
     """
 
     ranks: int = 1
@@ -125,6 +134,7 @@ class Setting:
     patience: int = 100
     validation: tuple[int, ...] = (7,)
     data: Callable[..., SampleData] = SampleData
+    callbacks: tuple[Callable[[], Callback], ...] = ()
 
     def train(self, run: str) -> None:
         """Train to the end, from wherever `run` stands; called in each rank."""
@@ -135,6 +145,7 @@ class Setting:
             BestCheckpoint("val/loss"),
             EarlyStopping("val/loss", patience=self.patience),
             LearningRateMonitor(),
+            *(make() for make in self.callbacks),
         ]
         trainer = Trainer(seed=7, callbacks=callbacks, enable_progress_bar=False, **options)
         trainer.fit(self.module(), self.data(self.ranks, self.workers, self.validation), run=run)

@@ -153,7 +153,12 @@ MENDED: dict[str, tuple[Made, Made, str, dict[str, Any]]] = {
     "in a part": (_nested(a=1), _nested(b=2), r"module\.parts\.0\.a; new, and as built: module\.parts\.0\.b", {}),
     "slots": (_slots("a", "b"), _slots("b", "c"), r"module\.part\.a; new, and as built: module\.part\.c", {}),
     "property": (_property(False), _property(True), r"gone, and dropped: module\.part\.size", {}),
-    "fields": (_fields("ab"), _fields("abc"), r"stays as it was built: module\.pair .*2 fields", {"pair": (0, 1, 2)}),
+    "fields": (
+        _fields("ab"),
+        _fields("abc"),
+        r"keep those of this attempt's code: module\.pair .*2 fields",
+        {"pair": (0, 1, 2)},
+    ),
     "a submodule": (_part(False), _part(True), r"new, and as built: module\.noise", {}),
     "no submodule": (_part(True), _part(False), r"gone, and dropped: module\.noise", {}),
     "a layer of torch's": (_dropout(False), _dropout(True), r"other submodules .* new, and as built: drop", {}),

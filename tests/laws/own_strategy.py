@@ -6,11 +6,15 @@ from torch import Tensor, nn
 
 from midstride.engine.strategies.mixins import ReplicatesParameters
 from midstride.engine.strategies.step import TrainingStep
-from midstride.engine.strategies.torch_collective import TorchCollective, average_gradients, broadcast
+from midstride.engine.strategies.torch_collective import (
+    TorchCollective,
+    average_gradients,
+    broadcast,
+)
 
 
 class Averaged(ReplicatesParameters):
-    """Every rank has the whole module; gradients are averaged after each backward pass."""
+    """Averages gradients after the backward pass. Every rank has all weights."""
 
     name = "averaged"
 

@@ -63,14 +63,20 @@ def epochs(samples: int, rank: int, size: int, batch: int = BATCH) -> Iterator[D
         yield loader
 
 
-def plain(path: str, samples: int, window: int, clip: float | None, scaled: bool = False) -> None:
-    """Train and save weights and optimizer state to `path`; called in each rank. `scaled`: in 16 bits."""
+def _joined() -> tuple[int, int, Net]:
+    """Join the other ranks; return this one, how many they are, and the net that all of them start with."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size > 1:
         dist.init_process_group("gloo")
     seed_everything(SEED)
     net = Net()
     seed_everything(rank_seed(SEED, rank))
+    return rank, size, net
+
+
+def plain(path: str, samples: int, window: int, clip: float | None, scaled: bool = False) -> None:
+    """Train and save weights and optimizer state to `path`; called in each rank. `scaled`: in 16 bits."""
+    rank, size, net = _joined()
     model: Any = DistributedDataParallel(net) if size > 1 else net
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -101,12 +107,7 @@ def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
 
 def plain_closure(path: str, samples: int, clip: float | None) -> None:
     """Train as `plain` does, with LBFGS."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if size > 1:
-        dist.init_process_group("gloo")
-    seed_everything(SEED)
-    net = Net()
-    seed_everything(rank_seed(SEED, rank))
+    rank, size, net = _joined()
     model: Any = DistributedDataParallel(net) if size > 1 else net
     optimizer = lbfgs(model)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -138,12 +139,7 @@ def plain_parts(path: str, samples: int, batch: int, parts: int, window: int) ->
     Each part has its own mean and its own batch statistics; gradients are added in the order of the parts; the
     buffers are those of the first part. Over two ranks a sum has no order, so a plain all-reduce is DDP's.
     """
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if size > 1:
-        dist.init_process_group("gloo")
-    seed_everything(SEED)
-    net = Net()
-    seed_everything(rank_seed(SEED, rank))
+    rank, size, net = _joined()
     parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from laws.lightning.lives import life
+from laws.prepared import life
 from torch.utils.data import Dataset
 
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.world import World
 
-#: what is trained -> where it dies: after how many steps, and in which phase of `Deaths`
+#: what is trained -> number of processes, and where the last one dies: after how many steps, in which phase of `Deaths`
 ROWS = {
-    "a causal LM, windows of three batches": ((3, "backward"), (6, "forward")),
-    "a classifier, evaluations, checkpoints, the best model": ((3, "validation"), (6, "optimizer_step")),
+    "a causal LM, windows of three batches": (1, ((3, "backward"), (6, "forward"))),
+    "a classifier, evaluations, checkpoints, the best model": (1, ((3, "validation"), (6, "optimizer_step"))),
+    "a causal LM on 3 processes": (3, ((2, "backward"), (4, "forward"))),
+    "a classifier on 3 processes, the best model": (3, ((1, "validation"), (3, "forward"))),
 }
 _OF_TIME = ("_runtime", "_per_second")
 
@@ -44,21 +46,22 @@ def live_all(folder: Path) -> None:
     importlib.import_module("transformers.trainer")  # here, and not in each life
     for name in World().environment:
         os.environ.pop(name, None)
-    for name, deaths in ROWS.items():
+    for name, (ranks, deaths) in ROWS.items():
         try:
-            told: dict[str, Any] = {"codes": lives_of(name, deaths, folder / name)}
+            told: dict[str, Any] = {"codes": lives_of(name, ranks, deaths, folder / name)}
         except BaseException:
             told = {"error": traceback.format_exc()}
         (folder / f"{name}.json").write_text(json.dumps(told))
 
 
-def lives_of(name: str, deaths: Any, folder: Path) -> list[int]:
+def lives_of(name: str, ranks: int, deaths: Any, folder: Path) -> list[list[int]]:
     """Return how the lives of one row ended: the plain and the undisturbed one first, one of a done run last."""
-    plan, calm = FaultPlan(folder / "plan"), FaultPlan(folder / "plan")
-    codes = [life(calm, train, name, folder / "plain", True), life(calm, train, name, folder / "undisturbed")]
+    plan, calm = FaultPlan(folder / "plan"), FaultPlan(folder / "calm")
+    codes = [life(calm, train, name, folder / "plain", True, ranks=ranks)]
+    codes += [life(calm, train, name, folder / "undisturbed", ranks=ranks)]
     for step, phase in deaths:
-        plan.add("kill", step=step, phase=phase)
-    codes += [life(plan, train, name, folder / "killed") for _ in range(len(deaths) + 2)]
+        plan.add("kill", step=step, phase=phase, rank=ranks - 1)
+    codes += [life(plan, train, name, folder / "killed", ranks=ranks) for _ in range(len(deaths) + 2)]
     plan.assert_all_fired()
     return codes
 
@@ -79,6 +82,7 @@ def train(name: str, folder: Path, plain: bool = False) -> None:
         config = transformers.LlamaConfig(**shared, num_key_value_heads=2, attention_dropout=0.1)
         model = transformers.LlamaForCausalLM(config)
         own = {"gradient_accumulation_steps": 3, "num_train_epochs": 3, "save_strategy": "no"}
+        own |= {"ddp_find_unused_parameters": False}  # so that the order of sums has to be replayed
     args = transformers.TrainingArguments(
         str(folder / "out"),
         per_device_train_batch_size=2,
@@ -90,7 +94,11 @@ def train(name: str, folder: Path, plain: bool = False) -> None:
         seed=3,
         **own,
     )
-    given: dict[str, Any] = {"model": model, "args": args, "train_dataset": Words(16 - labelled, labelled=labelled)}
+    given: dict[str, Any] = {
+        "model": model,
+        "args": args,
+        "train_dataset": Words(16 * args.world_size - labelled, labelled=labelled),
+    }
     counted = _counting()
     if labelled:
         patience = transformers.EarlyStoppingCallback(4)
@@ -102,7 +110,18 @@ def train(name: str, folder: Path, plain: bool = False) -> None:
         from midstride.engine.huggingface import Resumable
 
         class MyTrainer(Resumable, transformers.Trainer):  # type: ignore[misc]
-            """As a script writes it."""
+            """As a script writes it, with attributes of its own."""
+
+            def __init__(self, **given: Any) -> None:
+                super().__init__(**given)
+                self.losses, self.calls = list[float](), 0
+
+            def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+                loss = super().compute_loss(*arguments, **options)
+                if self.is_in_train and self.model.training:
+                    self.calls += 1
+                    self.losses.append(loss.item() * self.calls)
+                return loss
 
         trainer = MyTrainer(**given, run=str(folder / "run"), snapshots={"every_steps": 1})
     output = trainer.train()
@@ -115,8 +134,9 @@ def train(name: str, folder: Path, plain: bool = False) -> None:
         "best": Path(trainer.state.best_model_checkpoint or "").name,
         "counted": counted.steps,
         "output": (output.global_step, output.training_loss),
+        "own": () if plain else (trainer.calls, trainer.losses),
     }
-    torch.save(ended, folder / "ended.pt")
+    torch.save(ended, folder / f"ended-{args.process_index}.pt")
 
 
 def _accuracy(predicted: Any) -> dict[str, float]:
@@ -147,15 +167,15 @@ def _deaths() -> Any:
         """Kills the process where a plan says so."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            plan.at(0, state.global_step, "forward")
+            plan.at(args.process_index, state.global_step, "forward")
 
         def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            plan.at(0, state.global_step, "backward")
+            plan.at(args.process_index, state.global_step, "backward")
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            plan.at(0, state.global_step, "validation")
+            plan.at(args.process_index, state.global_step, "validation")
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            plan.at(0, state.global_step, "optimizer_step")
+            plan.at(args.process_index, state.global_step, "optimizer_step")
 
     return Deaths()

@@ -10,7 +10,7 @@ from typing import Any
 from laws.lives import SampleData, Setting, live
 from laws.modules import MODULES
 from laws.xla_world import STAND_IN, XLA_RANKS
-from support.fork_server import run_program
+from support.fork_server import outside, run_program
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -26,8 +26,7 @@ Start = Callable[[Setting, Path, FaultPlan | None], list[int]]
 
 def environment(folder: Path, plan: FaultPlan | None) -> dict[str, str]:
     """Return the environment of a process that no launcher started."""
-    ranks = {name: value for name, value in os.environ.items() if not name.endswith(("RANK", "WORLD_SIZE"))}
-    return {**ranks, "LAWS_JOURNAL": str(folder / "journal.jsonl"), **(plan.environment if plan else {})}
+    return {**outside(), "LAWS_JOURNAL": str(folder / "journal.jsonl"), **(plan.environment if plan else {})}
 
 
 def in_caller(setting: Setting, folder: Path, plan: FaultPlan | None = None) -> list[int]:
@@ -169,6 +168,10 @@ ROWS: dict[str, Row] = {
         (3,), {"strategy": "ddp", "strategy_args": {"gradient_as_bucket_view": True, "bucket_cap_mb": 1}}
     ),
     "fully_sharded, replicas": Row((4,), {"strategy": "fully_sharded", "strategy_args": {"replicas": 2}}, ("blocks",)),
+    "ddp, compiled": Row((3,), {"strategy": "ddp", "compile": {"backend": "aot_eager"}}),
+    "fully_sharded, compiled": Row(
+        (3,), {"strategy": "fully_sharded", "compile": {"backend": "aot_eager"}}, ("blocks",)
+    ),
     "fully_sharded, bf16 gathered": Row(
         (3,), {"strategy": "fully_sharded", "strategy_args": {"param_dtype": "bf16"}, "precision": "bf16"}, ("blocks",)
     ),

@@ -222,7 +222,7 @@ def test_3_then_2_then_4_ranks_train_on_the_same_global_batches(strategy: str, s
     ends = [("3 ranks", 2, "2 pad", 0), ("2 ranks", 0, "4 pad", 2), ("3 ranks", 2, "1 pad", 0)]  # 4 and 3 pad alike
     assert told == [
         f"{SAMPLES} samples are no multiple of the ranks: {was} padded the last batch of an epoch with {then} samples "
-        f"from its start, {now} it with {samples}. From that batch on the run is another one"
+        f"from its start, {now} it with {samples}. From that batch on the run differs"
         for was, then, now, samples in ends
     ]
     assert not any("no multiple" in path.read_text() for path in tmp_path.glob("warnings-[1-9]"))
@@ -257,7 +257,7 @@ REFUSED: dict[str, tuple[int, DataModule, dict[str, Any], list[str]]] = {
     "another end, cut by hand": (2, Full(6), {}, ["3 x 4 = 12 samples", "an epoch would have other batches"]),
     "another rest": (2, Even(), {}, ["3 x 4 = 12 samples", "an epoch would have other batches"]),
     "random collate": (2, Noisy(), {}, ["training loader", "collate_fn draws random numbers"]),
-    "a batch sampler": (2, Bucketed(), {}, ["training loader", "list", "dealt to the ranks whole"]),
+    "a batch sampler": (2, Bucketed(), {}, ["training loader", "list", "go to the ranks as a whole"]),
     "samples of its own": (2, Data(), {"use_distributed_sampler": False}, ["use_distributed_sampler=False"]),
     "a metric": (2, Data(), {"module": Correlated}, ["metric total", "PearsonCorrCoef", "cannot be merged"]),
 }
@@ -283,7 +283,7 @@ def test_state_that_another_world_size_cannot_restore_is_named(name: str, tmp_pa
         (
             Data(),
             {"global_batch_size": 7},
-            "3 ranks cannot share such batches so that an epoch is the same at any number",
+            "3 ranks cannot share such batches without changing the epoch",
         ),
         (Bucketed(), {"global_batch_size": 6}, "the training loader's batches cannot be set: "),
         (Data(), {"global_batch_size": 6, "lanes": 4}, "global_batch_size 6 with lanes"),

@@ -11,8 +11,13 @@ import torch
 from laws.axes import cover, product
 from laws.loops import SHAPES, WORLDS, run_loop
 
+from midstride.engine.errors import EngineError
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.snapshots.catalog import SnapshotCatalog
+from midstride.engine.snapshots.forks import fork, snapshot_at
+from midstride.engine.snapshots.parent import open_run
 from midstride.engine.state.differences import differences
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import run_ranks
 
 #: place of a death -> its visit in the first attempt
@@ -56,29 +61,43 @@ def ended(folder: Path, ranks: int) -> list[dict[str, object]]:
     return [torch.load(folder / f"ended-{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
-def test_a_killed_loop_ends_as_undisturbed(shape: str, world: str, place: str, tmp_path: Path) -> None:
-    ranks, _ = WORLDS[world]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir()
-    killed.mkdir()
-    assert run_ranks(run_loop, shape, world, whole, [], processes=ranks) == [0] * ranks
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Return a function that gives the folder of an undisturbed loop, by its shape and world."""
+
+    @cache
+    def run(shape: str, world: str) -> Path:
+        folder, ranks = tmp_path_factory.mktemp("undisturbed"), WORLDS[world][0]
+        assert run_ranks(run_loop, shape, world, folder, [], processes=ranks) == [0] * ranks
+        return folder
+
+    return run
+
+
+def assert_alike(folder: Path, other: Path, ranks: int) -> None:
+    pairs = zip(ended(folder, ranks), ended(other, ranks), strict=True)
+    assert [differences(a, b) for a, b in pairs] == [[]] * ranks
+
+
+def test_a_killed_loop_ends_as_undisturbed(
+    shape: str, world: str, place: str, undisturbed: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    ranks, whole, killed = WORLDS[world][0], undisturbed(shape, world), tmp_path
     planned = [(ranks - 1, place, PLACES[place]), (0, "between", 5)]
     for _ in planned:
         assert -9 in run_ranks(run_loop, shape, world, killed, planned, processes=ranks)
     assert run_ranks(run_loop, shape, world, killed, planned, processes=ranks) == [0] * ranks
     assert len([*killed.glob("death-*")]) == len(planned)
-    assert [differences(a, b) for a, b in zip(ended(whole, ranks), ended(killed, ranks), strict=True)] == [[]] * ranks
+    assert_alike(whole, killed, ranks)
     assert (killed / "run/metrics.csv").read_text() == (whole / "run/metrics.csv").read_text()
 
 
-def test_an_undisturbed_loop_has_the_bits_of_the_plain_loop(shape: str, world: str, tmp_path: Path) -> None:
-    ranks, _ = WORLDS[world]
-    ours, plain = tmp_path / "ours", tmp_path / "plain"
-    ours.mkdir()
-    plain.mkdir()
-    assert run_ranks(run_loop, shape, world, ours, [], processes=ranks) == [0] * ranks
-    assert run_ranks(run_plain, shape, world, plain, processes=ranks) == [0] * ranks
-    assert [differences(a, b) for a, b in zip(ended(plain, ranks), ended(ours, ranks), strict=True)] == [[]] * ranks
+def test_an_undisturbed_loop_has_the_bits_of_the_plain_loop(
+    shape: str, world: str, undisturbed: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    ranks = WORLDS[world][0]
+    assert run_ranks(run_plain, shape, world, tmp_path, processes=ranks) == [0] * ranks
+    assert_alike(tmp_path, undisturbed(shape, world), ranks)
 
 
 #: what happens to a rank in a snapshot's commit, or at a boundary -> kind and phase of the fault, codes of the ranks
@@ -89,26 +108,13 @@ STRUCK: dict[str, tuple[Any, str, set[int]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that gives the folder of an undisturbed loop of epochs, by its world."""
-
-    @cache
-    def run(world: str) -> Path:
-        folder, ranks = tmp_path_factory.mktemp("undisturbed"), WORLDS[world][0]
-        assert run_ranks(run_loop, "epochs", world, folder, [], processes=ranks) == [0] * ranks
-        return folder
-
-    return run
-
-
 @pytest.mark.parametrize("name", STRUCK)
 @pytest.mark.parametrize("in_world", ["one process", "own DDP"])
 def test_a_loop_that_is_struck_ends_as_undisturbed(
-    name: str, in_world: str, undisturbed: Callable[[str], Path], tmp_path: Path
+    name: str, in_world: str, undisturbed: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     kind, phase, codes = STRUCK[name]
-    ranks, folder = WORLDS[in_world][0], undisturbed(in_world)
+    ranks, folder = WORLDS[in_world][0], undisturbed("epochs", in_world)
     plan = FaultPlan(tmp_path / "plan").add(
         kind, rank=0 if phase == "before_commit" else ranks - 1, step=6, phase=phase
     )
@@ -118,9 +124,39 @@ def test_a_loop_that_is_struck_ends_as_undisturbed(
     assert codes <= {*first}
     assert 75 not in codes or {*first} == codes
     assert run_ranks(run_loop, "epochs", in_world, tmp_path, [], processes=ranks) == [0] * ranks
-    pairs = zip(ended(folder, ranks), ended(tmp_path, ranks), strict=True)
-    assert [differences(a, b) for a, b in pairs] == [[]] * ranks
+    assert_alike(folder, tmp_path, ranks)
     assert (tmp_path / "run/metrics.csv").read_text() == (folder / "run/metrics.csv").read_text()
+
+
+@pytest.mark.parametrize("in_world", ["one process", "own DDP"])
+def test_a_fork_of_a_loop_ends_as_its_parent(
+    in_world: str, undisturbed: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    ranks, parent = WORLDS[in_world][0], undisturbed("epochs", in_world)
+    source = open_run(str(parent / "run"))
+    oldest = SnapshotCatalog(source).snapshots()[0]
+    assert oldest.position.step < snapshot_at(source).position.step
+    fork(source, oldest, Store.open(tmp_path / "run"))
+    assert run_ranks(run_loop, "epochs", in_world, tmp_path, [], processes=ranks) == [0] * ranks
+    assert_alike(parent, tmp_path, ranks)
+    assert (tmp_path / "run/metrics.csv").read_text() == (parent / "run/metrics.csv").read_text()
+    assert len([*(tmp_path / "run/lease").iterdir()]) == 1
+
+
+def test_a_fork_of_a_loop_on_fewer_ranks_is_refused(undisturbed: Callable[[str, str], Path], tmp_path: Path) -> None:
+    source = open_run(str(undisturbed("epochs", "own DDP") / "run"))
+    fork(source, snapshot_at(source), Store.open(tmp_path / "run"))
+    assert run_ranks(run_refused, tmp_path, processes=2) == [0, 0]
+    texts = {path.read_text() for path in tmp_path.glob("refused-*")}
+    assert [" was taken by 3 processes, now there are 2" in text for text in texts] == [True]
+    assert not (tmp_path / "run/lease").exists()
+
+
+def run_refused(folder: Path) -> None:
+    try:
+        run_loop("epochs", "own DDP", folder, [])
+    except EngineError as error:
+        (folder / f"refused-{os.environ['RANK']}").write_text(str(error))
 
 
 def run_plain(shape: str, world: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loops of accelerate and Lightning Fabric end as undisturbed, wherever they are killed."""
+"""Loops of accelerate, Fabric and public scripts end as undisturbed, wherever they are killed."""
 
 import csv
 import json
@@ -10,6 +10,9 @@ from laws.prepared import ROWS, live_all
 
 from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
+
+#: a variable that an iteration changes: timm computes it anew where a pass begins, which nobody can know
+NAMED = {"timm": "part of no snapshot: updates in run_epoch."}
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +30,12 @@ def test_a_prepared_loop_resumes_exactly(name: str, folder: Path) -> None:
     ranks = ROWS[name][1]
     first, *died, last = told["codes"]
     assert (first, last) == ([0] * ranks, [0] * ranks)
-    assert [codes[-1] for codes in died] == [-9, -9]
+    assert [codes[-1] for codes in died] == [-9, -9, -9]
     for rank in range(ranks):
-        ended = [folder / name / life / f"ended-{rank}.pt" for life in ("undisturbed", "killed")]
-        assert differences(*(torch.load(path, weights_only=False) for path in ended)) == []
+        paths = [folder / name / life / f"ended-{rank}.pt" for life in ("undisturbed", "killed")]
+        ended = [torch.load(path, weights_only=False) for path in paths]
+        assert [one for one in ended[1]["said"] if NAMED.get(name, "nothing") not in one] == []
+        assert differences(*ended) == []
     rows = [(folder / name / life / "run/metrics.csv").read_text() for life in ("undisturbed", "killed")]
     assert rows[0] == rows[1]
     if name.startswith("accelerate"):  # 11 batches in windows of 3, the last one of 2

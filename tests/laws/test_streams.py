@@ -160,21 +160,28 @@ def _three_resumes(kind: str, stream: Callable[[Path], Any], workers: int, folde
     assert found == plain, f"{kind}, {workers} workers: {found} and by plain PyTorch {plain}"
 
 
-def _every_stream(library: str | None, folder: str) -> None:
-    for workers in (0, 1, 3):
+def _every_stream(library: str | None, folder: str, most_by_one: int | None) -> None:
+    streams = list((OPTIONAL[library] if library else PACKAGES).items())
+    for workers, few in ((0, streams), (1, streams[:most_by_one]), (3, streams)):
         run = Path(folder, str(workers))
         run.mkdir()
-        for kind, stream in (OPTIONAL[library] if library else PACKAGES).items():
+        for kind, stream in few:
             _three_resumes(kind, stream, workers, run)
 
 
-def test_streams_of_libraries_lose_nothing_over_three_resumes(tmp_path: Path) -> None:
+@pytest.fixture
+def most_by_one(pytestconfig: pytest.Config) -> int | None:
+    """Return how many streams of each library are read by a single worker, too: all with `--laws=all`."""
+    return None if pytestconfig.getoption("--laws") == "all" else 1
+
+
+def test_streams_of_libraries_lose_nothing_over_three_resumes(most_by_one: int | None, tmp_path: Path) -> None:
     # In one process of its own: to import these libraries takes seconds, and they leave threads and settings behind.
-    assert run_ranks(_every_stream, None, str(tmp_path)) == [0]
+    assert run_ranks(_every_stream, None, str(tmp_path), most_by_one) == [0]
 
 
 @pytest.mark.parametrize("library", OPTIONAL)
-def test_streams_of_installed_libraries_lose_nothing(library: str, tmp_path: Path) -> None:
+def test_streams_of_installed_libraries_lose_nothing(library: str, most_by_one: int | None, tmp_path: Path) -> None:
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    assert run_ranks(_every_stream, library, str(tmp_path)) == [0]
+    assert run_ranks(_every_stream, library, str(tmp_path), most_by_one) == [0]

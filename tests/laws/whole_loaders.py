@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from laws.lives import BATCH, Samples
+from laws.loaded import Wandering
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from midstride.engine.world import World
@@ -42,6 +43,11 @@ class Converted(DataLoader[Any]):
     def __iter__(self) -> Any:
         for x, y, index in super().__iter__():
             yield x * 2, y, index
+
+
+def wandering(samples: Any) -> Converted:
+    """Return a loader with a sampler that counts its passes, and draws."""
+    return Converted(samples, BATCH, sampler=Wandering(len(samples)), num_workers=2)
 
 
 class Repeating(DataLoader[Any]):
@@ -99,6 +105,7 @@ Make = Callable[[int, int, float], Any]
 WHOLE: dict[str, Make] = {
     "two loaders, zipped": lambda ranks, workers, noise: Zipped(share(ranks, noise)),
     "a subclass of DataLoader": lambda ranks, workers, noise: Converted(share(ranks, noise), BATCH, num_workers=2),
+    "a sampler of the user in it": lambda ranks, workers, noise: wandering(share(ranks, noise)),
     "one iterator for all epochs": lambda ranks, workers, noise: Repeating(share(ranks, noise)),
     "a loader that says its state": lambda ranks, workers, noise: Stated(share(ranks, noise)),
 }

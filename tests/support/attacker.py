@@ -22,6 +22,8 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
+from support.limit import LIMIT_S
+
 from midstride.engine.launch.machines.connections import LauncherConnection, NodeConnections, Plan
 from midstride.engine.processes.lifetime import descendants
 
@@ -64,7 +66,7 @@ def start_attack(name: str, *arguments: object) -> "subprocess.Popen[str]":
 def attack(name: str, *arguments: object) -> str:
     """Run a program of this module; return what it has printed."""
     process = start_attack(name, *arguments)
-    return process.communicate(timeout=120)[0].strip()
+    return process.communicate(timeout=LIMIT_S)[0].strip()
 
 
 def listening_ports(pid: int) -> dict[int, str]:
@@ -164,7 +166,7 @@ def read_prefect(address: str) -> str:
     def ask(path: str, body: object) -> object:
         data = json.dumps(body).encode()
         request = urllib.request.Request(f"{address}/{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=_S) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             return json.loads(answer.read())
 
     blocks = ask("block_documents/filter", {"include_secrets": True})

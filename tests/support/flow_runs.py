@@ -74,6 +74,14 @@ def _train(job: TrainingJob, run: str) -> None:
     from midstride.engine.config.import_paths import make_importable
     from midstride.engine.seeds import seed_everything
 
+    if job.script:
+        from midstride.engine.jobs.script import run_script
+        from midstride.engine.loop.script_job import ScriptJob
+
+        script = ScriptJob(job, job.run_url(run))
+        run_script(script)
+        script.close()
+        return
     make_importable(job.folder)
     seed_everything(job.seed)
     from midstride.engine.jobs.build import build_data, build_module, build_trainer

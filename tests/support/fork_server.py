@@ -20,6 +20,11 @@ from midstride.engine.processes.forked_program import end_with, take_environment
 from midstride.engine.processes.lifetime import die_with_parent
 
 
+def outside() -> dict[str, str]:
+    """Return this environment, without the place of a rank in it."""
+    return {name: value for name, value in os.environ.items() if not name.endswith(("RANK", "WORLD_SIZE"))}
+
+
 def run_program(path: Path, log: Path, *arguments: str, environment: Mapping[str, str] = os.environ) -> int:
     """Return the exit code of `python PATH ARGUMENTS`, run in a fork; what it prints goes to `log`."""
     return start_program(path, log, *arguments, environment=environment).wait()

@@ -12,6 +12,7 @@ from typing import Any
 from support.flow_runs import results, tiny_job, train_forked, wait_for
 from support.limit import LIMIT_S
 from support.networks import Network
+from support.ports import free_ports
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.processes.lifetime import descendants, signal_all
@@ -114,7 +115,9 @@ class Machines:
         self.nodes: list[Machine] = []
         self._chosen: dict[str, Any] = {}
         self._started: list[Machine] = []
-        self.address, self.secret_file = f"{'127.0.0.1' if network is None else network.address(network.head)}:0", ""
+        # On the loopback a port that no connection takes while there is no launcher, as the kernel's free ones may be.
+        place = f"127.0.0.1:{free_ports(1)[0]}" if network is None else f"{network.address(network.head)}:0"
+        self.address, self.secret_file = place, ""
         self.rounds = self.most = self.processes = 0
         self.is_fixed = False  # whether no round may have fewer nodes
 
@@ -167,7 +170,7 @@ class Machines:
     def wait_for_fewer(self) -> None:
         """Wait until the world does without one: in a round of half of them, or, where it is fixed, in none."""
         if self.is_fixed:
-            wait_for(lambda: "that a round needs are here" in self.said("fit.txt"), "the launcher to miss a node")
+            wait_for(lambda: "have joined" in self.said("fit.txt"), "the launcher to miss a node")
         else:
             self.wait_for_round(self.most // 2 * self.processes)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: services that a server has which is not started for one command alone
 _SERVICES = {"monitor_cancelled_flow_runs", "monitor_expired_leases", "monitor_subflow_runs"}
-_MINUTE, _MINUTE_HERE = timedelta(seconds=60), timedelta(seconds=6)
+_MINUTE, _MINUTE_HERE = timedelta(seconds=60), timedelta(seconds=15)
 
 
 class ConcurrencyLeaseStorage(memory.ConcurrencyLeaseStorage):

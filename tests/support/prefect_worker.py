@@ -56,7 +56,7 @@ class Worker:
         """Stop it, and kill it with its runs if that takes long."""
         self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(100)
+            self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

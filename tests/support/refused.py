@@ -172,6 +172,13 @@ class Own(DataLoader[Any]):
         return iter([])
 
 
+class OnlyBatch(Module):
+    """Takes no index of its batch, as Lightning allows."""
+
+    def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+        return super().training_step(batch, 0)
+
+
 class ByHand(Module):
     automatic_optimization = False
 

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import pytest
+from support.limit import LIMIT_S
 
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
@@ -18,7 +19,7 @@ class Gated:
     def __call__(self, phase: str) -> None:
         if phase == "snapshot_write":
             self.reached.set()
-            assert self.open.wait(100)
+            assert self.open.wait(LIMIT_S)
 
 
 def refuse(error: OSError, prefix: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import signal
-import socket
 import struct
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
+
+from support.ports import free_ports
 
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Row
 from midstride.engine.loggers.mlflow import MLflowLogger
@@ -246,8 +247,7 @@ def in_wandb(folder: Path, run: str) -> Table:
 @contextmanager
 def serve_mlflow(folder: Path) -> Iterator[tuple[str, list[int]]]:
     """Give the address of an MLflow server on sqlite, and its processes, which end with the block or this process."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    address = f"http://127.0.0.1:{free_ports(1)[0]}"
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]),
         *("--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/artifacts"),

@@ -1,9 +1,10 @@
 """What holds for every test of a part: the writers it opened are closed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.commands import run
 from support.snapshot_writers import OPEN
 
 from midstride.engine.snapshots.lease import acquire
@@ -29,3 +30,16 @@ def writer(store: Store) -> Iterator[Writer]:
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 100)
     yield writer
     assert writer.close(100)
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str]]:
+    """A function that runs a command and returns its exit code and what it prints."""
+
+    def call(*arguments: str) -> tuple[object, str]:
+        capsys.readouterr()
+        code = run(*arguments)
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return call

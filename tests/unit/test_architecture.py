@@ -21,6 +21,7 @@ SOURCES = {
 
 #: what only looks like an attribute of ours
 SET_FROM_OUTSIDE = {
+    "engine/data/torch_internals.py: loader._iterator": "torch's own",
     "engine/lightning/adapt.py: owner.__class__": "Python's own",
     "engine/modules/module_state.py: module.training": "torch's own",
     "engine/modules/structure.py: tensor.data": "torch's own",
@@ -39,6 +40,7 @@ LARGE = {
     "engine/loop/loop.py: log": "Lightning's arguments",
     "engine/modules/module.py: log": "Lightning's arguments",
     "engine/modules/monitors.py: __init__": "Lightning's arguments",
+    "engine/cli/fork.py: fork": "options of a command",
     "engine/cli/replay.py: replay": "options of a command",
     "flows/cli.py: deploy": "options of a command",
     "flows/deployment.py: deploy": "options of a command",
@@ -124,27 +126,13 @@ def test_a_package_names_its_tests(package: Path) -> None:
 
 
 #: where privates of libraries are named; `test_internals.py` tries them
-INTERNALS = (
-    "torch_internals.py",
-    "torchmetrics_internals.py",
-    "prefect_internals.py",
-    "accelerate_internals.py",
-    "transformers_internals.py",
+INTERNALS = tuple(
+    f"{name}_internals.py" for name in ("torch", "torchmetrics", "prefect", "accelerate", "transformers", "lightning")
 )
 #: names with an underscore that are documented, or of the standard library, numpy and fsspec
 NOT_TORCHS = {
-    "_shutdown",
-    "_run_exitfuncs",
-    "_strip_protocol",
-    "_exit",
-    "_replace",
-    "_fields",
-    "_make",
-    "_asdict",
-    "_inst",
-    "_getframe",
-    "_rand",
-    "_config",
+    *("_shutdown", "_run_exitfuncs", "_strip_protocol", "_exit", "_replace", "_fields"),
+    *("_make", "_asdict", "_inst", "_getframe", "_rand", "_config"),
 }
 
 
@@ -194,7 +182,7 @@ PROCESSES = {
     "subprocess.Popen": {
         "engine/processes/supervised_process.py": "the supervisor of a world",
         "engine/processes/fork_server.py": "what supervisors are forked from",
-        "engine/ranks/subprocess_script.py": "the script again, as another rank",
+        "engine/ranks/script_ranks.py": "the script again, as another rank",
         "engine/loggers/logger_processes.py": "what feeds a tracker",
         "flows/server.py": "a Prefect server",
     },
@@ -231,11 +219,13 @@ WALKS = {
     "engine/data/resolve.py: _is_loader": "what was given to train on: a data module that is a dataclass is no nest",
     "engine/metrics/torchmetrics_state.py: _copied": "states of metrics: what is in a list never changes",
     "engine/metrics/values.py: numbers_in": "what a metric computed: a tensor is a nest of numbers",
+    "engine/objects/kinds/tables.py: _is_kept": "parts of tables as pickle has them: each must be of a known kind",
     "engine/objects/kinds/tensors.py: tensors_in": "trees of state: nodes and deques too",
     "engine/optim/optimizers.py: _describe": "text for a message",
     "engine/optim/optimizers.py: _read": "what configure_optimizers may return, a few shapes of it",
     "engine/optim/optimizers.py: _uncast": "two trees, of which one may lack what the other has",
-    "engine/state/codec.py: value": "the document of a tree, whose dicts have tags",
+    "engine/state/codec.py: meet": "the document of a tree, whose dicts have tags",
+    "engine/state/codec.py: value": "the same",
     "engine/state/differences.py: same_key_order": "two trees, of which the orders of keys count, and nothing else",
 }
 

@@ -49,6 +49,12 @@ def is_there(page: Path, name: str) -> bool:
     return (ROOT / name).exists() or name in titles or name in ("script.py", "train.py")
 
 
+def check_cd(commands: Shown) -> None:
+    """Into a folder that an earlier command has made."""
+    for page, (_, folder) in commands:
+        assert f"midstride init {folder}\ncd {folder}\n" in page.read_text()
+
+
 def check_cp(commands: Shown) -> None:
     for _, (_, source, target) in commands:
         assert (ROOT / source).exists()
@@ -155,6 +161,7 @@ def parse_by(program: str, given: Any) -> None:
 
 #: a program -> what its commands are checked by
 CHECKS: dict[str, Callable[[Shown], None]] = {
+    "cd": check_cd,
     "cp": check_cp,
     "docker": check_docker,
     "export": check_export,

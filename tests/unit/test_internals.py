@@ -50,10 +50,15 @@ def test_each_name_of_a_file_of_privates_is_tried_here() -> None:
     assert {name for name in names if f".{name}" not in tried} == ELSEWHERE
 
 
-def test_parts_of_a_module_are_changed_in_place() -> None:
+def _with_members() -> nn.Module:
     module = nn.BatchNorm1d(2)
     module.register_buffer("cache", torch.zeros(1), persistent=False)
     module.child = nn.Linear(1, 1)
+    return module
+
+
+def test_parts_of_a_module_are_changed_in_place() -> None:
+    module = _with_members()
     assert list(modules.parameters_of(module)) == ["weight", "bias"]
     assert list(modules.buffers_of(module)) == ["running_mean", "running_var", "num_batches_tracked", "cache"]
     assert modules.transient_buffers(module) == {"cache"}
@@ -67,14 +72,14 @@ def test_parts_of_a_module_are_changed_in_place() -> None:
 
 
 def test_members_of_a_module_are_found_where_torch_keeps_them() -> None:
-    module = nn.BatchNorm1d(2)
-    module.register_buffer("cache", torch.zeros(1), persistent=False)
-    module.child = nn.Linear(1, 1)
-    children, parameters, buffers = state.members_of(module)
+    module = _with_members()
+    parts = [module, *module.children()]
+    children, parameters, buffers, *of_child = state.members_of(parts)
     assert [*children] == ["child"]
     assert [*parameters] == ["weight", "bias"]
     assert [*buffers] == ["running_mean", "running_var", "num_batches_tracked", "cache"]
-    assert state.transient_buffers_of(module) == {"cache"}
+    assert [[*names] for names in of_child] == [[], ["weight", "bias"], []]
+    assert state.transient_buffers_of(parts) == [{"cache"}, set()]
     assert state.has_plain_names(module, module.modules())
     named = type("Named", (nn.Linear,), {"named_parameters": lambda self, *_, **__: iter([])})(1, 1)
     assert not state.has_plain_names(named, named.modules())
@@ -152,10 +157,25 @@ def test_weights_are_loaded_as_torch_loads_them(name: str, change: str) -> None:
     assert memory == {key: tensor.data_ptr() for key, tensor in found.named_parameters()}
 
 
-def test_the_module_in_a_compiled_one_is_found() -> None:
-    module = nn.Linear(1, 1)
-    assert modules.uncompiled(torch.compile(module, backend="eager")) is module
-    assert modules.uncompiled(module) is module
+def test_a_flipped_view_shares_the_memory() -> None:
+    tensor = torch.ones(1, dtype=torch.complex64)
+    for bit in ("conj", "neg"):
+        view = state.flipped(tensor, bit)
+        assert (view.is_conj(), view.is_neg()) == (bit == "conj", bit == "neg")
+        assert view.data_ptr() == tensor.data_ptr()
+
+
+def test_a_mode_sees_operations_of_both_passes() -> None:
+    names = []
+
+    class Seen(modules.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        torch.ones(1, requires_grad=True).exp().sin().backward()
+    assert [name for name in names if name in ("exp", "sin", "cos")] == ["exp", "sin", "cos"]
 
 
 def test_a_module_is_hooked_by_any_kind_of_hook_of_its_own() -> None:
@@ -229,14 +249,17 @@ def test_groups_of_a_world_and_their_store() -> None:
         torch.distributed.destroy_process_group()
 
 
-def test_a_wrapper_of_torch_compile_gives_its_module_and_compiler() -> None:
+def test_a_compiled_wrapper_gives_its_module_and_compiler() -> None:
     layer = torch.nn.Linear(2, 2)
     assert modules.wrapped_by_compile(layer) is None
-    found = modules.wrapped_by_compile(torch.compile(layer, backend="eager"))
+    compiled = torch.compile(layer, backend="eager")
+    assert modules.uncompiled(compiled) is modules.uncompiled(layer) is layer
+    found = modules.wrapped_by_compile(compiled)
     assert found is not None
     assert found[0] is layer
+    assert not modules.is_compiled(layer)
     modules.compile_calls(*found)
-    assert layer._compiled_call_impl is not None
+    assert modules.is_compiled(layer)
     assert layer(torch.zeros(1, 2)).shape == (1, 2)
 
 
@@ -353,6 +376,7 @@ def test_workers_of_a_loader_end_and_are_forgotten() -> None:
     iterator = iter(DataLoader([0, 1], num_workers=1))
     (worker,) = data.workers_of(iterator)
     assert iterator._worker_pids_set
+    assert data.is_loader_pass(iterator)
     data.forget_workers(iterator)
     assert not iterator._worker_pids_set
     assert worker.is_alive()
@@ -367,6 +391,12 @@ def test_workers_of_a_loader_end_and_are_forgotten() -> None:
     for _ in range(2):
         data.end_workers(kept)
         assert not worker.is_alive()
+    for _ in range(2):
+        data.end_kept_pass(keeps)
+    (other,) = data.workers_of(iter(keeps))
+    assert other.is_alive()
+    data.end_kept_pass(keeps)
+    assert not other.is_alive()
 
 
 def test_what_a_sampler_and_a_generator_keep() -> None:
@@ -501,9 +531,9 @@ def test_parameters_stand_first_in_a_form() -> None:
     from midstride.flows.train import train
 
     deployment = RunnerDeployment.from_flow(train, "a")
-    prefect.show_first(deployment, "run", "take_over", "none")
+    prefect.show_first(deployment, "run", "fork_of", "fork_step", "take_over", "none")
     form = deployment._parameter_openapi_schema.model_dump_for_openapi()["properties"]
-    assert sorted(form, key=lambda name: form[name]["position"]) == ["run", "take_over", "job"]
+    assert sorted(form, key=lambda name: form[name]["position"]) == ["run", "fork_of", "fork_step", "take_over", "job"]
 
 
 def test_a_schedule_takes_fewer_micro_batches() -> None:
@@ -516,7 +546,7 @@ def test_a_schedule_takes_fewer_micro_batches() -> None:
     assert "in range(self._n_microbatches)" in inspect.getsource(ScheduleGPipe._step_microbatches)
 
 
-def test_a_trainer_of_transformers_calls_what_resumable_overrides() -> None:
+def test_a_trainer_of_transformers_calls_the_overrides() -> None:
     """Its source is read: to import it takes seconds."""
     spec = importlib.util.find_spec("transformers")
     assert spec is not None
@@ -538,6 +568,12 @@ def test_a_trainer_of_transformers_calls_what_resumable_overrides() -> None:
         assert f"self.{name} = " in text, name
     assert "self._get_num_items_in_batch(batch_samples, device)" in text
     assert "range(epochs_trained, num_train_epochs)" in text
+
+
+def test_loaders_that_accelerate_prepared_are_known() -> None:
+    prepared = pytest.importorskip("accelerate.data_loader").DataLoaderShard(range(4), batch_size=2)
+    assert accelerate.is_prepared(prepared)
+    assert not accelerate.is_prepared(DataLoader([0, 1]))
 
 
 def test_accelerate_sees_the_end_of_a_pass() -> None:

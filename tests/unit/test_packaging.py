@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from laws.horovod_world import needs_horovod
@@ -128,3 +130,27 @@ def test_doctests(name: str):
     failed, tried = doctest.testmod(importlib.import_module(name))
     assert tried > 0
     assert failed == 0
+
+
+def test_an_index_of_cpu_builds_gives_the_pinned_torch(tmp_path: Path) -> None:
+    """The hint in README.md: with another index beside PyPI, `make train` installs the build without CUDA."""
+    [pinned] = re.findall(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    indexes = []
+    for version in (pinned, f"{pinned}+cpu"):
+        folder = tmp_path / version / "torch"
+        folder.mkdir(parents=True)
+        with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+            info = f"torch-{version}.dist-info"
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+            wheel.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr(f"{info}/RECORD", "")
+        (folder / "index.html").write_text(f'<a href="{quote(next(folder.glob("*.whl")).name)}">torch</a>')
+        indexes.append(f"file://{tmp_path}/{quote(version)}")
+    options = ["--dry-run", "--no-deps", "--ignore-installed", "-c", "constraints.txt"]
+    command = [sys.executable, "-m", "pip", "install", *options]
+    chosen = {"PIP_INDEX_URL": indexes[0], "PIP_EXTRA_INDEX_URL": indexes[1], "PIP_CONFIG_FILE": os.devnull}
+    environment = {**os.environ, **chosen, "PIP_FIND_LINKS": "", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run([*command, "torch"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert f"Would install torch-{pinned}+cpu" in done.stdout, done.stdout + done.stderr

@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 from ruamel.yaml import YAML
 from support.flow_runs import wait_for
+from support.limit import LIMIT_S
 from support.pages import blocks
 
 from midstride.engine.session.requests import GRACE_S
@@ -74,5 +75,5 @@ def test_slurm_hands_a_sigterm_on_and_requeues(cluster: dict[str, str], tmp_path
     script = subprocess.Popen(["bash", "digits.sbatch"], cwd=tmp_path, env=cluster)
     wait_for((tmp_path / "started").exists, "the run to start")
     script.send_signal(signal.SIGTERM)
-    assert script.wait(60) == 75
+    assert script.wait(LIMIT_S) == 75
     assert (tmp_path / "requeued").read_text() == "requeue 41\n"

@@ -11,6 +11,20 @@ from torch.nn.utils.rnn import pack_sequence
 
 from midstride.engine.trees import is_state_leaf, map_leaves, named_leaves, samples_in
 
+
+class Graph:
+    """A batch of graphs, as PyG and DGL have it."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
+    def to(self, device: Any) -> "Graph":
+        return self
+
+    def __repr__(self) -> str:
+        return f"Graph({self.batch_size})"
+
+
 Pair = namedtuple("Pair", ["x", "y"])
 
 
@@ -33,11 +47,13 @@ class Sample:
         (Sample(["a", "b", "c"]), 3),
         ([{}, Sample([])], 3),
         ([pack_sequence([torch.zeros(3), torch.zeros(2)])], 2),
+        (torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)], layout=torch.jagged), 2),
+        ({"graph": Graph(2), "x": torch.zeros(7)}, 2),
         ([], 1),
         ("text", 1),
         (None, 1),
     ],
-    ids=repr,
+    ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
 )
 def test_the_first_tensor_says_how_many_samples_a_batch_has(batch: Any, samples: int) -> None:
     assert samples_in(batch) == samples

@@ -6,24 +6,15 @@ from support.launched import at, in_step
 from midstride.engine.errors import JobError
 from midstride.engine.world import World
 
+SECOND_OF_FOUR = {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+
 
 @pytest.mark.parametrize(
     ("environment", "launcher"),
     [
         (at(1, 4, 2), "torchrun"),
-        (
-            {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
-            "horovodrun",
-        ),
-        (
-            {
-                "OMPI_COMM_WORLD_RANK": "1",
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            },
-            "mpirun",
-        ),
+        ({f"HOROVOD_{name}": value for name, value in SECOND_OF_FOUR.items()}, "horovodrun"),
+        ({f"OMPI_COMM_WORLD_{name}": value for name, value in SECOND_OF_FOUR.items()}, "mpirun"),
         (in_step(1, 4), "srun"),
         ({**in_step(1, 4), "PMI_RANK": "1", "PMI_SIZE": "4"}, "srun"),
     ],

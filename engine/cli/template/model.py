@@ -31,19 +31,19 @@ class Circle(DataModule):
         self.test = TensorDataset(points[400:800], inside[400:800])
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return what is trained on."""
+        """Return the training data."""
         return DataLoader(self.training, self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return what chooses the best weights."""
+        """Return the data that choose the best weights."""
         return DataLoader(self.validation, batch_size=200)
 
     def test_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return what the best weights are tested on, at the end."""
+        """Return the data that test the best weights at the end."""
         return DataLoader(self.test, batch_size=200)
 
     def predict_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return what `midstride predict` predicts."""
+        """Return the data of `midstride predict`."""
         return self.test_dataloader()
 
 

@@ -16,8 +16,8 @@ __all__ = ["Collation"]
 
 _IN_ITER = "Do that in __iter__ of the data set."
 _KEEPS_STATE = (
-    "{name} gave another batch than where it was given nothing before: it remembers what it was given ({what}), in "
-    "each worker for itself, and no snapshot holds that. A resumed run, and each worker, would begin without it. "
+    "{name} returned another batch than without earlier calls: it remembers samples ({what}), separately in each "
+    "worker and in no snapshot. A resumed run and each new worker would start without them. "
 ) + _IN_ITER
 
 

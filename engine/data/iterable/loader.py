@@ -72,7 +72,7 @@ class IterableLoader(ResumableLoader):
         self.name = self._full_name(name, dataset)
         if isinstance(dataset, IterDataPipe):
             raise NotExact(
-                f"{self.name}: data pipes are not read here. Write an IterableDataset that iterates over it."
+                f"{self.name}: data pipes are not supported. Write an IterableDataset that iterates over it."
             )
         self.source, self._source, self.batch_size = loader, loader, loader.batch_size
         self._drop_last, self._agree = loader.drop_last, agree
@@ -114,7 +114,7 @@ class IterableLoader(ResumableLoader):
             self._reader.share(self._shared.values())
 
     def __len__(self) -> int:
-        raise TypeError(f"how many batches {self.name} has, only reading it to the end tells")
+        raise TypeError(f"the number of batches of {self.name} is unknown until they are read")
 
     @property
     def estimated_batches(self) -> int | None:
@@ -152,6 +152,7 @@ class IterableLoader(ResumableLoader):
                 self._data.end_pass()
             position.consume(current)
             self.last_mark, self.last_samples = current.answer.mark, current.answer.samples
+            self.weight = current.answer.samples
             yield current.answer.batch
             if self.at_end:
                 return
@@ -335,14 +336,14 @@ class IterableLoader(ResumableLoader):
 
     def _warn_of_rest(self) -> None:
         if not self._has_warned:
-            log.warning("%s has batches left where another rank's data end: the epoch ends there.", self.name)
+            log.warning("%s has batches left when another rank's data end: the epoch ends there.", self.name)
         self._has_warned = True
 
     def _log_replay(self, behind: int) -> None:
         if behind:
             log.info(
-                "replaying %d batches of %s to come back to its position; with state_dict and load_state_dict it would "
-                "go on from there at once",
+                "reading %d batches of %s again to reach its position; with state_dict and load_state_dict it would "
+                "continue there at once",
                 behind,
                 self.name,
             )

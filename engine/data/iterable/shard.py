@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from midstride.engine.data.data_owners import Nodes
 from midstride.engine.data.iterable.collation import Collation
 from midstride.engine.data.iterable.content_digest import content_digest, stack_of
 from midstride.engine.data.iterable.shard_state import ShardAnswer, ShardExhausted, ShardRequest, ShardState, add_marks
@@ -42,6 +43,7 @@ class Reader(Protocol):
     key: int
     where: str
     shards: int
+    is_whole: bool
 
     def dataset_for_pass(self, *, copied: bool = False, for_trial: bool = False) -> Any:
         """Return the data set for one shard in one pass."""
@@ -82,7 +84,7 @@ class Shard:
         #: digest of all samples read, and sum of the marks of their batches
         self.digest, self.total = (saved.digest, saved.total) if saved else (0, 0)
         self.over = False
-        dataset = reader.dataset_for_pass(copied=copied or saved is not None, for_trial=copied)
+        self._dataset = dataset = reader.dataset_for_pass(copied=copied or saved is not None, for_trial=copied)
         seed = mix(self.key, _OPENING)
         self.info: Any = None
         if reader.shards:
@@ -128,6 +130,10 @@ class Shard:
         self.position += 1
         return self.digest
 
+    def contents(self) -> Nodes:
+        """Return the attributes of a loader that stands for the data set; nothing of other data."""
+        return self._dataset.contents() if self.reader.is_whole else {}
+
     def _next(self) -> Any:
         samples = self._call("__next__", self._samples)
         self._stack = None
@@ -163,7 +169,7 @@ class Shard:
         try:
             saved = self.state()
         except UserCodeError as error:
-            log.warning("%s\nNo more states of it are taken: a run that resumes reads it again.", error)
+            log.warning("%s\nIts states are no longer saved: a resumed run reads it again from its start.", error)
             self.due = sys.maxsize
         else:
             self._taken += [] if saved is None else [saved]

@@ -21,7 +21,6 @@ from midstride.engine.data.seeded_dataset import WorkerFailure
 from midstride.engine.data.torch_internals import set_worker_info, worker_info
 from midstride.engine.errors import EngineError
 from midstride.engine.objects.generator_search import shared_memory
-from midstride.engine.state.stateful import Stateful
 
 __all__ = ["ShardReader"]
 
@@ -52,7 +51,7 @@ class ShardReader(Dataset[Any]):
         self.set_functions(loader.collate_fn, loader.worker_init_fn)
         self.check_repeatability = check_repeatability
         self._uncopied = False
-        self._is_live = self._is_whole = False
+        self._is_live = self.is_whole = self._tries_whole = False
         self._shared: list[object] = []
         self._trial: Trial | None = None
         self._open: dict[int, Shard] = {}
@@ -74,18 +73,25 @@ class ShardReader(Dataset[Any]):
         """Do not copy these objects of the data set, which training may change, except in the trial."""
         self._shared = list(objects)
 
-    def read_whole(self, where: str) -> None:
-        """Read the data set itself, on behalf of a loader called `where`; copies only in the trial."""
+    def read_whole(self, where: str, *, is_tried: bool) -> None:
+        """Read the data set itself for loader `where`; a trial, if `is_tried`, reads copies."""
         self.where = where
-        self._is_live = self._is_whole = True
+        self._is_live = self.is_whole = True
+        self._tries_whole = is_tried
 
-    def read_again(self, epoch: int, batches: int, *, to_end: bool) -> None:
-        """Read an earlier pass's first batches, and its end if `to_end`, without collating."""
+    @property
+    def trial(self) -> Trial | None:
+        """The result of the trial; None before it ends."""
+        return self._trial
+
+    def read_again(self, epoch: int, batches: int, *, to_end: bool) -> int:
+        """Read an earlier pass's first batches, and its end if `to_end`; return their digest."""
         outer = worker_info()
         try:
             shard = Shard(self, ShardRequest(-1 - epoch, epoch, 0, batches, None), None, states=0)
             if to_end:
                 shard.next_digest()
+            return shard.digest
         finally:
             set_worker_info(outer)
 
@@ -125,7 +131,7 @@ class ShardReader(Dataset[Any]):
     def _open_shard(self, request: ShardRequest) -> Shard:
         """Return the shard of `request`, from its state if the trial trusts it, else replayed."""
         if self._trial is None:
-            is_tried = self.check_repeatability and (not self._is_live or self._has_state)
+            is_tried = self.check_repeatability and (not self._is_live or self._tries_whole)
             self._trial = self._try_stream(request) if is_tried else Trial()
         states = sys.maxsize if self._trial.refused is None else self._trial.passed
         if request.state is None or request.state.batch > states:
@@ -134,16 +140,11 @@ class ShardReader(Dataset[Any]):
             return Shard(self, request, request.state, states=states)
         except EngineError as error:
             log.warning(
-                "%s\nIts state does not bring it back to batch %d: all batches before that are read again.",
+                "%s\nIts state does not restore batch %d: all earlier batches are read again.",
                 error,
                 request.batch,
             )
             return Shard(self, request, None, states=0)
-
-    @property
-    def _has_state(self) -> bool:
-        """Whether the data set stands for a loader with a state of its own."""
-        return self._is_whole and isinstance(self.dataset, Stateful)
 
     def _try_stream(self, request: ShardRequest) -> Trial:
         """Return the result of `try_stream` on copies; warn if states cannot be used."""
@@ -160,16 +161,16 @@ class ShardReader(Dataset[Any]):
         warns = request.shard == 0 and request.number == 1  # workers of later passes repeat the trial
         if not trial.is_tried and warns:
             log.warning(
-                "%s: it was not tried whether its state_dict brings it back to its place, or whether it gives the same "
-                "when it is read again: %d batches took %.2f s. When the run resumes, what is read again is compared.",
+                "%s was not tested, since %d batches took %.2f s: whether its state_dict restores its position, and "
+                "a second reading gives the same samples. The samples are compared when the run resumes.",
                 self.where,
                 trial.batches,
                 trial.seconds,
             )
         if trial.refused is not None and warns:
             log.warning(
-                "%s: its state_dict does not bring it back to its place (%s). So a run that resumes reads again what "
-                "was read of the epoch%s; here %d batches took %.2f s.",
+                "%s: its state_dict does not restore its position (%s). A resumed run reads the epoch again from its "
+                "start%s; here %d batches took %.2f s.",
                 self.where,
                 trial.refused,
                 f" after batch {trial.passed}" if trial.passed else "",
@@ -185,21 +186,21 @@ class ShardReader(Dataset[Any]):
             copied: copy it, even if passes read it itself.
             for_trial: it is read in the trial, also if it stands for a loader, which passes read itself.
         """
-        is_live = self._is_live and not (for_trial and self._is_whole)
+        is_live = self._is_live and not (for_trial and self.is_whole)
         if not (self.copies or copied) or self._uncopied or is_live:
             return self.dataset
         # Modules, which pipelines of torchdata hold, cannot be copied.
-        shared = [*sys.modules.values(), *(self.dataset.not_copied() if self._is_whole else ())]
+        shared = [*sys.modules.values(), *(self.dataset.not_copied() if self.is_whole else ())]
         shared += [*shared_memory(self.dataset).values(), *([] if for_trial else self._shared)]
         try:
             return copy.deepcopy(self.dataset, {id(one): one for one in shared})
         except Exception as error:
-            if self._is_whole:
+            if self.is_whole:
                 self._uncopied = True
                 return self.dataset
             log.warning(
-                "%s: %s cannot be copied (%s). What it changes in itself while it is read goes on from epoch to epoch, "
-                "and in workers is lost when the run resumes: open files and connections in __iter__, not in __init__.",
+                "%s: %s cannot be copied (%s). Its own changes during reading carry over to the next epoch; in "
+                "workers they are lost when the run resumes. Open files and connections in __iter__, not in __init__.",
                 self.where,
                 type(self.dataset).__name__,
                 error,

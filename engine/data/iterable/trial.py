@@ -6,11 +6,13 @@ from the first one on with which the stream does not resume correctly are not us
 correct state, or from the start of the epoch.
 """
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from midstride.engine.data.data_owners import Attribute, Nodes, differing_attributes
 from midstride.engine.data.iterable.shard_state import ShardState
 from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError
 
@@ -37,6 +39,10 @@ class ShardReading(Protocol):
     def state(self) -> ShardState | None:
         """Return the state to resume from; None if there is none."""
 
+    def contents(self) -> Nodes:
+        """Return the attributes of a loader that is read as a stream."""
+        ...
+
 
 @dataclass
 class Trial:
@@ -48,6 +54,7 @@ class Trial:
         batches: number of batches read.
         seconds: seconds for reading them once.
         is_tried: whether the stream was fast enough for the check.
+        local: attributes of a loader that differ after a resume from its state, such as a start; None if not tried.
     """
 
     refused: str | None = None
@@ -55,14 +62,16 @@ class Trial:
     batches: int = 0
     seconds: float = 0.0
     is_tried: bool = True
+    local: set[Attribute] | None = None
 
 
 @dataclass
 class _FirstReading:
-    """The result of the first reading: digests after each batch, and states."""
+    """The result of the first reading: digests, states, and contents one batch after a state."""
 
     digests: list[int | None] = field(default_factory=list)
     states: list[ShardState] = field(default_factory=list)
+    contents: dict[int, Nodes] = field(default_factory=dict)
     failed: str | None = None
     is_over: bool = False
 
@@ -99,7 +108,7 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
                 "passes. Draw from torch, numpy.random, random or a generator that is an attribute of the data set, "
                 "seeded with a number, and give it set_epoch(epoch), which is called before each pass."
             )
-    trial = Trial(first.failed, 0, len(first.digests), seconds)
+    trial = Trial(first.failed, 0, len(first.digests), seconds, local=set())
     _try_states(trial, open_, first)
     return trial
 
@@ -107,10 +116,11 @@ def try_stream(open_: Callable[[ShardState | None, bool], ShardReading], batch_s
 def _try_states(trial: Trial, open_: Callable[[ShardState | None, bool], ShardReading], first: _FirstReading) -> None:
     """Set `passed`, and `refused` if a state does not bring the stream back, or not twice."""
     for saved in first.states:
-        if (refused := _refusal(open_, saved, first.digests)) is not None:
+        refused, local = _refusal(open_, saved, first)
+        if refused is not None:
             trial.refused = refused
             return
-        trial.passed = saved.batch
+        trial.passed, trial.local = saved.batch, local | (trial.local or set())
     if (refused := _chain_refusal(open_, first)) is not None:
         trial.refused, trial.passed = refused, 0
 
@@ -123,6 +133,8 @@ def _read_first(reading: ShardReading, batch_size: int) -> _FirstReading:
         except UserCodeError:  # training will raise it at this batch
             first.is_over = True
             return first
+        if len(first.digests) - 1 in CUTS:
+            first.contents[len(first.digests)] = copy.deepcopy(reading.contents())
         if first.digests[-1] is None:
             first.is_over = True
             break
@@ -146,16 +158,20 @@ def _reads_more(batches: int, batch_size: int, seconds: float) -> bool:
 
 
 def _refusal(
-    open_: Callable[[ShardState | None, bool], ShardReading], saved: ShardState, digests: list[int | None]
-) -> str | None:
+    open_: Callable[[ShardState | None, bool], ShardReading], saved: ShardState, first: _FirstReading
+) -> tuple[str | None, set[Attribute]]:
+    """Return why the state is not used, and the attributes that differ after a resume from it."""
+    local = set[Attribute]()
     try:
         resumed = open_(saved, True)
-        for number in range(saved.batch, len(digests)):
-            if resumed.next_digest() != digests[number]:
-                return f"from the state after batch {saved.batch} on, batch {number + 1} was another one"
+        for number in range(saved.batch, len(first.digests)):
+            if resumed.next_digest() != first.digests[number]:
+                return f"from the state after batch {saved.batch} on, batch {number + 1} was another one", local
+            if number == saved.batch:
+                local = differing_attributes(first.contents[number + 1], resumed.contents())
     except EngineError as error:
-        return _last_line(error)
-    return None
+        return _last_line(error), local
+    return None, local
 
 
 def _chain_refusal(open_: Callable[[ShardState | None, bool], ShardReading], first: _FirstReading) -> str | None:

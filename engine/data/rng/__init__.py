@@ -4,6 +4,5 @@ fast_state        reads and seeds the main generators, fast enough for trivial d
 isolation         restores the main process's generators after data were read in it
 owned_generators  the generators that a data set or a collate_fn holds, and their seeders
 per_sample        seeds the random numbers of each sample, so that they need no saved state
-raw_memory        the memory in which the main generators keep their state, read in 0.2 us and written
 repeatability     whether two readings of a sample are the same
 """

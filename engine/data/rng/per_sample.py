@@ -39,26 +39,26 @@ _COLLATE = (1 << 64) - 1  # makes the seed for collate_fn differ from those of s
 
 _NOT_REPEATABLE = (
     "{dataset}[{index!r}] gave another sample when it was read again with the same seeds: it counts its calls, or "
-    "draws from a generator that cannot be found. Draw from torch, numpy.random, random or a generator that is an "
-    "attribute; or give the data set a method reseed(seed); or say rng='batch', which reads every sample only once."
+    "draws from an unknown generator. Draw from torch, numpy.random, random or a generator that is an "
+    "attribute; or give the data set a method reseed(seed); or set rng='batch', which reads every sample only once."
 )
 
 
 _CACHES_DRAWS = (
-    "{dataset} draws random numbers when it is first read and none when it is read again: it keeps what it drew, and a "
-    "resumed run, or another worker, would draw it anew. Draw what is kept in __init__, with a seed."
+    "{dataset} draws random numbers when it is first read and none when it is read again: it keeps the drawn values, "
+    "and a resumed run or another worker would draw new ones. Draw them in __init__, with a seed."
 )
-_COLLATED_ONCE = "Keep what it counts in the module; or say rng='batch', which collates every batch only once."
+_COLLATED_ONCE = "Keep what it counts in the module; or set rng='batch', which collates every batch only once."
 _KEEPS_STATE = (
-    "{collate} of {dataset} gave another batch than where nothing was read before it: reading changes what they hold "
-    "({what}), in each worker for itself, and no snapshot holds that. A resumed run, and each worker, would begin "
-    "without it. Make it in __init__, keep it in the module, or read with num_workers=0, where it is kept."
+    "{collate} of {dataset} returned another batch than without earlier reads: reading changes their state ({what}), "
+    "separately in each worker and in no snapshot. A resumed run and each new worker would start without it. Make it "
+    "in __init__, keep it in the module, or read with num_workers=0, where it is kept."
 )
 
 _NOT_CHECKED = (
-    "reading changes what the data hold in a worker (%s), and it could not be tried whether batches depend on that: "
-    "read again without it, they raised %s. An open file or database is no matter; where it decides what is read, make "
-    "it in __init__, or read with num_workers=0"
+    "reading changes what the data hold in a worker (%s), and whether batches depend on that could not be tested: "
+    "read again without it, they raised %s. An open file or database is harmless. If it affects the samples, make it "
+    "in __init__, or read with num_workers=0"
 )
 
 
@@ -241,8 +241,8 @@ class SampleSeeder:
         ):  # else each worker would warn
             log.warning(
                 "reading changes what %s or its code holds, in each worker for itself, and no snapshot holds that: %s. "
-                "A resumed run, and each worker, begins without it: where it decides what is read, keep it in an "
-                "attribute of the data set, and read with num_workers=0",
+                "A resumed run and each new worker start without it. If it affects the samples, keep it in an "
+                "attribute of the data set and set num_workers=0",
                 type(side_effects.dataset).__name__,
                 changing,
             )

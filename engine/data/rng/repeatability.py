@@ -76,7 +76,7 @@ def ensure_same_batch(collate: Callable[..., Any], batch: Any, again: Any, *, wa
     if is_repeatable(batch, again):
         return
     raise NotExact(
-        f"{collate_name(collate)} gave another batch when it was given the same samples again with the same seeds. It "
-        "counts its calls, keeps its samples, or draws from a generator that cannot be found. A resumed run and each "
-        f"worker would start it anew. {way_out}"
+        f"{collate_name(collate)} returned another batch for the same samples and seeds. It "
+        "counts its calls, keeps its samples, or draws from an unknown generator. A resumed run and each worker "
+        f"would start without that. {way_out}"
     )

@@ -12,11 +12,11 @@ def build_cluster(run: Run, grace_s: float) -> Cluster | None:
     """Return the cluster that the job names; None if its nodes come by themselves.
 
     Args:
-        run: what is trained.
+        run: the run to train.
         grace_s: seconds that a node has to take a snapshot and leave.
 
     Raises:
-        StrategyUnavailable: what it needs is not installed.
+        StrategyUnavailable: a package for it is not installed.
     """
     world = run.job.world
     if world.on not in CLUSTERS:

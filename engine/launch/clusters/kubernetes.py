@@ -1,4 +1,4 @@
-"""Kubernetes: an Indexed Job of its own, owned by the launching pod, whose pods are nodes.
+"""Kubernetes: an Indexed Job, owned by the launching pod, whose pods are machines.
 
 It is not the Job of the flow with more completions: a lost node counts as a failed pod there, and Prefect's worker
 would call the flow run crashed. The nodes reach the launcher by the address of its pod, so no Service is needed.
@@ -55,7 +55,7 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Kubernetes(Cluster):
-    """Creates a Job; what was started ends with the launcher's pod, also if that is lost."""
+    """Creates a Job; it ends with the launcher's pod, also if that is lost."""
 
     name: ClassVar[str] = "kubernetes"
 
@@ -67,7 +67,7 @@ class Kubernetes(Cluster):
         self._api: Any = None
 
     def describe(self, address: str) -> str:
-        """Return the manifest as JSON; what the launcher's pod would give to it is missing."""
+        """Return the manifest as JSON, without the parts that it inherits from the launcher's pod."""
         return f"kubectl create --filename=- <<< {json.dumps(self.manifest(address, {}))}"
 
     def start(self, address: str, secret: str) -> str:
@@ -82,7 +82,7 @@ class Kubernetes(Cluster):
             manifest = self.manifest(address, self._own_pod())
         if "image" not in _container(manifest):
             raise JobError(
-                "world.on_args.image: is missing; outside a cluster there is no pod whose image nodes could have"
+                "world.on_args.image: is missing; outside a cluster there is no launcher pod to take the image from"
             )
         with self._answers():
             job = self._api.create_namespaced_job(self._namespace, manifest)
@@ -156,7 +156,7 @@ class Kubernetes(Cluster):
         return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **stored}
 
     def _pod_spec(self, address: str, own: dict[str, Any]) -> dict[str, Any]:
-        """Return what a node is, given the spec of the launcher's pod."""
+        """Return the pod spec of a node, given that of the launcher's pod."""
         arguments = self.request.arguments
         chosen: dict[str, Any] = {}
         if image := arguments.get("image"):
@@ -187,7 +187,7 @@ class Kubernetes(Cluster):
         }
 
     def _own_pod(self) -> dict[str, Any]:
-        """Return the pod that launches; {} if none does."""
+        """Return the launcher's own pod; {} outside a cluster."""
         from kubernetes import client
 
         if "KUBERNETES_SERVICE_HOST" not in os.environ:
@@ -197,7 +197,7 @@ class Kubernetes(Cluster):
 
     @contextmanager
     def _answers(self) -> Iterator[None]:
-        """Turn what the API says in the block into errors that a person can use."""
+        """Convert errors of the API in the block into messages with a way out."""
         from kubernetes.client import ApiException
         from kubernetes.config import ConfigException
         from urllib3.exceptions import HTTPError
@@ -208,19 +208,20 @@ class Kubernetes(Cluster):
             said = _message(error)
             if error.status == 403:
                 raise JobError(
-                    f"Kubernetes refuses: {said}\n  the launcher's service account has to get pods, to create, get and "
-                    f"delete jobs, and to create secrets in {self._namespace}: deploy/kubernetes/nodes.yaml has such a "
+                    f"Kubernetes refuses: {said}\n  the launcher's service account must be permitted to get pods, to "
+                    f"create, get and delete jobs, and to create secrets in {self._namespace}: "
+                    f"deploy/kubernetes/nodes.yaml has such a "
                     "role"
                 ) from error
             if error.status is not None and 400 <= error.status < 500 and error.status != 429:
                 raise JobError(f"Kubernetes refuses: {said}") from error
-            raise WorldError(f"Kubernetes does not answer as it should: {said}") from error
+            raise WorldError(f"Kubernetes sent an unexpected answer: {said}") from error
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors()]
-            raise JobError(f"world.on_args: the pods of the nodes would be none: {'; '.join(faults)}") from error
+            raise JobError(f"world.on_args: invalid pod: {'; '.join(faults)}") from error
         except ConfigException as error:
             raise StrategyUnavailable(
-                f"world.on is kubernetes, and there is no cluster here: {error}. Launch in a pod, or set KUBECONFIG"
+                f"world.on is kubernetes, but no cluster was found: {error}. Launch in a pod, or set KUBECONFIG"
             ) from error
         except HTTPError as error:
             raise WorldError(f"Kubernetes' API does not answer: {error}") from error

@@ -34,7 +34,7 @@ class Ray(Cluster):
         self._tasks: list[Any] = []
 
     def describe(self, address: str) -> str:
-        """Return how many tasks there would be, what each needs, and what it runs."""
+        """Return the number of tasks, the resources of each, and its command."""
         needs = ", ".join(f"{amount:g} {name}" for name, amount in self._resources().items())
         command, most = " ".join(join_command(address)), self.request.nodes.most
         return f"{most} tasks on Ray at {self._address}, each with {needs}: {command}"
@@ -69,7 +69,7 @@ class Ray(Cluster):
         return f"Ray's tasks have ended ({', '.join(sorted({_end_of(task) for task in ended}))}), and no node is left"
 
     def stop(self) -> None:
-        """Cancel the tasks; what they have started ends with them."""
+        """Cancel the tasks; their processes end with them."""
         import ray
 
         for task in self._tasks:

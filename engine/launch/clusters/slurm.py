@@ -1,7 +1,7 @@
 """Slurm, by sbatch, squeue and scancel.
 
 An elastic world is an array of jobs of one node each: one that is lost costs no other, and Slurm starts it again. A
-world of a fixed size is one job, so that no two runs each hold half of what they need; Slurm starts all of it again
+world of a fixed size is one job, so that no two runs each hold half of their nodes; Slurm starts all of it again
 when a node of it is lost.
 """
 
@@ -41,7 +41,7 @@ class Slurm(Cluster):
         self._job = ""
 
     def describe(self, address: str) -> str:
-        """Return the command line of sbatch, and what the job runs."""
+        """Return the command line of sbatch, and the script of the job."""
         return f"{shlex.join(self._sbatch())} --wrap={shlex.quote(self._command(address))}"
 
     def start(self, address: str, secret: str) -> str:
@@ -64,7 +64,7 @@ class Slurm(Cluster):
             return ""
         how = ", ".join(sorted(states)).lower() or "forgotten"
         output = dict(self._named()).get("output", "its output")
-        return f"Slurm's job {self._job} has ended ({how}), and no node is left; why stands in {output}"
+        return f"Slurm's job {self._job} has ended ({how}), and no node is left; see the cause in {output}"
 
     def stop(self) -> None:
         """Cancel the job."""
@@ -134,11 +134,11 @@ def _run(command: list[str], secret: str = "") -> "subprocess.CompletedProcess[s
         )
     except FileNotFoundError:
         raise StrategyUnavailable(
-            f"world.on is slurm, and there is no {command[0]} on {os.uname().nodename}: launch on a login node, or "
+            f"world.on is slurm, but there is no {command[0]} on {os.uname().nodename}: launch on a login node, or "
             "leave on out and start midstride join on each node"
         ) from None
     except subprocess.TimeoutExpired:
-        raise WorldError(f"{command[0]} has not answered for {_ANSWER_S:g} s: see whether Slurm is up") from None
+        raise WorldError(f"{command[0]} did not answer within {_ANSWER_S:g} s: check that Slurm is running") from None
 
 
 def _words(done: "subprocess.CompletedProcess[str]") -> str:

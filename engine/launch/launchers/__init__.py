@@ -1,6 +1,6 @@
-"""Launchers: what starts the processes of a world.
+"""Launchers: start the processes of a world.
 
-base        what a launcher is: the command that starts a world, and what its environment needs
+base        base class of launchers: the command that starts a world, and its environment
 build       launchers by name: nothing is imported until its name is asked for
 horovodrun  horovodrun, on this machine and over ssh on others
 inline      one process, without anything in between

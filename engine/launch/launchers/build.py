@@ -23,8 +23,8 @@ def build_launcher(name: str, folder: Path | str) -> Launcher:
         folder: of the job: its modules come first.
 
     Raises:
-        JobError: no such launcher, or what is named is none, or its methods are not those of one.
-        StrategyUnavailable: what it starts processes with is not installed.
+        JobError: the launcher does not exist, is no Launcher, or lacks its methods.
+        StrategyUnavailable: the program that starts its processes is not installed.
         UserCodeError: importing or building it raises.
     """
     kind = load_attribute(LAUNCHERS.get(name, name), folder, "world.launcher")
@@ -54,7 +54,7 @@ def world_command(
 
     Raises:
         UserCodeError: a launcher of the user's own raised.
-        JobError: what it returned is no command, or no environment.
+        JobError: it returned no command, or no environment.
     """
     name = type(launcher).__name__
     try:

@@ -11,7 +11,7 @@ __all__ = ["Inline"]
 
 
 class Inline(Launcher):
-    """Starts a single rank, in a process of its own, so that its death does not end the watcher."""
+    """Starts a single rank in a separate process: its death does not end the watcher."""
 
     name: ClassVar[str] = "inline"
     modules: ClassVar[tuple[str, ...]] = ("midstride.engine.launch.rank", *RANK_MODULES)

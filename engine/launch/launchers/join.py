@@ -11,7 +11,7 @@ __all__ = ["Join"]
 
 
 class Join(Launcher):
-    """Starts no rank: holds the rendezvous that tells joining nodes what to train."""
+    """Starts no rank: holds the rendezvous from which joining machines get the job."""
 
     name: ClassVar[str] = "join"
 

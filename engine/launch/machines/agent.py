@@ -4,6 +4,7 @@
 """
 
 import os
+import platform
 import signal
 import socket
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
@@ -25,7 +28,6 @@ from midstride.engine.launch.elastic_rendezvous import Rendezvous
 from midstride.engine.launch.launchers.join import Join
 from midstride.engine.launch.machines.connections import LauncherConnection
 from midstride.engine.launch.machines.join import LAUNCHER_GONE, lock_folder
-from midstride.engine.launch.machines.node_bits import bits_here, check_bits
 from midstride.engine.launch.machines.report import NodeReport
 from midstride.engine.launch.machines.secret import read_secret
 from midstride.engine.processes.environment import cores
@@ -37,7 +39,60 @@ from midstride.engine.session.session import Session
 from midstride.engine.strategies.torch_internals import HashStore
 from midstride.engine.world import World
 
-__all__ = ["RoundHandler", "main"]
+__all__ = []
+
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def bits_here() -> dict[str, Any]:
+    """Return the facts that decide how this machine computes sums, as JSON; touches no GPU."""
+    return {
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "gpu": sorted({_model(path) for path in _GPUS.glob("*/information")}),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def _model(information: Path) -> str:
+    lines = information.read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), "")
+
+
+def _unlike(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """Return the differences of `here` and `there`, with both values; "" if they are equal."""
+    return ", ".join(
+        f"{key} {there.get(key)!r} there and {here[key]!r} here" for key in here if there.get(key) != here[key]
+    )
+
+
+def check_bits(first: dict[str, Any], here: dict[str, Any], *, hosts: tuple[str, str], refuses: bool) -> str:
+    """Return a sentence on how this node differs from the first one; "" if they are equal.
+
+    Args:
+        first: `bits_here` of the first.
+        here: `bits_here` of this one.
+        hosts: their names.
+        refuses: the run is in lanes, which promise the same bits on any nodes, and no others were accepted.
+
+    Raises:
+        JobError: they differ, and the run promises the same bits.
+    """
+    if not (differences := _unlike(first, here)):
+        return ""
+    words = f"node {hosts[1]} computes sums differently from node {hosts[0]}: {differences}"
+    if refuses:
+        raise JobError(
+            f"{words}. A run in lanes needs equal nodes: let such nodes join, or accept the difference: "
+            "--accept-change bits (accept_change: [bits] in the job)"
+        )
+    return words
+
 
 _RANK = "midstride.engine.launch.machines.rank"
 #: a folder that was written elsewhere may be seen a little later, over NFS
@@ -47,7 +102,7 @@ _RESTARTS = 1_000_000
 
 
 class AgentStore(HashStore):
-    """A store of the agent's own, for what torchrun's agents would tell each other.
+    """A store for the messages that torchrun's agents would exchange.
 
     At their end they would wait for each other there, and one of them could be lost meanwhile: the launcher knows when
     all have ended.
@@ -84,7 +139,7 @@ class RoundHandler(Rendezvous):
         return RendezvousInfo(AgentStore(), plan.nodes.index(self._node), len(plan.nodes), self._meeting)
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the agent is to end its ranks and ask for the next round, else 0."""
+        """Return 1 if the agent should end its ranks and request the next round, else 0."""
         return int(self._report.round_ends())
 
     def get_run_id(self) -> str:
@@ -119,7 +174,7 @@ def _run_node() -> None:
         print(error, flush=True)
         sys.exit(error.exit_code)
     except (OSError, WorldError) as error:
-        print(f"the launcher at {address} has gone: {error}", flush=True)
+        print(f"the launcher at {address} has ended or is unreachable: {error}", flush=True)
         sys.exit(LAUNCHER_GONE)
     node = document["node"]
     try:
@@ -197,8 +252,7 @@ def _run_within_reach(document: dict[str, Any]) -> Run:
             return run
         time.sleep(0.2)
     raise JobError(
-        f"node {host} does not see what the launcher has written to {run.url}: use a folder that all nodes share, or "
-        "s3://"
+        f"node {host} does not see the launcher's files in {run.url}: use a folder that all nodes share, or s3://"
     )
 
 

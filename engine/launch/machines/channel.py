@@ -103,7 +103,7 @@ class Channel:
             proof = _read(connection, _PROOF_BYTES, until)
             if not hmac.compare_digest(proof, _mac(secret.encode(), b"launcher", nonces)):
                 why = "refuses this secret" if proof == _REFUSAL else "does not know this secret"
-                raise SecretRefused(f"what answers at {host}:{port} {why}")
+                raise SecretRefused(f"the program at {host}:{port} {why}")
             return cls._established(connection, secret, nonces, (b"node", b"launcher"))
         except BaseException:
             connection.close()

@@ -56,7 +56,7 @@ class NodeConnections:
     Args:
         listener: socket to which nodes connect.
         secret: of the run.
-        document: what a node gets when it has introduced itself, as JSON values.
+        document: JSON values that an introduced node gets.
     """
 
     def __init__(self, listener: socket.socket, secret: str, document: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ def join(address: str, wait_s: float, secret_file: Path | None, on_line: Callabl
     host, _, port = address.rpartition(":")
     faults = []
     if not host or not port.isdecimal() or int(port) > _PORTS:
-        faults.append(f"ADDRESS: HOST:PORT is needed, as world.rendezvous of the job says it, not {address!r}")
+        faults.append(f"ADDRESS: expected HOST:PORT, as in world.rendezvous of the job, not {address!r}")
     if not 0 <= wait_s < math.inf:
         faults.append(f"--wait: a number of seconds is needed, not {wait_s:g}")
     if faults:

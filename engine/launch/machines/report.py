@@ -29,9 +29,9 @@ _LOG_BYTES = 1 << 20
 
 
 class NodeReport:
-    """Exchanges messages with the launcher on a thread; ends this process and ranks if told to.
+    """Exchanges messages with the launcher on a thread; ends this process and ranks on request.
 
-    It also ends them without the launcher.
+    It also ends them when the launcher is gone.
 
     Args:
         launcher: the connection to it.
@@ -135,7 +135,7 @@ class NodeReport:
         return without_noise(whole.decode("utf-8", errors="replace").splitlines())
 
     def _follow(self, plan: Plan) -> None:
-        """Do what the newest plan of the launcher asks of this node."""
+        """Carry out the newest plan of the launcher for this node."""
         before, self._plan = self._plan, plan
         if plan.over is not None:
             self._send(left="the run is over")

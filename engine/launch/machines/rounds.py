@@ -1,25 +1,30 @@
 """Rounds of nodes that train together, until a node or its ranks end, or more can train.
 
-Nothing here talks to anything: the server tells what it has heard, and asks what follows.
+Nothing here communicates: the server reports events of nodes, and asks for the next action.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from midstride.engine.launch.watchdog import RunningClock
+from midstride.engine.launch.watchdog import Hang, RunningClock, Watchdog
+from midstride.engine.session.attempts import Attempt, Verdict, retry_verdict
+from midstride.engine.session.events import Event, EventLog
+from midstride.engine.session.outcome import Outcome
+from midstride.engine.session.session import Session
 
 if TYPE_CHECKING:
     from midstride.engine.config.world import WorldOptions
 
-__all__ = ["Node", "Rounds"]
+__all__ = ["Node", "RoundLog", "RoundWatchdog", "Rounds"]
 
 #: seconds to wait for another node, after the last one has joined, before the first round begins
 _GATHER_S = 5.0
-#: a node that has ended so many
-_MAX_FAILURES = 2
-#: of the last rounds is left out while there are enough others
-_ROUNDS_COUNTED = 10
+#: a node that has ended `_MAX_FAILURES` of the last `_ROUNDS_COUNTED` rounds waits while there are enough others
+_MAX_FAILURES, _ROUNDS_COUNTED = 2, 10
 
 
 @dataclass
@@ -47,7 +52,7 @@ class Node:
     stacks: int = 0
 
     def begin(self) -> None:
-        """Reset what it has reported about the round before: a round with it begins."""
+        """Reset its reports about the previous round: a round with it begins."""
         self.is_ready = self.is_done = False
 
 
@@ -196,3 +201,82 @@ class Rounds:
 
 def _list(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+#: rounds in a row without a newer snapshot that are followed by another
+_RETRIES = 3
+
+
+class RoundLog:
+    """Keeps every round as an attempt, and writes the events of all of them to one file.
+
+    Args:
+        events: the file.
+    """
+
+    def __init__(self, events: Path) -> None:
+        self._events = EventLog(events)
+        self._ended: list[Attempt] = []
+        self._round = Attempt(0)
+
+    def begin(self, number: int, hosts: Sequence[str], ranks: int, why: str) -> None:
+        """Begin a round of nodes and their ranks; `why` it follows another, "" if it does not."""
+        self._round = Attempt(number, started=time.time())
+        self.write(Event("round", time.time(), {"number": number, "nodes": list(hosts), "ranks": ranks, "why": why}))
+
+    def write(self, event: Event) -> None:
+        """Write an event of the round that was begun last."""
+        self._events.copy(event)
+        self._round = self._round.after(event)
+
+    def close(self, outcome: Outcome) -> None:
+        """Record the outcome of the newest round."""
+        self._ended.append(
+            replace(self._round, outcome=outcome.kind, type=outcome.type, error=outcome.error, step=outcome.step)
+        )
+
+    def verdict(self) -> Verdict:
+        """Return whether another round makes sense."""
+        return retry_verdict(self._ended, _RETRIES)
+
+
+#: seconds between two looks at the heartbeats, which lie in files
+_LOOK_S = 0.5
+#: seconds that the nodes have to hand on the stacks of ranks that hang
+_STACKS_S = 10.0
+
+
+class RoundWatchdog:
+    """The watchdog of a round, which looks seldom and remembers a hang.
+
+    Args:
+        session: with the heartbeats of the round.
+        options: how long the ranks may take.
+        clock: seconds, for tests; a `RunningClock` by default.
+    """
+
+    def __init__(self, session: Session, options: "WorldOptions", clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or RunningClock()
+        self._watchdog = Watchdog(session, options, clock=self._clock)
+        self._look_at, self._stacks_by = -math.inf, math.inf
+        #: why the round does not get on; None while it does, as far as was seen
+        self.hang: Hang | None = None
+
+    def look(self) -> Hang | None:
+        """Return the hang, once, when it is found."""
+        now = self._clock()
+        if self.hang is not None or now < self._look_at:
+            return None
+        self._look_at = now + _LOOK_S
+        self.hang = self._watchdog.hang()
+        if self.hang is not None:
+            self._stacks_by = now + _STACKS_S
+        return self.hang
+
+    def stacks_are_late(self) -> bool:
+        """Whether the ranks of a round that hangs have had their time to write their stacks."""
+        return self._clock() > self._stacks_by
+
+    def step(self) -> int:
+        """Return how many optimizer steps were taken."""
+        return self._watchdog.step()

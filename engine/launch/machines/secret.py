@@ -89,12 +89,12 @@ def read_secret(file: Path | None) -> str:
     given = os.environ.pop(VARIABLE, "")
     if file is None and not given:
         raise JobError(
-            f"the run's secret is missing: say --secret-file FILE, as the launcher prints it, or set {VARIABLE}"
+            f"the run's secret is missing: pass --secret-file FILE, as the launcher prints it, or set {VARIABLE}"
         )
     secret = given if file is None else _content(file)
     if len(secret) < _LEAST_CHARACTERS or not secret.isascii() or not secret.isprintable():
         where = VARIABLE if file is None else file
-        raise JobError(f"{where}: is no secret: at least {_LEAST_CHARACTERS} characters in one line are needed")
+        raise JobError(f"{where}: is not a secret: at least {_LEAST_CHARACTERS} characters in one line are needed")
     return secret
 
 

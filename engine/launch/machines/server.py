@@ -19,12 +19,10 @@ from typing import Any
 
 from midstride.engine.errors import EngineError, JobError, StopRequested, WorldError
 from midstride.engine.formatting import format_count
+from midstride.engine.launch.clusters.base import NodeJobs
 from midstride.engine.launch.clusters.build import build_cluster
-from midstride.engine.launch.clusters.node_jobs import NodeJobs
 from midstride.engine.launch.machines.connections import NodeConnections, Plan
-from midstride.engine.launch.machines.round_log import RoundLog
-from midstride.engine.launch.machines.round_watchdog import RoundWatchdog
-from midstride.engine.launch.machines.rounds import Node, Rounds
+from midstride.engine.launch.machines.rounds import Node, RoundLog, Rounds, RoundWatchdog
 from midstride.engine.launch.machines.secret import RunSecret
 from midstride.engine.launch.rank import print_whole_lines
 from midstride.engine.processes.lifetime import parent_of, tie_to_parent
@@ -47,7 +45,7 @@ _CANCEL_S = 1.0
 
 
 class NodeServer:
-    """Decides which nodes train, and writes what they report into the session.
+    """Decides which nodes train, and writes their reports into the session.
 
     Args:
         session: read by the launcher.
@@ -119,7 +117,10 @@ class NodeServer:
         host = self.address.rpartition(":")[0]
         if is_loopback(found := socket.gethostbyname(host)):
             where = host if host == found else f"{host}, here {found},"
-            print(f"only this machine reaches {where}: for others, say its address on their network", flush=True)
+            print(
+                f"only this machine reaches {where}: for others, set rendezvous to its address on their network",
+                flush=True,
+            )
         wanted = f"{machines.least}" if machines.least == machines.most else f"{machines.least} to {machines.most}"
         print(f"waiting for nodes, {wanted} of them{self._way_in(' on each')}", flush=True)
 
@@ -213,7 +214,7 @@ class NodeServer:
         missing = least - here if self._rounds.number else 0
         if missing > 0 and missing != self._missing:
             way_in = self._way_in(" on another")
-            print(f"waiting for nodes: {here} of the {least} that a round needs are here{way_in}", flush=True)
+            print(f"waiting for nodes: {here} of the required {least} have joined{way_in}", flush=True)
         self._missing = missing
 
     def _watch(self) -> None:
@@ -248,7 +249,7 @@ class NodeServer:
     def _begin(self) -> None:
         members, number = self._rounds.members, self._rounds.number
         ranks = sum(len(self._rounds.ranks(node)) for node in members)
-        why = self._why or ("" if number == 1 else "there are nodes enough again")
+        why = self._why or ("" if number == 1 else "enough nodes are here again")
         self._session.begin_round(ranks)
         self._watchdog = RoundWatchdog(self._session, self._run.job.world)
         self._why = ""
@@ -330,7 +331,7 @@ def _listener(host: str, port: int, patience_s: float) -> socket.socket:
         except OSError as error:
             why = f"world.rendezvous: nothing can be served at {host}:{port}: {error.strerror or error}"
             if error.errno != errno.EADDRINUSE:
-                way_out = "say a name or an address of this machine, by which nodes reach it"
+                way_out = "use a name or an address of this machine that nodes can reach"
                 raise JobError(f"{why}: {way_out}") from error
             if time.monotonic() > until:
                 raise WorldError(f"{why}: choose another port, or end what listens there") from error

@@ -1,9 +1,10 @@
-"""Arrays: numpy's arrays and scalars, arrays of objects, numbers such as `array.array`."""
+"""Arrays: numpy's arrays and scalars, masked ones and those of objects, `array.array`."""
 
 import array
 import ctypes
 import math
 import multiprocessing.sharedctypes
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +12,16 @@ import numpy as np
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.classes import class_called
-from midstride.engine.objects.kinds.kind import MISSING, Kind
+from midstride.engine.objects.kinds.kind import MISSING, Kind, is_alike
 from midstride.engine.objects.kinds.opaque import OPAQUE
-from midstride.engine.state.arrays import describe_dtype
-from midstride.engine.state.object_nodes import Instance, kind_name
+from midstride.engine.state.arrays import describe_dtype, dtype_of
+from midstride.engine.state.object_nodes import Instance, kind_name, loaded, step
 
 if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
     from midstride.engine.objects.walk import GraphWalk
 
-__all__ = ["Arrays", "Numbers", "Scalars"]
+__all__ = ["Arrays", "DataTypes", "DerivedArrays", "MaskedArrays", "MemoryMaps", "Numbers", "Records", "Scalars"]
 
 
 class Arrays(Kind):
@@ -43,11 +44,10 @@ class Arrays(Kind):
         """Fill an array in place if it has the same dtype and shape."""
         if isinstance(node, Instance):
             return _restored_objects(restore, node, live, path)
-        fits = isinstance(live, np.ndarray) and (live.dtype, live.shape) == (node.dtype, node.shape)
-        if restore.use(live, path, fits=fits and live.flags.writeable):
-            live[...] = node
+        fits = type(live) is np.ndarray and (live.dtype, live.shape) == (node.dtype, node.shape)  # no array in a file
+        if restore.claim(live, path, fits=fits and live.flags.writeable) and restore.arrays.fill(live, node):
             return live
-        return restore.set(node, path)
+        return restore.record(node.copy(order="K"), path)  # in memory of its own, so that it can be resized
 
 
 def _restored_objects(restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
@@ -57,11 +57,136 @@ def _restored_objects(restore: "GraphRestore", node: Instance, live: Any, path: 
     is_array = isinstance(live, np.ndarray) and live.dtype == object
     before = live.ravel().tolist() if is_array else ()
     fits = is_array and live.shape == shape and live.flags.writeable
-    target = live if restore.use(live, path, fits=fits) else restore.set(np.empty(shape, dtype=object), path)
+    target = live if restore.claim(live, path, fits=fits) else restore.record(np.empty(shape, dtype=object), path)
     items = restore.items(node.state["items"], before, path)
     for index, item in zip(np.ndindex(shape), items, strict=True):
         target[index] = item
     return target
+
+
+class MaskedArrays(Kind):
+    """Arrays of numpy with a mask; arrays of objects are opaque."""
+
+    form = "masked array"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is numpy's class, whose module takes a while to load."""
+        return kind is getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return data, mask, and what fills the masked places."""
+        if describe_dtype(value.dtype) is None:
+            return OPAQUE.describe(walk, value, path)
+        walk.meet(value, path)
+        mask = None if value.mask is np.ma.nomask else value.mask
+        parts = {"data": value.data, "mask": mask, "fill": np.asarray(value.fill_value)}
+        nodes = {name: walk.node(part, step(path, name)) for name, part in parts.items()}
+        return self.instance(value, **nodes, is_hard=value.hardmask)
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Fill an array in place if it has the same dtype and shape."""
+        fits = self.matches(type(live))
+        before = {"data": live.data, "mask": live.mask} if fits else {}
+        parts = {
+            name: restore.value(node.state[name], before.get(name, MISSING), step(path, name))
+            for name in ("data", "mask", "fill")
+        }
+        is_filled = fits and parts["data"] is before["data"]
+        if not restore.claim(live, path, fits=is_filled):
+            live = restore.record(np.ma.MaskedArray(parts["data"]), path)
+        live.unshare_mask()
+        live.soften_mask()
+        live.mask = np.ma.nomask if parts["mask"] is None else parts["mask"]
+        live.fill_value = parts["fill"][()]
+        if node.state["is_hard"]:
+            live.harden_mask()
+        return live
+
+
+class DerivedArrays(Kind):
+    """Arrays of classes derived from numpy's, with attributes; others of objects are opaque."""
+
+    form = "derived array"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is such a class."""
+        masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", np.memmap)
+        return issubclass(kind, np.ndarray) and not issubclass(kind, (np.memmap, masked))
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the values, and the nodes of the attributes."""
+        if describe_dtype(value.dtype) is None:
+            return OPAQUE.describe(walk, value, path)
+        walk.meet(value, path)
+        return self.instance(value, array=np.asarray(value), attributes=walk.attributes(attributes_of(value), path))
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Fill an array in place if it has the same dtype and shape."""
+        kind: Any = type(live) if kind_name(type(live)) == node.kind else loaded(node.kind)
+        array = node.state["array"]
+        if not (isinstance(kind, type) and self.matches(kind)):
+            return restore.mark_stale(path, node.kind, live)
+        fits = kind_name(type(live)) == node.kind and (live.dtype, live.shape) == (array.dtype, array.shape)
+        fits = restore.claim(live, path, fits=fits and live.flags.writeable)
+        if not (fits and restore.arrays.fill(np.asarray(live), array)):
+            live = restore.record(array.view(kind), path)
+        restore.attributes(node.state["attributes"], live, path)
+        return live
+
+
+class MemoryMaps(Kind):
+    """Arrays in files.
+
+    Their content is no state; if training can write it, changes are reported.
+    """
+
+    form = "memory map"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is numpy's class, or derived from it."""
+        return issubclass(kind, np.memmap)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the file, and how it is read."""
+        walk.meet(value, path)
+        if value.flags.writeable:
+            walk.large[path] = value
+        held = {"dtype": str(value.dtype), "shape": list(value.shape), "offset": value.offset, "mode": value.mode}
+        return self.instance(value, file=None if value.filename is None else str(value.filename), **held)
+
+    def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
+        """Return the node if no such array is there."""
+        return None if is_alike(node, live) else node
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Keep the live array if it has the same shape and dtype."""
+        if not is_alike(node, live):
+            return restore.mark_stale(path, node.kind, live)
+        if [*live.shape] != node.state["shape"] or str(live.dtype) != node.state["dtype"]:
+            return restore.mark_stale(path, f"{node.kind} of {node.state['dtype']}{node.state['shape']}", live)
+        restore.mark_changed()  # another file may have the same content
+        return restore.record(live, path)
+
+
+class DataTypes(Kind):
+    """numpy's data types, which are immutable."""
+
+    form = "dtype"
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is a class of data types."""
+        return issubclass(kind, np.dtype)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the type as numpy's file format has it; None if it is of objects."""
+        description = describe_dtype(value)
+        if description is None and value.kind != "O":
+            return OPAQUE.describe(walk, value, path)
+        return self.instance(value, dtype=description)
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return the type."""
+        return np.dtype(object) if node.state["dtype"] is None else dtype_of(node.state["dtype"])
 
 
 class Scalars(Kind):
@@ -74,6 +199,28 @@ class Scalars(Kind):
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the scalar itself; a restore returns it, too."""
         return value if describe_dtype(value.dtype) is not None else OPAQUE.describe(walk, value, path)
+
+
+class Records(Scalars):
+    """Rows of numpy's arrays of records, which may share the memory of their array."""
+
+    node_types = (np.void, np.record)
+
+    def matches(self, kind: type) -> bool:
+        """Return whether `kind` is a class of rows."""
+        return issubclass(kind, np.void)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the row itself."""
+        walk.meet(value, path)
+        return super().describe(walk, value, path)
+
+    def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
+        """Fill a row in place if it has the same fields."""
+        fits = isinstance(live, np.void) and live.dtype == node.dtype and node.dtype.names is not None
+        if restore.claim(live, path, fits=fits) and restore.arrays.fill(live, node):
+            return live
+        return restore.record(node.copy(), path)
 
 
 #: base class of ctypes numbers
@@ -112,11 +259,11 @@ class Numbers(Kind):
         if (code := node.state.get("code")) is not None:
             fits = fits and live.typecode == code
             kind = class_called(node.kind, live, array.array) or array.array
-            target = live if restore.use(live, path, fits=fits) else restore.set(kind(code), path)
+            target = live if restore.claim(live, path, fits=fits) else restore.record(kind(code), path)
             target[:] = array.array(code, node.state["bytes"].tobytes())
         else:
             target, memory = live, _memory_of(live) if fits else None
-            if memory is None or memory.nbytes != node.state["bytes"].size or not restore.use(live, path, fits=True):
+            if memory is None or memory.nbytes != node.state["bytes"].size or not restore.claim(live, path, fits=True):
                 return restore.mark_stale(path, node.kind, live)
             np.frombuffer(memory, dtype=np.uint8)[:] = node.state["bytes"]
         if "attributes" in node.state:

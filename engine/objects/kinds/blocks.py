@@ -1,4 +1,4 @@
-"""Blocks: long lists and deques whose items are built alike.
+"""Blocks: long lists and deques whose items have one structure.
 
 An example is the transitions of a replay buffer. A block is written column by column: numbers as one array, and
 arrays or tensors of one form in a pool, each once.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
     from midstride.engine.objects.walk import GraphWalk
 
-__all__ = ["LEAST", "Blocks", "describe_block"]
+__all__ = ["LEAST", "Blocks", "describe_block", "restored_maxlen"]
 
 #: items from which on a container is tried as a block
 LEAST = 256
@@ -33,11 +33,11 @@ _INT = np.iinfo(np.int64)
 
 
 class _NotAlikeError(Exception):
-    """The items are not built alike, or are held elsewhere, too."""
+    """The items differ in structure, or are held elsewhere, too."""
 
 
 def describe_block(walk: "GraphWalk", items: Any, path: str) -> Instance | None:
-    """Return the node of a list or deque as a block; None if its items are not built alike."""
+    """Return the node of a list or deque as a block; None if its items differ in structure."""
     kind = type(items[0]) if len(items) >= LEAST else None
     if kind is None or kind in PLAIN or {*map(type, items)} != {kind}:
         return None
@@ -92,8 +92,8 @@ class _Columns:
         return self._of_objects(items, kind, end)
 
     def _packed(self, items: list[Any], kinds: set[type]) -> Any:
-        if int in kinds and not self._walk.anchors.keys().isdisjoint(item for item in items if type(item) is int):
-            raise _NotAlikeError  # an address
+        if int in kinds and self._walk.has_address(items):
+            raise _NotAlikeError
         (kind, *others) = kinds
         if not others and kind in _PACKED:
             return np.array(items, dtype=_PACKED[kind])
@@ -201,6 +201,12 @@ def _is_alone(tensor: Tensor) -> bool:
     return is_whole and not tensor.requires_grad and tensor.grad is None and not (tensor.is_conj() or tensor.is_neg())
 
 
+def restored_maxlen(restore: "GraphRestore", maxlen: int | None, live: Any, path: str) -> int | None:
+    """Return the `maxlen` for the container at `path`; the live one if settings are taken."""
+    found: int | None = restore.value(maxlen, live.maxlen if isinstance(live, deque) else MISSING, step(path, "maxlen"))
+    return found
+
+
 class Blocks(Kind):
     """Lists and deques that are written as blocks."""
 
@@ -214,10 +220,11 @@ class Blocks(Kind):
         """Fill the container in place, with new items."""
         state = node.state
         kind: Any = deque if node.kind == kind_name(deque) else list
-        fits = type(live) is kind and getattr(live, "maxlen", None) == state["maxlen"]
+        maxlen = restored_maxlen(restore, state["maxlen"], live, path)
+        fits = type(live) is kind and getattr(live, "maxlen", None) == maxlen
         target: Any = live
-        if not restore.use(live, path, fits=fits):
-            target = restore.set(deque(maxlen=state["maxlen"]) if kind is deque else [], path)
+        if not restore.claim(live, path, fits=fits):
+            target = restore.record(deque(maxlen=maxlen) if kind is deque else [], path)
         pools = [[*_pool_values(restore, pool, f"{path}/pool {at}")] for at, pool in enumerate(state["pools"])]
         items = _restored(restore, state["column"], pools, path, "", state["length"])
         if items is None:
@@ -234,7 +241,7 @@ def _pool_values(restore: "GraphRestore", pool: dict[str, Any], path: str) -> It
         if at in met:
             yield restore.find(met[at].path)
         else:
-            yield restore.set(row.clone() if isinstance(row, Tensor) else np.array(row), f"{path}/{at}")
+            yield restore.record(row.clone() if isinstance(row, Tensor) else np.array(row), f"{path}/{at}")
 
 
 def _restored(
@@ -282,5 +289,5 @@ def _made_objects(restore: "GraphRestore", rows: Any, column: dict[str, Any], pa
         if kind is not dict:
             for name, value in zip(names, row, strict=True):
                 set_state_attribute(one, name, value)
-        made.append(restore.set(one, f"{path}/{at}{end}"))
+        made.append(restore.record(one, f"{path}/{at}{end}"))
     return made

@@ -1,18 +1,21 @@
 """Containers, and the items of objects whose classes are derived from them."""
 
 import copy
+import gc
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from midstride.engine.objects.classes import class_called
-from midstride.engine.objects.kinds.blocks import describe_block
+from midstride.engine.objects.kinds.blocks import describe_block, restored_maxlen
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.objects.kinds.opaque import OPAQUE
-from midstride.engine.objects.kinds.plain import CLASSES, PLAIN
+from midstride.engine.objects.kinds.plain import ADDRESSES, CLASSES, PLAIN
 from midstride.engine.state.codec import FACTORIES
 from midstride.engine.state.hash_table import described_table, fill_set, is_as_described
 from midstride.engine.state.object_nodes import Instance, Same, key_path, kind_name, step, value_path
@@ -28,12 +31,20 @@ __all__ = [
     "Dicts",
     "Lists",
     "NamedTuples",
+    "Proxies",
     "Sets",
     "Tuples",
     "describe_items",
     "is_plain_key",
     "restore_items",
 ]
+
+
+def _paired(nodes: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the nodes of a sequence, each with the live item at its index or MISSING."""
+    if not PLAIN.issuperset(map(type, nodes)):
+        items = live if isinstance(live, (list, tuple, deque)) else ()
+        yield from zip(nodes, chain(items, repeat(MISSING)), strict=False)
 
 
 class Lists(Kind):
@@ -46,10 +57,16 @@ class Lists(Kind):
         walk.meet(value, path)
         return describe_block(walk, value, path) or list(walk.items(value, path))
 
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the items."""
+        return _paired(node, live)
+
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill a list in place."""
+        if restore.keep_whole(node, live, path):
+            return live
         before = list(live) if type(live) is list else []
-        target = live if restore.use(live, path, fits=type(live) is list) else restore.set([], path)
+        target = live if restore.claim(live, path, fits=type(live) is list) else restore.record([], path)
         target[:] = restore.items(node, before, path)
         return target
 
@@ -63,8 +80,14 @@ class Tuples(Kind):
         """Return the nodes of the items."""
         return tuple(walk.items(value, path))
 
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the items."""
+        return _paired(node, live)
+
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Return a tuple of the restored items."""
+        if restore.keep_whole(node, live, path):
+            return live
         before = live if type(live) is tuple else ()
         items = restore.items(node, before, path)
         unchanged = len(before) == len(items) and all(map(lambda a, b: a is b, before, items))
@@ -83,6 +106,10 @@ class NamedTuples(Kind):
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the nodes of the items."""
         return self.instance(value, items=list(walk.items(value, path)))
+
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the items."""
+        return _paired(node.state["items"], live)
 
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Return a tuple of that class with the restored items."""
@@ -105,11 +132,18 @@ class Deques(Kind):
         walk.meet(value, path)
         return describe_block(walk, value, path) or deque(walk.items(value, path), value.maxlen)
 
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the items."""
+        return _paired(node, live)
+
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill a deque in place."""
+        if restore.keep_whole(node, live, path):
+            return live
         before = list(live) if type(live) is deque else []
-        fits = type(live) is deque and live.maxlen == node.maxlen
-        target = live if restore.use(live, path, fits=fits) else restore.set(deque(maxlen=node.maxlen), path)
+        maxlen = restored_maxlen(restore, node.maxlen, live, path)
+        fits = type(live) is deque and live.maxlen == maxlen
+        target = live if restore.claim(live, path, fits=fits) else restore.record(deque(maxlen=maxlen), path)
         items = restore.items(node, before, path)
         target.clear()
         target.extend(items)
@@ -128,7 +162,7 @@ class ByteArrays(Kind):
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill a bytearray in place."""
-        target = live if restore.use(live, path, fits=type(live) is bytearray) else restore.set(bytearray(), path)
+        target = live if restore.claim(live, path, fits=type(live) is bytearray) else restore.record(bytearray(), path)
         target[:] = node
         return target
 
@@ -150,7 +184,7 @@ class Dicts(Kind):
         if isinstance(value, defaultdict) and not any(value.default_factory is known for known in FACTORIES.values()):
             state["factory"] = _factory_node(walk, value.default_factory, path)
         empty = type(value)() if state else _empty_like(value)
-        keys = [_key_node(walk, key, path, index) for index, key in enumerate(value)]
+        keys = [_key_node(walk, key, item, path, index) for index, (key, item) in enumerate(value.items())]
         if not all(map(is_plain_key, keys)):
             nodes = [walk.node(item, value_path(path, index)) for index, item in enumerate(value.values())]
             return self.instance(value, empty=empty, keys=keys, values=nodes, **state)
@@ -159,6 +193,13 @@ class Dicts(Kind):
             return self.instance(value, empty=empty, items=items, **state)
         empty.update(items)
         return empty
+
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the values."""
+        before = live if isinstance(live, dict) else {}
+        state = node.state if isinstance(node, Instance) else {"items": node}
+        yield from ((part, before.get(key, MISSING)) for key, part in state.get("items", {}).items())
+        yield from _paired(state.get("values", ()), [*before.values()])
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill a dict in place; its factory is that of the live dict, or found by name."""
@@ -172,7 +213,7 @@ class Dicts(Kind):
         elif fits and isinstance(live, defaultdict):
             fits = live.default_factory is factory
         before = list(live.items()) if isinstance(live, dict) else []
-        target: Any = live if restore.use(live, path, fits=fits) else restore.set(copy.copy(empty), path)
+        target: Any = live if restore.claim(live, path, fits=fits) else restore.record(copy.copy(empty), path)
         if isinstance(target, defaultdict):
             target.default_factory = factory
         pairs = _restored_pairs(restore, node, before, path)
@@ -180,6 +221,31 @@ class Dicts(Kind):
         for key, value in pairs:  # a Counter would count in `update`
             target[key] = value
         return target
+
+
+class Proxies(Kind):
+    """Views of a dict: read-only ones, and those of its keys, values and items."""
+
+    form = "proxy"
+    types: ClassVar[tuple[Any, ...]] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the node of the dict."""
+        of = gc.get_referents(value)[0]  # Python shows it to its collector alone
+        if type(of) is not dict or "__dict__" in of:  # of a class
+            return OPAQUE.describe(walk, value, path)
+        walk.meet(value, path)
+        return self.instance(value, of=walk.node(of, step(path, "of")))
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return a view of the restored dict."""
+        kind = next((kind for kind in self.types if kind_name(kind) == node.kind), None)
+        before = gc.get_referents(live)[0] if type(live) is kind else MISSING
+        after = restore.value(node.state["of"], before, step(path, "of"))
+        if kind is None or not isinstance(after, dict):
+            return restore.mark_stale(path, node.kind, live)
+        views = (types.MappingProxyType(after), after.keys(), after.values(), after.items())
+        return live if after is before else restore.record(views[self.types.index(kind)], path)
 
 
 def _empty_like(value: Any) -> Any:
@@ -194,10 +260,12 @@ def _factory_node(walk: "GraphWalk", factory: Any, path: str) -> Any:
 
 def _restored_factory(restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
     own = live.default_factory if isinstance(live, defaultdict) else MISSING
-    return restore.put(node.state["factory"], own, step(path, "default_factory"))
+    return restore.value(node.state["factory"], own, step(path, "default_factory"))
 
 
-def _key_node(walk: "GraphWalk", key: Any, path: str, index: int) -> Any:
+def _key_node(walk: "GraphWalk", key: Any, item: Any, path: str, index: int) -> Any:
+    if type(key) is int and key == id(item) and type(item) not in PLAIN and key not in walk.anchors:
+        return ADDRESSES.of(value_path(path, index))
     if type(key) in PLAIN and not walk.is_address(key):
         return key
     node = walk.node(key, where := key_path(path, index))
@@ -229,9 +297,13 @@ def _restored_pairs(
     by_key, pairs = dict(before), []
     for index, (key_node, value_node, where) in enumerate(named):
         live_key, live_value = before[index] if index < len(before) else (MISSING, MISSING)
-        key = restore.put(key_node, _fillable(key_node, live_key) if where else live_key, where or f"{path} (a key)")
+        if isinstance(key_node, Instance) and key_node == ADDRESSES.of(value_path(path, index)):
+            value = restore.value(value_node, live_value, value_path(path, index))
+            pairs += [(id(value), value)] if value is not MISSING else []
+            continue
+        key = restore.value(key_node, _fillable(key_node, live_key) if where else live_key, where or f"{path} (a key)")
         live = live_value if key is live_key else by_key.get(key, MISSING)
-        value = restore.put(value_node, live, value_path(path, index) if where else step(path, key))
+        value = restore.value(value_node, live, value_path(path, index) if where else step(path, key))
         if where not in restore.stale and key is not MISSING and value is not MISSING:
             pairs.append((key, value))
     return pairs
@@ -251,12 +323,13 @@ class Sets(Kind):
         walk.meet(value, path)
         if all(type(item) in PLAIN or _is_plain_tuple(item) for item in value):
             items = list(walk.items(value, path))
+            if any(isinstance(item, Instance) for item in items):  # addresses, which have no lasting order
+                items.sort(key=lambda item: item.state["of"].path if isinstance(item, Instance) else "")
             return self.instance(value, items=items, **described_table(value, items))
-        nodes = [walk.node(item, f"{path}/{index}") for index, item in enumerate(value)]
+        nodes = [walk.node(item, f"{path}/{index}") for index, item in enumerate(walk.met_first(value))]
         if not all(map(_is_rebuilt, nodes)):
             return OPAQUE.describe(walk, value, path)
-        kept = sorted((node for node in nodes if isinstance(node, Same)), key=lambda node: node.path)
-        return self.instance(value, members=kept + [node for node in nodes if not isinstance(node, Same)])
+        return self.instance(value, members=nodes)
 
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Fill a set in place, such that it iterates in the recorded order."""
@@ -270,14 +343,14 @@ def _restore_plain(restore: "GraphRestore", node: Instance, live: Any, path: str
     if fits and (is_as_described(live, items, table) or (has_addresses and live == set(items))):
         return live
     is_set = node.kind == "builtins:set"
-    found: Any = live if is_set and restore.use(live, path, fits=type(live) is set) else set()
+    found: Any = live if is_set and restore.claim(live, path, fits=type(live) is set) else set()
     is_same = fill_set(found, items, table)
     if not is_set:
         found = next((one for one in (frozenset(items), frozenset(found)) if list(one) == items), frozenset(found))
         is_same = list(found) == items
-    if not is_same:
+    if not (is_same or has_addresses):
         restore.reordered.append(path)
-    return restore.set(found, path)
+    return restore.record(found, path)
 
 
 def _restore_members(restore: "GraphRestore", node: Instance, live: Any, path: str, *, fits: bool) -> Any:
@@ -285,9 +358,9 @@ def _restore_members(restore: "GraphRestore", node: Instance, live: Any, path: s
     items = list(_members(restore, node.state["members"], before, path))
     is_ordered = not any(map(_is_by_address, items))
     if fits and (_ids(items) == _ids(before) if is_ordered else set(_ids(items)) == set(_ids(before))):
-        return restore.set(live, path)
+        return restore.record(live, path)
     is_set = node.kind == "builtins:set"
-    target: Any = live if is_set and restore.use(live, path, fits=fits) else set()
+    target: Any = live if is_set and restore.claim(live, path, fits=fits) else set()
     if is_ordered:
         is_same = fill_set(target, items)
     else:
@@ -296,7 +369,7 @@ def _restore_members(restore: "GraphRestore", node: Instance, live: Any, path: s
         is_same = _ids(list(target)) == _ids(items)
     if not is_same:
         restore.reordered.append(path)
-    return restore.set(target if is_set else frozenset(target), path)
+    return restore.record(target if is_set else frozenset(target), path)
 
 
 def _members(restore: "GraphRestore", nodes: list[Any], before: list[Any], path: str) -> Iterator[Any]:
@@ -310,7 +383,7 @@ def _members(restore: "GraphRestore", nodes: list[Any], before: list[Any], path:
         if not isinstance(node, Same) and others is None:
             others = iter([item for item in before if id(item) not in kept])
         live = MISSING if others is None else next(others, MISSING)
-        item = restore.put(node, _fillable(node, live), f"{path}/{index}")
+        item = restore.value(node, _fillable(node, live), f"{path}/{index}")
         kept.add(id(item))
         if f"{path}/{index}" not in restore.stale:
             yield item
@@ -360,8 +433,14 @@ def describe_items(walk: "GraphWalk", value: Any, path: str) -> Any:
         own = defaultdict(value.default_factory, items) if isinstance(value, defaultdict) else items
         return _DICTS.describe(walk, own, path)
     if isinstance(value, deque):
-        return _DEQUES.describe(walk, deque(value, value.maxlen), path)
-    return _LISTS.describe(walk, list(value), path)
+        return _DEQUES.describe(walk, deque(_own_items(value), value.maxlen), path)
+    return _LISTS.describe(walk, _own_items(value), path)
+
+
+def _own_items(value: Any) -> list[Any]:
+    """Return the items of a list, a set or a deque, past any `__iter__` of its class."""
+    kind: Any = next(kind for kind in (list, set, deque) if isinstance(value, kind))
+    return list(kind.__iter__(value))
 
 
 def restore_items(restore: "GraphRestore", node: Any, live: Any, path: str) -> None:
@@ -377,10 +456,12 @@ def restore_items(restore: "GraphRestore", node: Any, live: Any, path: str) -> N
     elif isinstance(live, set):
         fill_set(live, restore.items(node, (), path))
     elif isinstance(live, list):
-        list.__setitem__(live, slice(None), restore.items(node, list(live), path))
+        list.__setitem__(live, slice(None), restore.items(node, _own_items(live), path))
     elif isinstance(live, deque):
-        maxlen = node.maxlen if isinstance(node, deque) else live.maxlen  # a list, if its class was another then
-        deque.__init__(live, restore.items(node, list(live), path), maxlen)
+        maxlen = live.maxlen  # of a list, if its class was another then
+        if isinstance(node, deque):
+            maxlen = restored_maxlen(restore, node.maxlen, live, path)
+        deque.__init__(live, restore.items(node, _own_items(live), path), maxlen)
 
 
 def _restore_own_factory(restore: "GraphRestore", node: Any, live: Any, path: str) -> None:

@@ -1,9 +1,11 @@
-"""Functions with their closures, methods, partials and weak references."""
+"""Functions with their closures, methods, partials, weak references and containers of these."""
 
 import functools
 import gc
+import inspect
 import types
 import weakref
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from midstride.engine.objects.classes import class_called, is_library
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.objects.kinds.opaque import OPAQUE
 from midstride.engine.objects.kinds.plain import PLAIN
-from midstride.engine.state.object_nodes import Instance, kind_name, kind_text, step
+from midstride.engine.state.object_nodes import Instance, key_path, kind_name, kind_text, step, value_path
 
 if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
@@ -29,6 +31,7 @@ __all__ = [
     "Functions",
     "Methods",
     "Partials",
+    "WeakContainers",
     "WeakReferences",
     "code_digest",
     "describe_cache",
@@ -67,22 +70,27 @@ class Functions(Kind):
         held = {name: nodes for name, nodes in parts.items() if nodes}
         return Instance(self.form, kind, {**code, **held, **defaults})
 
+    def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
+        """Return the node if no such function is found."""
+        is_found = _is_called(live, node.kind) or restore.find_function(node.kind, node.state.get("code")) is not None
+        return None if is_found else node
+
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Fill the values in the closure of the live function, or of one of that name, in place."""
         code = node.state.get("code")
-        is_same = isinstance(live, types.FunctionType) and kind_text(live.__module__, live.__qualname__) == node.kind
+        is_same = _is_called(live, node.kind)
         if not is_same or (code is not None and code_digest(live) != code):
             found = restore.find_function(node.kind, code)
-            if not is_same and not restore.use(found, path, fits=found is not None):
+            if not is_same and not restore.claim(found, path, fits=found is not None):
                 return restore.mark_stale(path, node.kind, live)
             live = live if found is None else found
         if code is not None and code_digest(live) != code:  # the code was changed since the snapshot
-            restore.read_back()
-        restore.set(live, path)
+            restore.mark_changed()
+        restore.record(live, path)
         _restore_closure(restore, node, live, path)
         for name in node.state.keys() & {"__defaults__", "__kwdefaults__"}:
             before = getattr(live, name)
-            after = restore.put(node.state[name], before, step(path, name))
+            after = restore.value(node.state[name], before, step(path, name))
             if after is not before:
                 setattr(live, name, after)
         if "attributes" in node.state:
@@ -90,12 +98,16 @@ class Functions(Kind):
         return live
 
 
+def _is_called(live: Any, kind: str) -> bool:
+    return isinstance(live, types.FunctionType) and kind_text(live.__module__, live.__qualname__) == kind
+
+
 def _restore_closure(restore: "GraphRestore", node: Instance, live: types.FunctionType, path: str) -> None:
     cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))
     for name, child in node.state.get("cells", {}).items():
         cell = cells.get(name, types.CellType())
         before = cell.cell_contents if cell != types.CellType() else MISSING
-        after = restore.put(child, before, step(path, name))
+        after = restore.value(child, before, step(path, name))
         if after is not before and after is not MISSING:
             cell.cell_contents = after
 
@@ -155,10 +167,14 @@ class Methods(Kind):
             return Instance(OPAQUE.form, kind)
         return Instance(self.form, kind, {"of": walk.node(owner, step(path, "__self__"))})
 
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the object of the method."""
+        yield node.state["of"], getattr(live, "__self__", MISSING)
+
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Return the method of the restored object."""
         is_method = isinstance(live, _METHODS)
-        owner = restore.put(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
+        owner = restore.value(node.state["of"], live.__self__ if is_method else MISSING, step(path, "__self__"))
         name = node.kind.rpartition(".")[2]
         if is_method and live.__name__ == name and live.__self__ is owner:
             return live
@@ -187,16 +203,20 @@ class Partials(Kind):
             node.state["attributes"] = attributes
         return node
 
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield function and arguments."""
+        yield from ((node.state[name], getattr(live, name, MISSING)) for name in ("func", "args", "keywords"))
+
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Fill a partial in place."""
         kind = class_called(node.kind, live, partial) if node.kind != kind_name(partial) else partial
         fits = type(live) is kind
         before = {name: getattr(live, name) if fits else MISSING for name in ("func", "args", "keywords")}
-        after = {name: restore.put(node.state[name], before[name], step(path, name)) for name in before}
+        after = {name: restore.value(node.state[name], before[name], step(path, name)) for name in before}
         if kind is None or not callable(after["func"]):
             return restore.mark_stale(path, node.kind, live)
-        if not restore.use(live, path, fits=fits):
-            live = restore.set(partial.__new__(kind, after["func"], *after["args"], **after["keywords"]), path)
+        if not restore.claim(live, path, fits=fits):
+            live = restore.record(partial.__new__(kind, after["func"], *after["args"], **after["keywords"]), path)
         else:
             live.__setstate__((after["func"], after["args"], after["keywords"], vars(live)))
         restore.attributes(node.state.get("attributes", {}), live, path)
@@ -204,35 +224,104 @@ class Partials(Kind):
 
 
 class WeakReferences(Kind):
-    """Weak references without a callback."""
+    """Weak references without a callback, also to methods, and weak proxies."""
 
     form = "weak"
-    types = (weakref.ref,)
+    types = (weakref.ref, weakref.WeakMethod, *weakref.ProxyTypes)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the node of the object, which other references keep alive."""
-        if value.__callback__ is not None:
+        if _calls_back(value):
             return OPAQUE.describe(walk, value, path)
         walk.meet(value, path)
-        target = value()
+        target = _target_of(value)
         return self.instance(value, **({} if target is None else {"of": walk.node(target, step(path, "of"))}))
 
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Return a reference to the restored object, or a dead one."""
-        before = live() if type(live) is weakref.ref else None
+        make: Any = _WEAK.get(node.kind, weakref.proxy)
+        fits = live is not MISSING and kind_name(type(live)) == node.kind
+        before = _target_of(live) if fits else None
         if "of" not in node.state:
-            return live if type(live) is weakref.ref and before is None else restore.set(weakref.ref(_Gone()), path)
-        after = restore.put(node.state["of"], MISSING if before is None else before, step(path, "of"))
+            target = _Gone().gone if make is weakref.WeakMethod else _Gone()
+            return live if fits and before is None else restore.record(make(target), path)
+        after = restore.value(node.state["of"], MISSING if before is None else before, step(path, "of"))
         if after is MISSING:
             return restore.mark_stale(path, node.kind, live)
         try:
-            return live if after is before else restore.set(weakref.ref(after), path)
+            return live if after is before else restore.record(make(after), path)
         except TypeError:  # its class has no room for one
             return restore.mark_stale(path, node.kind, live)
 
 
+_WEAK = {kind_name(kind): kind for kind in (weakref.ref, weakref.WeakMethod)}
+
+
+def _calls_back(value: Any) -> bool:
+    """Return whether a weak reference calls a function of the user's when its object is gone."""
+    callback: Any = value.__callback__ if type(value) in _WEAK.values() else None
+    if type(value) is weakref.WeakMethod and callback is not None:
+        # Its own, with the user's in the closure.
+        callback = inspect.getclosurevars(callback).nonlocals.get("callback")
+    return callback is not None
+
+
+def _target_of(value: Any) -> Any:
+    """Return the object of a weak reference or proxy; None if it is gone."""
+    if type(value) in _WEAK.values():
+        return value()
+    try:
+        return value.__repr__.__self__  # a proxy hands out the object's own methods
+    except ReferenceError:
+        return None
+
+
+class WeakContainers(Kind):
+    """Sets and dicts that hold their items, keys or values weakly."""
+
+    form = "weak container"
+    types = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the nodes of the items, which other references keep alive."""
+        if walk.is_in_library:  # which makes it in each process
+            return OPAQUE.describe(walk, value, path)
+        walk.meet(value, path)
+        items = [(item, None) for item in walk.met_first(value)] if type(value) is weakref.WeakSet else [*value.items()]
+        pairs = [
+            (walk.node(key, key_path(path, index)), walk.node(item, value_path(path, index)))
+            for index, (key, item) in enumerate(items)
+        ]
+        return self.instance(value, keys=[key for key, _ in pairs], values=[item for _, item in pairs])
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Fill a container in place with the restored items."""
+        kind = next((kind for kind in self.types if kind_name(kind) == node.kind), None)
+        if kind is None:
+            return restore.mark_stale(path, node.kind, live)
+        target = live if restore.claim(live, path, fits=type(live) is kind) else restore.record(kind(), path)
+        pairs = []
+        for index, (key, item) in enumerate(zip(node.state["keys"], node.state["values"], strict=True)):
+            pair = [
+                restore.value(one, MISSING, where)
+                for one, where in ((key, key_path(path, index)), (item, value_path(path, index)))
+            ]
+            if not any(part is MISSING for part in pair):
+                pairs.append(pair)
+        target.clear()
+        for key, item in pairs:
+            if kind is weakref.WeakSet:
+                target.add(key)
+            else:
+                target[key] = item
+        return target
+
+
 class _Gone:
     """A weak reference to a new instance of this class is dead at once."""
+
+    def gone(self) -> None:
+        """Do nothing."""
 
 
 #: the class of functions that cache their results (`functools.cache`, `lru_cache`), which no snapshot holds

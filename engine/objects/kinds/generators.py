@@ -12,8 +12,8 @@ from torch import Tensor
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import state_attributes
-from midstride.engine.objects.kinds.kind import Kind
-from midstride.engine.state.object_nodes import Instance, kind_name
+from midstride.engine.objects.kinds.kind import MISSING, Kind
+from midstride.engine.state.object_nodes import Instance, kind_name, step
 
 if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
@@ -58,7 +58,12 @@ class Generators(Kind):
         """Return the state; of one of numpy's, also from what it spawns others."""
         walk.meet(value, path)
         node = self.instance(value, state=get_state(value))
-        seeds: Any = getattr(getattr(value, "bit_generator", None), "seed_seq", None)
+        bits: Any = getattr(value, "bit_generator", None)
+        seeds: Any = getattr(bits, "seed_seq", None)
+        if id(bits) in walk.seen:
+            node.state["bits"] = walk.node(bits, path)
+        elif bits is not None:
+            walk.meet(bits, step(path, "bit_generator"))
         if isinstance(seeds, np.random.SeedSequence):
             node.state["spawned"] = seeds.n_children_spawned
             node.state["seeds"] = {
@@ -74,10 +79,11 @@ class Generators(Kind):
         """Set the state of the live generator, or of a new one."""
         state = node.state["state"]
         fits = isinstance(live, Generator) and node.kind == kind_name(type(live))
-        if not restore.use(live, path, fits=fits and _source_of(get_state(live)) == _source_of(state)):
+        if not restore.claim(live, path, fits=fits and _source_of(get_state(live)) == _source_of(state)):
             if node.kind not in _MADE:
                 return restore.mark_stale(path, node.kind, live)
-            live = restore.set(_new_generator(node.kind, state, restore.device, path), path)
+            live = restore.record(_new_generator(node.kind, state, restore.device, path), path)
+        live = self._with_bits(restore, node, live, path)
         set_state(live, state)
         if "seeds" in node.state:
             owner: Any = live  # one of numpy's
@@ -86,6 +92,16 @@ class Generators(Kind):
             bits.__setstate__((bits.state, seeds))
         if "attributes" in node.state:
             restore.attributes(node.state["attributes"], live, path)
+        return live
+
+    def _with_bits(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return a generator that draws from the bits that another attribute holds, too."""
+        if "bits" in node.state:
+            bits = restore.value(node.state["bits"], MISSING, path)
+            if isinstance(bits, np.random.BitGenerator) and bits is not live.bit_generator:
+                return restore.record(np.random.Generator(bits), path)
+        elif hasattr(live, "bit_generator"):
+            restore.record(live.bit_generator, step(path, "bit_generator"))
         return live
 
 

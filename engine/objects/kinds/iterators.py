@@ -22,11 +22,15 @@ ITERATORS = (
     *(itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice),
     *(itertools.pairwise, itertools.repeat, itertools.starmap, itertools.takewhile, itertools.zip_longest),
 )
+#: of a list read from its end
+_REVERSED: Any = type(reversed([]))
+#: an example of each class that cursors read; texts have one of ASCII alone
+_READ: tuple[Any, ...] = ([], (), range(0), "a", "ä", b"")
 _BY_NAME: dict[str, Any] = {kind_name(kind): kind for kind in ITERATORS}
 
 
 def parts_of_iterator(iterator: Any) -> tuple[Any, ...] | None:
-    """Return what `__reduce__` of an iterator returns for a copy of it; None if it has none."""
+    """Return the parts of an iterator for a copy, from `__reduce__`; None if it has none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
@@ -56,15 +60,15 @@ class Counts(Kind):
         """Return the live count if it has come as far, else a new one."""
         items = restore.items(node.state["items"], (), step(path, "items"))
         if type(live) is itertools.count and parts_of_iterator(live) == (tuple(items),):
-            return restore.set(live, path)
-        return restore.set(itertools.count(*items), path)
+            return restore.record(live, path)
+        return restore.record(itertools.count(*items), path)
 
 
 class Cursors(Kind):
-    """Iterators over a list, a tuple or a range."""
+    """Iterators over a list, also from its end, a tuple, a range or a text."""
 
     form = "cursor"
-    types: ClassVar[tuple[Any, ...]] = (type(iter([])), type(iter(())), type(iter(range(0))))
+    types: ClassVar[tuple[Any, ...]] = (*map(type, map(iter, _READ)), _REVERSED)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the node of the container, and the position in it: None at its end."""
@@ -77,11 +81,11 @@ class Cursors(Kind):
         """Set the position of the live iterator, or of a new one over the restored container."""
         fits = live is not MISSING and kind_name(type(live)) == node.kind
         under = live.__reduce__()[1][0] if fits else MISSING
-        source = restore.put(node.state["of"], under, step(path, "of"))
+        source = restore.value(node.state["of"], under, step(path, "of"))
         if source is MISSING:
             return restore.mark_stale(path, node.kind, live)
-        if not (fits and source is under and restore.use(live, path, fits=True)):
-            live = restore.set(iter(source), path)
+        if not (fits and source is under and restore.claim(live, path, fits=True)):
+            live = restore.record((reversed if node.kind == kind_name(_REVERSED) else iter)(source), path)
         position = node.state["place"]
         live.__setstate__(len(source) if position is None else position)
         if position is None:  # read to its end, however long that was
@@ -116,7 +120,7 @@ class Iterators(Kind):
             made.__setstate__(state)
         if isinstance(made, itertools.cycle) and parts[1][1]:  # past its first round: a new one counts otherwise
             made = _cycle_in_a_later_round(parts[1][0], left=operator.length_hint(parts[0][0]))
-        return restore.set(made, path)
+        return restore.record(made, path)
 
 
 def _cycle_in_a_later_round(items: list[Any], left: int) -> "itertools.cycle[Any]":

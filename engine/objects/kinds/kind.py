@@ -1,5 +1,6 @@
 """Base class of kinds: a family of objects becomes a node, and is restored from it."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from midstride.engine.state.object_nodes import Instance, kind_name
@@ -8,7 +9,7 @@ if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
     from midstride.engine.objects.walk import GraphWalk
 
-__all__ = ["MISSING", "Kind"]
+__all__ = ["MISSING", "Kind", "is_alike"]
 
 #: placeholder for a value that a live object does not have
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "missing"})()
@@ -41,6 +42,29 @@ class Kind:
         """
         raise NotImplementedError(f"{type(self).__name__} makes nodes of its own, and needs a method restore")
 
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the nodes in `node` that `lost_part` looks at, each with the live value at its place or MISSING."""
+        yield from ()
+
+    def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
+        """Return `node`, or a node in it, that cannot be made and that `live` lacks, such as a socket.
+
+        None if there is none.
+
+        Args:
+            restore: the restore, which looks at the nodes in this one.
+            node: a node of this kind.
+            live: the live value at its place, or MISSING.
+            is_late: whether an object around it is made anew.
+        """
+        found = (restore.lost_part(part, own, is_late=is_late) for part, own in self.parts(node, live))
+        return next((part for part in found if part is not None), None)
+
     def instance(self, value: object, /, **state: Any) -> Instance:
         """Return a node of this form for `value`."""
         return Instance(self.form, kind_name(type(value)), state)
+
+
+def is_alike(node: Instance, live: Any) -> bool:
+    """Return whether `live` is an object of the class of `node`."""
+    return live is not MISSING and kind_name(type(live)) == node.kind

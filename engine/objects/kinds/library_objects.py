@@ -14,12 +14,20 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from midstride.engine.code_origin import is_user_class
-from midstride.engine.objects.attributes import attributes_of, made_by
-from midstride.engine.objects.classes import has_attributes, is_made_anew, keeps_attributes, states_attributes
+from midstride.engine.objects.attributes import attributes_of, is_cached, made_by
+from midstride.engine.objects.classes import (
+    has_attributes,
+    is_made_anew,
+    keeps_attributes,
+    sets_state,
+    states_attributes,
+)
 from midstride.engine.objects.kinds.generators import Generator
-from midstride.engine.objects.kinds.kind import MISSING, Kind
+from midstride.engine.objects.kinds.kind import Kind, is_alike
 from midstride.engine.objects.kinds.opaque import OPAQUE, Opaque, compared_node
 from midstride.engine.objects.kinds.plain import PLAIN, VALUES
+from midstride.engine.objects.kinds.reduced import Reduced, is_reduced
+from midstride.engine.objects.kinds.tensors import tensors_in
 from midstride.engine.objects.kinds.user_objects import UserObjects
 from midstride.engine.state.codec import encode
 from midstride.engine.state.differences import differences
@@ -32,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEPTH", "MANY", "AttributeObjects", "Graphs", "LibraryObjects", "Pipelines", "Statefuls", "is_comparable"]
 
-#: levels, and items of a container, that a digest tells
+#: levels that a digest (`objects.digest`) tells, and items of a container: of a larger one with numbers and text it
+#: tells one line, and of others no more are read
 DEPTH, MANY = 5, 1000
 
 
@@ -46,21 +55,33 @@ class Statefuls(Kind):
         return issubclass(kind, Stateful)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
-        """Return the object's own state."""
+        """Return the object's own state; of a container of values, such as a TensorDict, its parts."""
+        if hasattr(type(value), "__setitem__") and is_reduced(walk, value):
+            return _REDUCED.describe(walk, value, path)
+        if walk.is_late(value) and keeps_attributes(type(value)):
+            return _ATTRIBUTES.describe(walk, value, path)
         try:
-            state = value.state_dict()
+            state = _without_graphs(value.state_dict())
             encode(state)
         except Exception:  # it has none yet, or none that can be written
             return _of_attributes(value).describe(walk, value, path)
         walk.meet(value, path)
+        walk.constants[path] = kind_name(type(value))
         return self.instance(value, state=state)
+
+    def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
+        """Return the node if no such object is there to load the state."""
+        return None if is_alike(node, live) else node
 
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Load the state into the live object, if it has another."""
-        if live is MISSING or kind_name(type(live)) != node.kind or not restore.use(live, path, fits=True):
+        if not restore.claim(live, path, fits=is_alike(node, live)):
             return restore.mark_stale(path, node.kind, live)
         if differences(live.state_dict(), node.state["state"]):
-            live.load_state_dict(copy.deepcopy(node.state["state"]))
+            try:
+                live.load_state_dict(copy.deepcopy(node.state["state"]))
+            except Exception as error:  # such as of another structure, which training has made
+                return restore.mark_stale(path, f"{node.kind}, which raised {type(error).__name__}", live)
         return live
 
 
@@ -106,13 +127,32 @@ class AttributeObjects(UserObjects):
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the nodes of attributes and items."""
-        walk.meet(value, path)
         kind: type = type(value)
+        if sets_state(kind) and is_reduced(walk, value):
+            return _REDUCED.describe(walk, value, path)
+        walk.meet(value, path)
         if not is_made_anew(kind):
             walk.constants[path] = kind_name(kind)
         is_quiet = walk.is_quiet or walk.is_small or callable(value) or issubclass(kind, Dataset)
         with walk.inside(is_library=True, is_quiet=is_quiet):
             return self.described(walk, value, path)
+
+    def held(self, walk: "GraphWalk", value: Any) -> dict[str, Any]:
+        """Return the attributes, without views of the object that its properties have cached."""
+        found, kind = super().held(walk, value), type(value)
+        known = {id(value), *map(id, found.values())}
+        return {
+            name: item
+            for name, item in found.items()
+            if walk.is_described(type(item)) or not (is_cached(kind, name) and _is_view(item, known))
+        }
+
+
+def _is_view(value: object, known: Container[int]) -> bool:
+    """Return whether `value` holds only objects in `known`, their methods, and plain values."""
+    parts = [part for part in attributes_of(value).values() if type(part) not in PLAIN]
+    owners = [part.__self__ if isinstance(part, _METHODS) else part for part in parts]
+    return bool(parts) and all(id(owner) in known for owner in owners)
 
 
 class LibraryObjects(Opaque):
@@ -126,11 +166,19 @@ class LibraryObjects(Opaque):
         """Return the class, or the nodes of the attributes if these are all that pickle would keep."""
         if states_attributes(value):
             return _ATTRIBUTES.describe(walk, value, path)
+        if id(value) not in walk.anchors and is_reduced(walk, value):
+            return _REDUCED.describe(walk, value, path)
         is_compared = is_comparable(value, walk.anchors)
         return compared_node(walk, value, path) if is_compared else super().describe(walk, value, path)
 
 
-_ATTRIBUTES = AttributeObjects()
+_ATTRIBUTES, _REDUCED = AttributeObjects(), Reduced()
+
+
+def _without_graphs(state: Any) -> Any:
+    """Return `state` with tensors that a step has computed cut off from it."""
+    computed = {id(tensor): tensor.detach() for tensor in tensors_in(state) if tensor.grad_fn is not None}
+    return copy.deepcopy(state, {id(one): one for one in tensors_in(state)} | computed) if computed else state
 
 
 def _of_attributes(value: object) -> Kind:
@@ -144,6 +192,7 @@ _LEAVES: Any = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, logging.Logger, inspect.Signature),
     *(types.GenericAlias, types.UnionType),
 )
+_METHODS = (types.MethodType, types.BuiltinMethodType)
 _SETS = (set, frozenset)
 _CONTAINERS = (list, tuple, dict, deque, OrderedDict, defaultdict, *_SETS)
 

@@ -7,16 +7,16 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
 from midstride.engine.code_origin import is_user_module
 from midstride.engine.objects.attributes import made_by
-from midstride.engine.objects.classes import BASES, CONTAINERS, is_library, keeps_attributes
+from midstride.engine.objects.classes import BASES, CONTAINERS, class_called, is_library, keeps_attributes
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.state.object_nodes import Instance, kind_name, kind_text
 
@@ -24,7 +24,21 @@ if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
     from midstride.engine.objects.walk import GraphWalk
 
-__all__ = ["CLASS", "DATA", "LEFT_OUT", "OPAQUE", "WATCHED", "LeftOut", "Opaque", "compared_node", "is_remade"]
+__all__ = [
+    "CLASS",
+    "DATA",
+    "LEFT_OUT",
+    "MADE_IN_EACH_PROCESS",
+    "MAKERS",
+    "OPAQUE",
+    "WATCHED",
+    "LeftOut",
+    "Opaque",
+    "class_found",
+    "compared_node",
+    "is_found",
+    "is_remade",
+]
 
 #: form of a class that is not a constant
 CLASS = "class"
@@ -32,17 +46,29 @@ CLASS = "class"
 #: types of constants in code, which every attempt has
 _CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature, RemovableHandle)
 #: classes of libraries whose objects do not change by themselves; data sets among them are watched
-DATA = (Dataset, DataLoader, Sampler, np.memmap)
-#: of these, classes whose changes are reported
-WATCHED = (Dataset, np.memmap)
+DATA = (Dataset, DataLoader, Sampler)
+#: of these, the class whose changes are reported
+WATCHED = Dataset
 #: classes of what a library's object holds for itself in each process
 _OF_A_PROCESS = (
     *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.local),
     *(weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, io.IOBase),
 )
-_MADE_IN_EACH_PROCESS = frozenset(map(kind_name, _OF_A_PROCESS))
-#: class of the trainer that a previously trained module, such as a teacher, may hold
-_TRAINER = "midstride.engine:Trainer"
+MADE_IN_EACH_PROCESS = frozenset(map(kind_name, _OF_A_PROCESS))
+#: name of such a class -> function that returns a free lock or an empty container
+MAKERS: dict[str, Callable[[], object]] = {
+    kind_name(type(make())): make
+    for make in (
+        *(threading.Lock, threading.RLock, threading.Condition, threading.Event, threading.local),
+        *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+    )
+}
+#: built-in classes by name
+_PLAIN_CLASSES: dict[str, Any] = {
+    kind_name(kind): kind for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, object)
+}
+#: a trainer that a previously trained module holds, such as a teacher; a loop and its loaders that its script holds
+_OURS = frozenset(f"midstride.engine:{name}" for name in ("Trainer", "Loop", "LoopLoader"))
 #: package whose objects each attempt makes anew as it compiles
 _COMPILED = "torch._dynamo."
 
@@ -69,11 +95,11 @@ class Opaque(Kind):
         kind = kind_name(type(value))
         # A weak proxy gives another's class, or fails.
         if issubclass(type(value), _CONSTANT) and not _is_own_module(value):
-            kind = kind_text(getattr(value, "__module__", "?"), getattr(value, "__qualname__", kind))
+            kind = kind_text(value.__module__, value.__qualname__) if hasattr(value, "__qualname__") else kind
             walk.constants[path] = kind
-            if isinstance(value, type) and is_remade(kind):
+            if isinstance(value, type) and (is_remade(kind) or is_found(value)):
                 return Instance(CLASS, kind)
-        elif kind == _TRAINER:
+        elif kind in _OURS:
             walk.constants[path] = kind
         elif walk.is_in_library and issubclass(type(value), _OF_A_PROCESS):
             return Instance(self.form, kind)  # the library makes it in each process, maybe on first use
@@ -87,16 +113,31 @@ class Opaque(Kind):
             walk.opaque[path] = value
         return Instance(self.form, kind)
 
+    def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
+        """Return the node, unless `live` is such an object or one can be made."""
+        can_make = MAKERS if is_late else MADE_IN_EACH_PROCESS  # one made late lacks what an `__init__` makes
+        return None if node.kind in can_make or restore.is_same_opaque(node, live) else node
+
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
-        """Keep the live object if it has the same class."""
-        if live is MISSING and node.kind in _MADE_IN_EACH_PROCESS:
-            restore.read_back()
+        """Keep the live object if it has the same class, else make a lock or an empty container."""
+        if node.kind in MAKERS and (live is MISSING or kind_name(type(live)) != node.kind):
+            return restore.record(MAKERS[node.kind](), path)
+        if live is MISSING and node.kind in MADE_IN_EACH_PROCESS:
+            restore.mark_changed()
             return live
-        found = restore.describe(live)
-        is_one = isinstance(found, Instance) and (found.form, found.kind) == (node.form, node.kind)
-        if not is_one or restore.is_anchor(live):
+        if not restore.is_same_opaque(node, live) or restore.is_anchor(live):
             return restore.mark_stale(path, node.kind, live)
-        return restore.set(live, path)
+        return restore.record(live, path)
+
+
+def is_found(kind: type) -> bool:
+    """Return whether a snapshot can name the class `kind`."""
+    return class_found(kind_name(kind)) is kind
+
+
+def class_found(name: str) -> Any:
+    """Return the class called `name` if a snapshot can name it, else None."""
+    return _PLAIN_CLASSES.get(name) or class_called(name, MISSING, object)
 
 
 def is_remade(kind: str) -> bool:
@@ -129,9 +170,13 @@ class LeftOut(Kind):
         walk.meet(value, path)
         return self.instance(value)
 
+    def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
+        """Return the node if nothing has built the value."""
+        return node if is_late else None
+
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Keep the live value if it would be left out, too."""
-        return restore.set(live, path) if restore.is_left_out(live) else restore.mark_stale(path, node.kind, live)
+        return restore.record(live, path) if restore.is_left_out(live) else restore.mark_stale(path, node.kind, live)
 
 
 OPAQUE, LEFT_OUT = Opaque(), LeftOut()

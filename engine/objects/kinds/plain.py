@@ -1,21 +1,23 @@
 """Plain values: written as they are, or as the arguments that make them again."""
 
+import logging
 import re
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import PosixPath, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import torch
 
 from midstride.engine.objects.classes import class_called
 from midstride.engine.objects.kinds.kind import MISSING, Kind
-from midstride.engine.objects.kinds.opaque import CLASS, OPAQUE, is_remade
-from midstride.engine.state.object_nodes import Instance, Same, kind_name, kind_text
+from midstride.engine.objects.kinds.opaque import CLASS, OPAQUE, class_found, is_remade
+from midstride.engine.state.object_nodes import Instance, Same, kind_name, kind_text, step
 
 if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
@@ -25,6 +27,12 @@ __all__ = ["ADDRESSES", "CLASSES", "PLAIN", "VALUES", "Addresses", "Classes", "E
 
 #: types of immutable values that are written as they are
 PLAIN = frozenset({type(None), bool, int, float, str, complex, bytes, torch.Size, torch.dtype, torch.device})
+
+
+def _name_of(zone: timezone) -> tuple[str, ...]:
+    """Return the name that a zone was given, if any."""
+    name = zone.tzname(None)
+    return () if name == timezone(zone.utcoffset(None)).tzname(None) else (name,)
 
 
 class _Arguments(NamedTuple):
@@ -46,6 +54,7 @@ _CONSTANTS = {
 #: immutable class -> the arguments that make a value of it
 VALUES: dict[type, _Arguments] = {
     type(...): _Arguments(lambda value: [], lambda: ...),
+    type(NotImplemented): _Arguments(lambda value: [], lambda: NotImplemented),
     range: _Arguments(lambda value: [value.start, value.stop, value.step], range),
     slice: _Arguments(lambda value: [value.start, value.stop, value.step], slice),
     Decimal: _Arguments(lambda value: [str(value)], Decimal),
@@ -59,29 +68,49 @@ VALUES: dict[type, _Arguments] = {
         lambda value: [value.isoformat(), value.fold],
         lambda text, fold: datetime.fromisoformat(text).replace(fold=fold),
     ),
+    time: _Arguments(
+        lambda value: [value.isoformat(), value.fold],
+        lambda text, fold: time.fromisoformat(text).replace(fold=fold),
+    ),
+    timezone: _Arguments(
+        lambda value: [(offset := value.utcoffset(None)).days, offset.seconds, offset.microseconds, *_name_of(value)],
+        lambda days, seconds, micros, *name: timezone(timedelta(days, seconds, micros), *name),
+    ),
+    ZoneInfo: _Arguments(lambda value: [value.key], ZoneInfo),
     UUID: _Arguments(lambda value: [str(value)], UUID),
+    **{
+        kind: _Arguments(lambda value: [value.name], logging.getLogger) for kind in (logging.Logger, logging.RootLogger)
+    },
     **{type(value): _Arguments(lambda value: [str(value)], _CONSTANTS.__getitem__) for value in _CONSTANTS.values()},
 }
 _VALUES_BY_NAME = {kind_name(kind): arguments for kind, arguments in VALUES.items()}
 
 
 class Values(Kind):
-    """Immutable values of Python and torch, such as a range or a path."""
+    """Immutable values of Python and torch, such as a range or a path; loggers, by their names."""
 
     form = "value"
     types = tuple(VALUES)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
-        """Return the arguments of a value; a time with a zone other than UTC is opaque."""
-        if isinstance(value, datetime) and value.tzinfo not in (None, UTC):
+        """Return the arguments of a value, and the zone of a time that is not in UTC."""
+        zone = getattr(value, "tzinfo", None)
+        if zone in (None, UTC):
+            return self.instance(value, items=VALUES[type(value)].of(value))
+        if type(zone) not in VALUES:
             return OPAQUE.describe(walk, value, path)
-        return self.instance(value, items=VALUES[type(value)].of(value))
+        items = VALUES[type(value)].of(value.replace(tzinfo=None))
+        return self.instance(value, items=items, zone=walk.node(zone, step(path, "tzinfo")))
 
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
-        """Make the value again."""
+        """Make the value again, or keep a live logger, which may be another than `getLogger`'s."""
         if node.kind not in _VALUES_BY_NAME:
             return restore.mark_stale(path, node.kind, live)
-        return _VALUES_BY_NAME[node.kind].make(*node.state["items"])
+        if type(live) is logging.Logger and self.instance(live, items=[live.name]) == node:
+            return live
+        made = _VALUES_BY_NAME[node.kind].make(*node.state["items"])
+        zone = restore.value(node.state.get("zone"), MISSING, step(path, "tzinfo"))
+        return made if zone is None else made.replace(tzinfo=zone)
 
 
 class Enums(Kind):
@@ -110,7 +139,7 @@ class Enums(Kind):
 
 
 class Addresses(Kind):
-    """Numbers that are the `id` of an object in another part of the state.
+    """Numbers that are the `id` of an object, described before or in another part.
 
     Ids differ between attempts.
     """
@@ -119,7 +148,11 @@ class Addresses(Kind):
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return a reference to the object."""
-        return self.instance(value, of=Same(walk.anchors[value]))
+        return self.of(walk.address_of(value))
+
+    def of(self, path: str) -> Instance:
+        """Return the node of the `id` of the object at `path`."""
+        return self.instance(0, of=Same(path))
 
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Return the address of the object in this attempt."""
@@ -128,7 +161,7 @@ class Addresses(Kind):
 
 
 class Classes(Kind):
-    """Classes that are factories of a defaultdict, or that a library makes.
+    """Classes that are found by their names, or that a library makes.
 
     Other classes are constants of every attempt.
     """
@@ -139,14 +172,18 @@ class Classes(Kind):
         """Return the name of a class."""
         return Instance(self.form, kind_text(value.__module__, value.__qualname__))
 
+    def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
+        """Return the node if no such class is found."""
+        return None if is_remade(node.kind) or class_found(node.kind) is not None else node
+
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Return the class of that name."""
         if isinstance(live, type) and kind_text(live.__module__, live.__qualname__) == node.kind:
             return live
         if live is MISSING and is_remade(node.kind):
-            restore.read_back()
+            restore.mark_changed()
             return live
-        found = class_called(node.kind, MISSING, object)
+        found = class_found(node.kind)
         return restore.mark_stale(path, node.kind, live) if found is None else found
 
 

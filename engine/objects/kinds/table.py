@@ -3,10 +3,28 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from midstride.engine.objects.kinds.arrays import Arrays, Numbers, Scalars
+from midstride.engine.objects.kinds.arrays import (
+    Arrays,
+    DataTypes,
+    DerivedArrays,
+    MaskedArrays,
+    MemoryMaps,
+    Numbers,
+    Records,
+    Scalars,
+)
 from midstride.engine.objects.kinds.blocks import Blocks
-from midstride.engine.objects.kinds.containers import ByteArrays, Deques, Dicts, Lists, NamedTuples, Sets, Tuples
-from midstride.engine.objects.kinds.functions import Functions, Methods, Partials, WeakReferences
+from midstride.engine.objects.kinds.containers import (
+    ByteArrays,
+    Deques,
+    Dicts,
+    Lists,
+    NamedTuples,
+    Proxies,
+    Sets,
+    Tuples,
+)
+from midstride.engine.objects.kinds.functions import Functions, Methods, Partials, WeakContainers, WeakReferences
 from midstride.engine.objects.kinds.generators import Generators
 from midstride.engine.objects.kinds.iterators import Counts, Cursors, Iterators
 from midstride.engine.objects.kinds.kind import Kind
@@ -19,27 +37,40 @@ from midstride.engine.objects.kinds.library_objects import (
 )
 from midstride.engine.objects.kinds.opaque import LEFT_OUT, OPAQUE
 from midstride.engine.objects.kinds.plain import ADDRESSES, CLASSES, Enums, Values
-from midstride.engine.objects.kinds.tensors import ShardedTensors, Tensors, Views
+from midstride.engine.objects.kinds.reduced import Reduced
+from midstride.engine.objects.kinds.tables import Tables
+from midstride.engine.objects.kinds.tensors import FlippedTensors, ShardedTensors, Tensors, Views
 from midstride.engine.objects.kinds.user_objects import DataSets, DerivedValues, UserObjects
 from midstride.engine.state.object_nodes import Instance
 
 if TYPE_CHECKING:
-    from midstride.engine.objects.restore import GraphRestore
     from midstride.engine.objects.walk import GraphWalk
 
-__all__ = ["KINDS", "describer_of", "kind_of", "restorer_of", "restorers"]
+__all__ = ["KINDS", "describer_of", "kind_of", "kind_of_node", "kinds_of_nodes"]
 
 KINDS: Sequence[Kind] = (
     # of classes that are known
     *(Tensors(), Arrays(), Lists(), Tuples(), Dicts(), Sets(), Deques(), ByteArrays(), Values()),
-    *(Functions(), Methods(), WeakReferences(), Counts(), Cursors(), Iterators(), DataSets()),
-    *(ShardedTensors(), Graphs()),
+    *(Functions(), Methods(), WeakReferences(), WeakContainers(), Counts(), Cursors(), Iterators(), DataSets()),
+    *(ShardedTensors(), Graphs(), MaskedArrays(), DerivedArrays(), MemoryMaps(), DataTypes(), Tables(), Proxies()),
     # of their derived classes, and of the user's
-    *(Generators(), Scalars(), Enums(), Numbers(), NamedTuples(), Partials(), OPAQUE, DerivedValues(), UserObjects()),
+    *(
+        Generators(),
+        Records(),
+        Scalars(),
+        Enums(),
+        Numbers(),
+        NamedTuples(),
+        Partials(),
+        Reduced(),
+        OPAQUE,
+        DerivedValues(),
+        UserObjects(),
+    ),
     # of libraries
     *(Pipelines(), Statefuls(), AttributeObjects(), LibraryObjects()),
-    # of no class: one kind of number, of name, of nodes, of long containers
-    *(ADDRESSES, CLASSES, LEFT_OUT, Views(), Blocks()),
+    # of no class: kinds of numbers, of names, of nodes, of views, of long containers
+    *(ADDRESSES, CLASSES, LEFT_OUT, Views(), FlippedTensors(), Blocks()),
 )
 #: class -> `describe` of the kind of its objects; classes that are met are added
 _DESCRIBERS: "dict[type, Callable[[GraphWalk, Any, str], Any]]" = {}
@@ -55,23 +86,23 @@ def describer_of(kind: type) -> "Callable[[GraphWalk, Any, str], Any]":
     return _DESCRIBERS.get(kind) or _DESCRIBERS.setdefault(kind, kind_of(kind).describe)
 
 
-def restorers(kinds: Sequence[Kind]) -> "dict[str | type, Callable[[GraphRestore, Any, Any, str], Any]]":
-    """Return the methods that restore nodes, by form of an instance or class of a node."""
-    found: dict[str | type, Callable[[GraphRestore, Any, Any, str], Any]] = {}
+def kinds_of_nodes(kinds: Sequence[Kind]) -> dict[str | type, Kind]:
+    """Return the kinds by form of an instance or class of a node."""
+    found: dict[str | type, Kind] = {}
     for kind in reversed(kinds):  # of two with one form, the first row counts
-        found |= dict.fromkeys([*([kind.form] if kind.form else []), *kind.node_types], kind.restore)
+        found |= dict.fromkeys([*([kind.form] if kind.form else []), *kind.node_types], kind)
     return found
 
 
-_RESTORERS = restorers(KINDS)
+_OF_NODES = kinds_of_nodes(KINDS)
 
 
-def restorer_of(node: Any) -> "Callable[[GraphRestore, Any, Any, str], Any] | None":
-    """Return the method that restores a node; None if the node is the value itself.
+def kind_of_node(node: Any) -> Kind | None:
+    """Return the kind that restores a node; None if the node is the value itself.
 
     Raises:
         KeyError: it is an instance of a form that this version does not know.
     """
     if type(node) is Instance:
-        return _RESTORERS[node.form]
-    return _RESTORERS.get(type(node))
+        return _OF_NODES[node.form]
+    return _OF_NODES.get(type(node))

@@ -2,13 +2,12 @@
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from midstride.engine.errors import NotExact
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.objects.kinds.opaque import OPAQUE
 from midstride.engine.objects.restored_memory import RestoredMemory
@@ -18,12 +17,10 @@ from midstride.engine.state.row_shards import (
     RowShard,
     distributed_tensor,
     is_distributed,
-    join_rows,
     row_shard_of,
-    shard_rows,
-    shards_of,
 )
 from midstride.engine.state.tensors import other_kind
+from midstride.engine.state.torch_internals import flipped
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from midstride.engine.objects.walk import GraphWalk
 
 __all__ = [
+    "FlippedTensors",
     "ShardedTensors",
     "Tensors",
     "Views",
@@ -39,7 +37,6 @@ __all__ = [
     "mark_device_tensors",
     "place_device_tensors",
     "placed_tensors",
-    "reshard_nodes",
     "tensors_in",
 ]
 
@@ -60,35 +57,48 @@ class Tensors(Kind):
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the tensor without its graph, or the view that it is of a weight."""
         walk.meet(value, path)
+        if value.layout == torch.strided and (value.is_neg() or value.is_conj()):
+            return _FLIPPED.describe(walk, value, path)
         if (view := walk.view(value)) is not None:
             return view
         plain = value.detach() if value.grad_fn is not None else value
         if other_kind(plain) is not None or walk.is_view_without_address(value):
             return OPAQUE.describe(walk, value, path)
-        if plain.is_cpu and (value.grad_fn is not None or value.grad is None):
+        own = {name: one for name, one in vars(value).items() if not name.startswith("_")}
+        if plain.is_cpu and not own and (value.grad_fn is not None or value.grad is None):
             return plain
         state: dict[str, Any] = {} if plain.is_cpu else {"on_device": True}
+        if own:
+            state["attributes"] = walk.attributes(own, path)
         return self.instance(value, value=plain, **state, **_gradient_of(walk, value, path))
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill a tensor in place, or return a new one in the memory that it shared."""
-        if not isinstance(node, Instance):
-            return _restored(restore, node, live, path, was_on_host=True)
         before = _gradient_before(live)
+        if not isinstance(node, Instance):
+            target = _restored(restore, node, live, path, was_on_host=True)
+            return _restore_gradient(restore, node, target, before, path)
         was_on_host = "on_device" not in node.state
+        own = vars(live) if isinstance(live, Tensor) else {}
+        attributes = [(name, own.get(name, MISSING), part) for name, part in node.state.get("attributes", {}).items()]
         target = _restored(restore, node.state["value"], live, path, was_on_host=was_on_host)
+        for name, value, part in attributes:
+            if (after := restore.value(part, value, step(path, name))) is not MISSING:
+                setattr(target, name, after)
         return _restore_gradient(restore, node, target, before, path)
 
 
 def _restored(restore: "GraphRestore", value: Tensor, live: Any, path: str, *, was_on_host: bool) -> Any:
-    if restore.use(live, path, fits=restore.takes(live, value, was_on_host=was_on_host)):
+    if restore.claim(live, path, fits=restore.takes(live, value, was_on_host=was_on_host)):
         restore.memory.take(live, value)
         with torch.no_grad():
             live.detach().copy_(value)
+        if live.is_leaf and live.requires_grad != value.requires_grad:
+            live.requires_grad_(value.requires_grad)
         return live
     plain = value.detach()
     placed = restore.memory.place(plain, was_on_host=was_on_host)
-    return restore.set(value if placed is plain and was_on_host else _leaf_like(value, placed), path)
+    return restore.record(value if placed is plain and was_on_host else _leaf_like(value, placed), path)
 
 
 def _leaf_like(value: Tensor, placed: Tensor) -> Tensor:
@@ -108,12 +118,56 @@ def _gradient_before(live: Any) -> Tensor | None:
     return live.grad if isinstance(live, Tensor) and live.is_leaf else None
 
 
-def _restore_gradient(restore: "GraphRestore", node: Instance, target: Any, before: Tensor | None, path: str) -> Any:
-    if "gradient" in node.state:
-        gradient = restore.put(node.state["gradient"], MISSING if before is None else before, step(path, "grad"))
-        if gradient is not before:
-            target.grad = gradient
+def _restore_gradient(restore: "GraphRestore", node: Any, target: Any, before: Tensor | None, path: str) -> Any:
+    gradient = None
+    if isinstance(node, Instance) and "gradient" in node.state:
+        gradient = restore.value(node.state["gradient"], MISSING if before is None else before, step(path, "grad"))
+    if gradient is not before and gradient is not MISSING:
+        target.grad = gradient
     return target
+
+
+class FlippedTensors(Kind):
+    """Conjugate or negative views, in the memory of another tensor."""
+
+    form = "flipped tensor"
+
+    def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
+        """Return the node of the tensor in memory, and which view it is."""
+        flips = dict.fromkeys(_flips_of(value), True)
+        return self.instance(value, of=walk.node(_in_memory(value), step(path, "of")), **flips)
+
+    def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+        """Return the view of the restored tensor; the live one if that was filled in place."""
+        flips = [name for name in _FLIPS if node.state.get(name)]
+        is_one = isinstance(live, Tensor) and live.layout == torch.strided and _flips_of(live) == flips
+        before = _in_memory(live) if is_one else MISSING
+        after = restore.value(node.state["of"], before, step(path, "of"))
+        if not isinstance(after, Tensor):
+            return restore.mark_stale(path, node.kind, live)
+        if after is before:
+            return restore.record(live, path)
+        for name in flips:
+            after = flipped(after, name)
+        return restore.record(after, path)
+
+
+#: views that differ from their memory by a bit of the tensor
+_FLIPS = ("conj", "neg")
+
+
+def _flips_of(value: Tensor) -> list[str]:
+    return [name for name in _FLIPS if getattr(value, f"is_{name}")()]
+
+
+def _in_memory(value: Tensor) -> Tensor:
+    """Return the tensor in memory that `value` shows, conjugate or negative."""
+    for name in _flips_of(value):
+        value = flipped(value, name)
+    return value.detach()
+
+
+_FLIPPED = FlippedTensors()
 
 
 class Views(Kind):
@@ -128,12 +182,13 @@ class Views(Kind):
             return restore.mark_stale(path, f"a view of {node.of}", live)
         view = base.detach().as_strided(node.shape, node.strides, base.storage_offset() + node.offset)
         if _is_same_view(live, view):
-            return restore.set(live, path)
-        return restore.set(view, path)
+            return restore.record(live, path)
+        return restore.record(view, path)
 
 
 def _is_same_view(a: Any, b: Tensor) -> bool:
     alike = isinstance(a, Tensor) and (a.shape, a.dtype, a.layout) == (b.shape, b.dtype, b.layout)
+    alike = alike and not _flips_of(a)
     return alike and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
 
 
@@ -176,7 +231,7 @@ def _restored_rows(restore: "GraphRestore", node: Instance, live: Any, path: str
     if own is not None:  # the rows of all weights are there, too
         fits = _is_cut_alike(own, rows) and restore.weight_at(own.rows) is None
         fits = fits and restore.takes(own.rows, rows.rows, was_on_host=own.rows.is_cpu)
-        if restore.use(live, path, fits=fits):
+        if restore.claim(live, path, fits=fits):
             restore.memory.take(own.rows, rows.rows)
             own.rows.copy_(rows.rows)
             return live
@@ -187,7 +242,7 @@ def _restored_rows(restore: "GraphRestore", node: Instance, live: Any, path: str
     requires_grad = node.state.get("requires_grad", False)
     if node.state.get("parameter"):
         made = nn.Parameter(made, requires_grad=requires_grad)
-    return restore.set(made.requires_grad_(requires_grad), path)
+    return restore.record(made.requires_grad_(requires_grad), path)
 
 
 def _is_cut_alike(own: RowShard | None, rows: RowShard) -> bool:
@@ -199,41 +254,12 @@ def _restored_alias(restore: "GraphRestore", node: Instance, live: Any, path: st
     if not is_distributed(base):
         return restore.mark_stale(path, f"the memory of {node.state['of'].path}", live)
     if is_distributed(live) and _start(live) == _start(base) and live.shape == base.shape:
-        return restore.set(live, path)
-    return restore.set(base.detach(), path)
+        return restore.record(live, path)
+    return restore.record(base.detach(), path)
 
 
 def _start(tensor: "DTensor") -> int:
     return cast("DTensor", tensor.detach()).to_local().data_ptr()
-
-
-def reshard_nodes(trees: Sequence[Any], tensors: Iterable[object]) -> None:
-    """Change nodes of sharded tensors in all old ranks' trees to this rank's rows.
-
-    Args:
-        trees: one for each old rank; all nodes of the first are changed.
-        tensors: parameters of the module, placed as in this world.
-
-    Raises:
-        NotExact: a rank of the old world lacks one.
-    """
-    like = next((tensor for tensor in tensors if is_distributed(tensor)), None)
-    found = [
-        {path: node for path, node in instances_in(tree, ShardedTensors.form) if "rows" in node.state} for tree in trees
-    ]
-    if like is None or not found[0]:
-        return
-    rank, size = shards_of(like)
-    for path, node in found[0].items():
-        nodes = [each[path] for each in found if path in each]
-        if len(nodes) < len(trees):
-            raise NotExact(
-                f"only some ranks of the snapshot hold {path.strip('/').replace('/', '.')}, a distributed tensor of "
-                f"{node.state['rows'].shape}: it cannot be put together for {size} ranks. Resume with {len(trees)}."
-            )
-        rows = shard_rows(join_rows([each.state["rows"] for each in nodes]), rank, size)
-        for each in nodes:
-            each.state["rows"] = rows
 
 
 def mark_device_tensors(tree: Any) -> Any:

@@ -1,11 +1,20 @@
 """Objects that consist of attributes and items: the user's, modules, torch's data sets."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from midstride.engine.objects.attributes import state_attributes
-from midstride.engine.objects.classes import BASES, TORCH_DATA, class_called, fresh, is_library, is_made_anew
+from midstride.engine.objects.classes import (
+    BASES,
+    TORCH_DATA,
+    can_be_fresh,
+    class_called,
+    fresh,
+    is_library,
+    is_made_anew,
+)
 from midstride.engine.objects.kinds.containers import WITH_ITEMS, describe_items, restore_items
-from midstride.engine.objects.kinds.kind import MISSING, Kind
+from midstride.engine.objects.kinds.kind import MISSING, Kind, is_alike
 from midstride.engine.state.object_nodes import Instance, kind_name, step
 
 if TYPE_CHECKING:
@@ -35,17 +44,39 @@ class UserObjects(Kind):
                 return self.described(walk, value, path)
         return self.described(walk, value, path)
 
+    def held(self, walk: "GraphWalk", value: Any) -> dict[str, Any]:
+        """Return the attributes that are state, by name."""
+        return state_attributes(value)
+
     def described(self, walk: "GraphWalk", value: Any, path: str) -> Instance:
         """Return the node of an object that the walk has met."""
-        node = self.instance(value, attributes=walk.attributes(state_attributes(value), path))
-        if isinstance(value, WITH_ITEMS):
+        node = self.instance(value, attributes=walk.attributes(self.held(walk, value), path))
+        if issubclass(type(value), WITH_ITEMS):  # a proxy says another's class
             node.state["items"] = describe_items(walk, value, step(path, "items"))
         return node
 
+    def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield attributes and items."""
+        before = {} if live is MISSING else state_attributes(live)
+        yield from ((part, before.get(name, MISSING)) for name, part in node.state["attributes"].items())
+        yield node.state.get("items"), live
+
+    def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
+        """Return a lost part; a lost attribute of a user's live object leaves its others."""
+        is_late = is_late or not is_alike(node, live)
+        if is_alike(node, live):
+            if not is_library(type(live)):
+                return None
+        elif not can_be_fresh(class_called(node.kind, MISSING, object)):
+            return node
+        return super().lost_part(restore, node, live, is_late=is_late)
+
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
-        """Fill an object in place, or a new one of that class."""
-        if not restore.use(live, path, fits=live is not MISSING and kind_name(type(live)) == node.kind):
-            live = restore.set(fresh(class_called(node.kind, live, object)), path)
+        """Fill an object in place, or make one; a new one, or a library's, whole or not at all."""
+        if restore.keep_whole(node, live, path):
+            return live
+        if not restore.claim(live, path, fits=is_alike(node, live)):
+            live = restore.record(fresh(class_called(node.kind, live, object)), path)
             if live is None:
                 return restore.mark_stale(path, node.kind, MISSING)
         restore.attributes(node.state["attributes"], live, path)
@@ -85,15 +116,15 @@ class DerivedValues(Kind):
         arguments = [value] if base is frozenset else base.__getnewargs__(value)
         plain = base(*arguments)
         attributes = walk.attributes(state_attributes(value), path)
-        return self.instance(value, base=walk.node(plain, step(path, base.__name__)), attributes=attributes)
+        return self.instance(value, base=walk.node(plain, step(path, "base")), attributes=attributes)
 
     def restore(self, restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
         """Return a new object."""
         kind = class_called(node.kind, live, object)
-        plain = restore.put(node.state["base"], MISSING, step(path, "base"))
+        plain = restore.value(node.state["base"], MISSING, step(path, "base"))
         base: Any = type(plain)
         if kind is None or not issubclass(kind, base):
             return restore.mark_stale(path, node.kind, live)
-        made = restore.set(base.__new__(kind, plain), path)
+        made = restore.record(base.__new__(kind, plain), path)
         restore.attributes(node.state["attributes"], made, path)
         return made

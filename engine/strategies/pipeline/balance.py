@@ -82,7 +82,8 @@ def balance_stages(costs: Sequence[float], layers: Layers, stages: int) -> list[
     if best[stages][count] == never:
         raise UserError(
             f"sequential_module has {count} layers, and there is no way to cut them into {stages} stages: use fewer "
-            "processes or stages. Each stage needs something to train, and layers that share something need one stage."
+            "processes or stages. Each stage needs parameters to train, and layers that share parameters must be in "
+            "one stage."
         )
     balance, end = [], count
     for stage in range(stages, 0, -1):
@@ -142,7 +143,7 @@ def tensors_of(value: Any) -> tuple[Tensor, ...]:
     if all(isinstance(tensor, Tensor) for tensor in given):
         return given
     kinds = ", ".join(type(other).__name__ for other in given if not isinstance(other, Tensor))
-    raise UserError(f"the layers of sequential_module hand tensors, or tuples of tensors, to each other, not {kinds}.")
+    raise UserError(f"layers of sequential_module exchange {kinds}: return tensors or tuples of tensors from them.")
 
 
 def _forward_backward(layer: nn.Module, x: Any) -> Any:

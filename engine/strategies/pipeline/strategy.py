@@ -192,7 +192,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
         elif layers.balance != (self._balance or layers.balance):
             raise UserError(
                 f"sequential_module was cut by balance={layers.balance} earlier in this process, and now has "
-                f"balance={self._balance}: build the module anew."
+                f"balance={self._balance}: build the module again."
             )
         self._balance = layers.balance
         module.to(self.device)

@@ -1,5 +1,6 @@
 """Lives of Lightning's modules: under its Trainer, under midstride's, and killed on the way. Called in a fork."""
 
+import importlib
 import json
 import os
 import traceback
@@ -26,20 +27,17 @@ def live_all(folder: Path) -> None:
     for name in ROWS:
         told: dict[str, Any] = {}
         try:
-            told = lives_of(name, folder / name)
+            told = lives_of(ROWS[name], folder / name)
         except BaseException:
             told["error"] = traceback.format_exc()
         (folder / f"{name}.json").write_text(json.dumps(told))
 
 
-def lives_of(name: str, folder: Path) -> dict[str, Any]:
+def lives_of(row: Any, folder: Path) -> dict[str, Any]:
     """Return what came of one module: whether it ends as under Lightning, and how each of its lives ended."""
-    from laws.lightning.table import ROWS
-
     folder.mkdir()
-    row = ROWS[name]
     theirs, ours = lightning_weights(row, folder), midstride_weights(row, folder / "undisturbed")
-    differing = [key for key in theirs | ours if key not in ours or not torch.equal(theirs[key], ours[key])]
+    differing = [key for key in theirs | ours if key not in ours or not _equal(theirs[key], ours[key])]
     plan = FaultPlan(folder / "plan")
     for step, phase in DEATHS:
         plan.add("kill", step=step, phase=phase)
@@ -48,11 +46,17 @@ def lives_of(name: str, folder: Path) -> dict[str, Any]:
     return {"differing": differing, "draws": row.draws, "codes": codes}
 
 
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if hasattr(one, "__tensor_flatten__"):  # of a library's own class, made of plain ones
+        return all(_equal(getattr(one, part), getattr(other, part)) for part in one.__tensor_flatten__()[0])
+    return torch.equal(one, other)
+
+
 def lightning_weights(row: Any, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights after Lightning's own fit, which keeps its checkpoints in `folder`."""
-    import lightning
-
     module, data, callbacks = row.made()
+    roots = (kind.__module__.partition(".")[0] for kind in type(module).__mro__)
+    lightning = importlib.import_module(next(root for root in roots if root in ("lightning", "pytorch_lightning")))
     quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "logger"), False)
     keeps = any(type(callback).__name__ == "ModelCheckpoint" for callback in callbacks)
     logs = [callback for callback in callbacks if type(callback).__name__ != "LearningRateMonitor"]  # needs a logger

@@ -128,19 +128,26 @@ def windows(folder: Path) -> None:
     (folder / "windows.json").write_text(json.dumps(found))
 
 
-def gathered(samples: int, batch: int, folder: Path) -> None:
-    """Write, for both loaders, the samples that `gather_for_metrics` returns, and the warnings of midstride's."""
+def gathered(cases: list[tuple[int, int]], folder: Path) -> None:
+    """Write, for each number of samples and batch size, what `gather_for_metrics` returns over both loaders.
+
+    With the warnings of midstride's.
+    """
     from accelerate import Accelerator
 
     warned: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: warned.append(record.getMessage())
     logging.getLogger("midstride").addHandler(handler)
-    accelerator, found = Accelerator(cpu=True), {}
-    for name, make in {"plain": DataLoader, "stateful": StatefulDataLoader}.items():
-        loader = accelerator.prepare(make(TensorDataset(torch.arange(float(samples))), batch))
-        found[name] = sorted(int(x) for (part,) in loader for x in accelerator.gather_for_metrics(part))
-    (folder / f"gathered-{os.environ['RANK']}.json").write_text(json.dumps({**found, "warned": warned}))
+    told: list[dict[str, Any]] = []
+    for samples, batch in cases:
+        accelerator, found = Accelerator(cpu=True), {}
+        for name, make in {"plain": DataLoader, "stateful": StatefulDataLoader}.items():
+            loader = accelerator.prepare(make(TensorDataset(torch.arange(float(samples))), batch))
+            found[name] = sorted(int(x) for (part,) in loader for x in accelerator.gather_for_metrics(part))
+        told.append({**found, "warned": [*warned]})
+        warned.clear()
+    (folder / f"gathered-{os.environ['RANK']}.json").write_text(json.dumps(told))
 
 
 LOOPS = {"lightning": lightning_reads, "accelerate": accelerate_reads}

@@ -8,7 +8,12 @@ import lightning as L
 import torch
 from laws.lightning import beside, by_hand, own_methods, style
 from laws.lightning.style import loader
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateMonitor,
+    ModelCheckpoint,
+)
 
 
 def loaders() -> dict[str, Any]:
@@ -83,5 +88,11 @@ ROWS = {
     "two optimizers with schedules": Row(by_hand.Scheduled),
     "toggled by its optimizers": Row(by_hand.Toggled),
     "accumulated by hand": Row(by_hand.Accumulated),
+    "windows of several lengths": Row(
+        style.TwoLists,
+        options={"max_epochs": 4, "accumulate_grad_batches": 1},
+        callbacks=lambda: [GradientAccumulationScheduler({1: 4, 2: 2})],
+    ),
+    "overfitting": Row(style.AutoEncoder, lambda: {"train": loader(24)}, {"overfit_batches": 3}),
     "plateaus by hand": Row(by_hand.Plateau, options={"max_epochs": 4}),
 }

@@ -131,23 +131,29 @@ class Waiting(queue.SimpleQueue[float]):
 class DerivedInC(Small):
     """What objects hold that stands in no attribute."""
 
-    warns = (
-        r"stop, a Stop, is not(.|\n)*point, a Point, (.|\n)*day, a Day, (.|\n)*grid, a Grid, (.|\n)*a Waiting, "
-        r"(.|\n)*rows, a meta Tensor, is"
-    )
-
     def build(self) -> None:
         self.stop, self.point, self.day = Stop(1.0), Point(1.0), Day(2026, 1, 1)
-        self.grid, self.waiting = np.zeros(2).view(Grid), Waiting()
-        self.rows = torch.empty(1, device="meta")
+        self.grid = np.zeros(2).view(Grid)
 
     def factor(self, batch: Tensor) -> Any:
-        self.rows = self.rows.repeat(2)
         self.stop, self.day = Stop(self.stop.args[0] * 2), Day.fromordinal(self.day.toordinal() + 1)
         self.point.x *= 2
         self.grid += 1
+        return self.stop.args[0] + self.point.x + self.day.day + float(self.grid.sum())
+
+
+class WaitsInC(Small):
+    """What pickle refuses, and what has no values."""
+
+    warns = r"waiting, a Waiting, is(.|\n)*rows, a meta Tensor, is"
+
+    def build(self) -> None:
+        self.waiting, self.rows = Waiting(), torch.empty(1, device="meta")
+
+    def factor(self, batch: Tensor) -> Any:
+        self.rows = self.rows.repeat(2)
         self.waiting.put(1.0)
-        return self.stop.args[0] + self.point.x + self.day.day + float(self.grid.sum()) + self.waiting.qsize()
+        return self.waiting.qsize()
 
 
 class Made:

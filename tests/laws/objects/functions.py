@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 from laws.objects.small import Small
+from support.libraries import library
 from torch import Tensor
+
+augment = library("augment")
 
 
 def soft(value: float) -> float:
@@ -108,7 +111,7 @@ class Patched(Small):
 class Linked(Small):
     """A list that is linked, as long as training."""
 
-    warns = r"nested deeper than 64 levels, and from there on not part of snapshots: module\.newest\.1\.1"
+    warns = r"nested deeper than 64 levels; deeper parts are in no snapshot: module\.newest\.1\.1"
 
     def build(self) -> None:
         self.newest: Any = None
@@ -206,14 +209,25 @@ class Bends(Small):
 class Fits(Small):
     """What is called is an object of a library that shows no array."""
 
-    warns = r"part of no snapshot: module\.curve\.\w+ \(float64\[2\] \w+, now float64\[2\] \w+\)"
-
     def build(self) -> None:
         self.curve: Any = np.polynomial.Polynomial([0.0, 1.0])
 
     def factor(self, batch: Tensor) -> Any:
         self.curve = self.curve + 0.1
         return float(self.curve(1.0))
+
+
+class FitsAlone(Small):
+    """What is called is an object of a library that pickle refuses."""
+
+    warns = r"part of no snapshot: module\.curve\.slope \(1\.0, now 1\.1\)"
+
+    def build(self) -> None:
+        self.curve = augment.Curve()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.curve.slope += 0.1
+        return self.curve(1.0)
 
 
 class WeakWithCallback(Small):
@@ -247,8 +261,6 @@ class InOwnModule(Small):
 
 class WeakProxy(Small):
     """A weak proxy whose object is gone by the first snapshot."""
-
-    warns = "attribute newest, a ProxyType, is not part"
 
     def build(self) -> None:
         self.nodes = [Node(1.0)]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from laws.objects.small import Small
 from torch import Tensor, nn
 
@@ -69,3 +70,17 @@ class TensorHookedLate(Small):
         if self.global_step == 1 and not self.layer.weight._backward_hooks:
             self.layer.weight.register_hook(lambda gradient: gradient * 2)
         return 1.0
+
+
+class HooksTeacher(Small):
+    """Training registers a hook on a layer that is in no part of the module."""
+
+    warns = r"which no snapshot holds: .*<lambda> in module\.teachers\.0\.forward_hooks is new"
+
+    def build(self) -> None:
+        self.teachers = [nn.Linear(2, 1)]
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            self.teachers[0].register_forward_hook(lambda *_: torch.ones(1))
+        return 1 + self.teachers[0](batch).detach().mean().abs()

@@ -8,11 +8,16 @@ import queue
 import textwrap
 import threading
 import types
+import weakref
 from collections import UserDict, defaultdict
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import networkx
 import numpy as np
+import pandas as pd
 import torch
 from laws.objects.small import Rows, Small
 from torch import Tensor, ones
@@ -116,6 +121,38 @@ class Plays(Small):
         return self.env.step()
 
 
+class Env:
+    """As the base class of gymnasium's environments."""
+
+    __module__ = "gymnasium.core"
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Pendulum(Env):
+    """As an environment of gymnasium, which is written in Python."""
+
+    __module__ = "gymnasium.envs.classic_control.pendulum"
+
+    def __init__(self) -> None:
+        self.angle, self.numbers = 0.0, np.random.default_rng(3)
+
+    def step(self) -> float:
+        self.angle += self.numbers.random()
+        return self.angle
+
+
+class Swings(Small):
+    """An environment whose attributes show all that it holds."""
+
+    def build(self) -> None:
+        self.env = Pendulum()
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.env.step()
+
+
 class Numbers(Small):
     """In memory that others may look at, too."""
 
@@ -132,6 +169,63 @@ class Numbers(Small):
         self.objects[0] = (self.step.value, self.objects[2])
         self.objects[2].append(self.seen[-1])
         return sum(self.seen) + self.step.value + self.objects[1]["count"] + sum(self.objects[0][1])
+
+
+class Tabulates(Small):
+    """Tables, masked arrays and times, which training grows, replaces and makes; two objects share a table."""
+
+    def build(self) -> None:
+        self.table, self.prior = pd.DataFrame({"loss": [0.0], "phase": ["warm"]}), pd.Series([1.0, 2.0])
+        self.shown = [self.table]
+        self.valid = np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0])
+        self.until = datetime(2026, 3, 29, tzinfo=ZoneInfo("Europe/Berlin"))
+        self.groups: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.table.loc[len(self.table)] = [float(batch.sum()), "high" if batch.sum() > 0 else "low"]
+        self.prior.iloc[len(self.table) % 2] += 1
+        self.groups = self.table.groupby("phase").loss.mean()
+        self.valid[len(self.table) % 3] = np.ma.masked if batch.sum() > 0 else 5.0
+        self.until += timedelta(days=1)
+        hours = self.until.utcoffset().total_seconds() / 3600  # type: ignore[union-attr]
+        return self.groups.sum() + len(self.shown[0]) + self.prior.sum() + float(self.valid.sum()) + hours
+
+
+class Held:
+    def __init__(self, number: int) -> None:
+        self.n = number
+
+
+class Refers(Small):
+    """Weak containers and proxies of objects that others hold."""
+
+    def build(self) -> None:
+        self.parts = [Held(number) for number in range(3)]
+        self.active: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self.newest = weakref.proxy(self.parts[0])
+
+    def factor(self, batch: Tensor) -> Any:
+        part = self.parts[int(self.global_step) % 2]
+        self.active.add(part)
+        self.counts[part] = self.counts.get(part, 0) + 1
+        self.named[f"{self.global_step}"] = part
+        self.newest.n += 1
+        self.newest = weakref.proxy(part)
+        part.n += len(self.named) + sum(part.n for part in self.active)
+        return sum(part.n for part in self.parts) + sum(self.counts.values())
+
+
+class Links(Small):
+    """A graph, whose class caches views of it."""
+
+    def build(self) -> None:
+        self.graph = networkx.Graph()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.graph.add_edge(len(self.graph), 0, weight=float(batch.sum()))
+        return sum(weight for _, _, weight in self.graph.edges.data("weight"))
 
 
 class Told(Rows):

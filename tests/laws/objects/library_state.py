@@ -1,8 +1,12 @@
 """State in objects of libraries whose attributes are all of it: transforms, collate functions, data sets, metrics."""
 
+import io
 from typing import Any
 
+import numpy as np
+import torch
 from laws.objects.small import Rows, Small
+from sklearn.tree import DecisionTreeRegressor
 from support.libraries import library
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -110,6 +114,30 @@ class Gathers(Small):
         return seen.abs() + self.config.scale + self.config.none + self.modes[augment.Mode.EDGE]
 
 
+class TakenApart(Small):
+    """What pickle links anew, takes apart, or makes again; a tree that training fits first."""
+
+    def build(self) -> None:
+        self.cache, self.late = augment.Cache(), None
+        self.tree, self.bits = DecisionTreeRegressor(), {"draws": [np.random.PCG64(1)]}
+        self.tape = io.BytesIO()
+
+    def factor(self, batch: Tensor) -> Any:
+        rows = batch.detach().numpy()
+        before = float(self.tree.predict(rows)[0]) if self.global_step else 0.0
+        self.tree.fit(rows, rows[:, 0])
+        self.late = self.late or augment.Cache()
+        used = [*self.cache.add(f"{self.global_step % 2}"), *self.late.add(f"{self.global_step % 3}")]
+        self.tape.write(bytes([len(used)]))
+        if self.global_step == 1:
+            self.draws = np.random.default_rng(3)
+            self.bits["of draws"] = [self.draws.bit_generator]
+        drawn = self.bits["draws"][0].random_raw() % 97
+        if self.global_step > 0:
+            drawn += self.draws.random() + self.bits["of draws"][0].random_raw() % 89
+        return before + sum((at + 1) * count for at, (_, count) in enumerate(used)) + sum(self.tape.getvalue()) + drawn
+
+
 class MakesClass(Small):
     """A library's layer keeps a class that it makes when it is first called."""
 
@@ -118,3 +146,40 @@ class MakesClass(Small):
 
     def factor(self, batch: Tensor) -> Any:
         return self.head(batch).scale
+
+
+class RegistersHooks(Small):
+    """A library's layer registers a hook when it is first called, and notes that it has."""
+
+    def build(self) -> None:
+        self.recorder = augment.Recorder()
+
+    def factor(self, batch: Tensor) -> Any:
+        return 1 + self.recorder(batch)
+
+
+class Unshares(Small):
+    """Two parts of a library's layer share a list, until training gives one a list of its own."""
+
+    def build(self) -> None:
+        self.layers = augment.Sequential()
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.layers(batch)
+
+
+class Learns(Small):
+    """Training makes objects of a library: with a function of its class, and with a state."""
+
+    def build(self) -> None:
+        self.leaves: list[Any] = []
+        self.average, self.late = augment.Average([self.layer.weight]), None
+        self.normal: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.leaves.append(augment.Leaf())
+        self.late = self.late or augment.Average([self.layer.bias])
+        scale = 1.0 if self.normal is None else float(self.normal.scale.mean())
+        self.normal = torch.distributions.Normal(self.layer(batch).detach(), scale + 0.5)
+        learned = sum(leaf.learn(float(batch.abs().sum())) for leaf in self.leaves)
+        return learned + self.average.update().abs() + self.late.update().abs() + scale

@@ -255,12 +255,12 @@ class Remembers(Small):
 
 
 class RemembersInWorkers(Remembers):
-    refused = r"of Worded gave another batch than where nothing was read before it: .* \(data set/\w+"
+    refused = r"of Worded returned another batch than without earlier reads: .* \(data set/\w+"
     workers, collate = 1, lambda self: None
 
 
 class CollatesToLongest(Remembers):
-    refused = r"Longest of Worded gave another batch than where .* \(\S+"
+    refused = r"Longest of Worded returned another batch than .* \(\S+"
     workers, after = 1, 1e9
 
 

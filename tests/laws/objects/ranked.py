@@ -1,12 +1,18 @@
-"""What a single rank of a world holds or writes."""
+"""What ranks of one world hold. They import this file for themselves, and so it imports no large library."""
 
 import copy
+import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 from laws.objects.small import Rows, Small
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+
+from midstride.engine import Trainer
+
+STEPS, CUT = 5, 2
 
 
 class Told(Small):
@@ -146,7 +152,7 @@ RANKED: dict[str, tuple[type[Small], dict[str, Any], str]] = {
     "a count in a weight": (
         CountsInWeight,
         {},
-        r"strategy ddp has these alike on all ranks, .* alone: module\.count\.",
+        r"strategy ddp keeps these equal on all ranks, .* only: module\.count\.",
     ),
     "a recurrent layer, sharded": (Recurs, {"strategy": "sharded"}, ""),
     "averages, sharded": (Averages, {"strategy": "sharded"}, ""),
@@ -158,3 +164,26 @@ RANKED: dict[str, tuple[type[Small], dict[str, Any], str]] = {
     ),
     "a loader, staged": (StagedBesideItsLoader, {"strategy": "pipeline"}, ""),
 }
+
+
+def train(made: Any, run: Path, strategy: str = "auto") -> Any:
+    module, data, callbacks = made
+    trainer = Trainer(
+        strategy=strategy,
+        max_steps=STEPS,
+        val_check_interval=CUT,
+        seed=7,
+        callbacks=callbacks(),
+        snapshots={"every_steps": 1, "keep": 100},
+        enable_progress_bar=False,
+    )
+    trainer.fit(built := module(), None if data is None else data(), run=str(run))
+    return built
+
+
+def train_ranked(name: str, folder: str, run: str) -> None:
+    module, options, _ = RANKED[name]
+    logging.basicConfig(filename=f"{folder}/log", format="%(levelname)s %(message)s", force=True)
+    snapshots = {"every_steps": 1, "keep": 100}
+    trainer = Trainer(max_steps=STEPS, seed=7, snapshots=snapshots, enable_progress_bar=False, **options)
+    trainer.fit(module(), run=f"{folder}/{run}")

@@ -95,7 +95,7 @@ class Samples(Small):
 
 
 class SamplesForgetting(Samples):
-    refused = "Forgetting gives another order when it is run"
+    refused = "Forgetting gives another order when it runs"
     sampler = Forgetting
 
 

@@ -198,7 +198,7 @@ class Opening(Small):
 
 
 class ActsOtherwise(Small):
-    warns = r"what no snapshot can hold: module\.act \(now .*tanh"
+    warns = r"a value that no snapshot can hold: module\.act \(now .*tanh"
 
     def build(self) -> None:
         self.act: Any = torch.relu
@@ -227,14 +227,14 @@ class CountingCollate:
 
 
 class CountsInCollate(Small):
-    refused = "CountingCollate gave another batch"
+    refused = "CountingCollate returned another batch"
 
     def train_dataloader(self) -> Any:
         return DataLoader(Rows(), 4, shuffle=True, collate_fn=CountingCollate())
 
 
 class CountsInWorker(Small):
-    refused = "CountingCollate gave another batch"
+    refused = "CountingCollate returned another batch"
 
     def train_dataloader(self) -> Any:
         return DataLoader(Rows(), 4, shuffle=True, collate_fn=CountingCollate(), num_workers=1)

@@ -34,7 +34,7 @@ from midstride.engine import Callback
 #: what makes the module, the data or None, and the callbacks
 Made = tuple[Callable[[], Small], Callable[[], Any] | None, Callable[[], list[Callback]]]
 #: files whose classes have tests of their own, and classes that need data or a test of their own
-OTHER_FILES = {"devices", "ranked", "table"}
+OTHER_FILES = {"devices", "ranked", "table", "together"}
 OTHERS = {
     *(Small, TellsSlots, Telling, TellingWrapped, Watching, WritesTensors),
     *("DropsInValidation", "Levelled", "LockedByRank", "TellsBetweenEpochs"),
@@ -72,7 +72,7 @@ NAMED: dict[str, tuple[Made, bool, str]] = {
     if (words := vars(kind).get("refused") or vars(kind).get("warns"))
 }
 NAMED |= {
-    "a callback": ((Small, None, lambda: [Deaf()]), True, "the callbacks, before the first step, did not take back"),
+    "a callback": ((Small, None, lambda: [Deaf()]), True, "the callbacks, before the first step, did not load"),
     "beside the module": (
         (Small, Opened, lambda: [LockedCallback()]),
         False,

@@ -9,11 +9,13 @@ import torch.nn.utils.prune
 import torchmetrics
 from laws.objects.optimizers import Numbered
 from laws.objects.small import Rows, Small
+from support.libraries import library
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from midstride.engine import Callback
 
+augment = library("augment")
 CALLS = {"factor": 0}
 
 
@@ -58,7 +60,7 @@ class Losing(Numbered):
 
 
 class Loses(Small):
-    refused = "the optimizers, after the first step, did not take back"
+    refused = "the optimizers, after the first step, did not load"
 
     def configure_optimizers(self) -> Any:
         return Losing(self.parameters())
@@ -133,7 +135,7 @@ class Clipped(torchmetrics.SumMetric):
 
 
 class Clips(Small):
-    refused = "the metrics, after the first step, did not take back the state given"
+    refused = "the metrics, after the first step, did not load the state that it saved"
 
     def build(self) -> None:
         self.meter = Clipped()
@@ -150,3 +152,57 @@ class LockedByRank(Small):
         self.lock = threading.Lock()
         if int(os.environ.get("RANK", "0")) > 0:
             self.other = threading.Lock()
+
+
+class ReadsLate(Small):
+    """Training makes an object of a library that no file can hold: a resumed run makes it again."""
+
+    warns = r"the module's attribute link\.source, a generator, is not part of snapshots"
+
+    def build(self) -> None:
+        self.link: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.link = self.link or augment.Source()
+        return self.link.use()
+
+
+class ReadsAsUserLate(ReadsLate):
+    """The same, in an object of the user's."""
+
+    warns = ReadsLate.warns
+
+    def factor(self, batch: Tensor) -> Any:
+        self.link = self.link or Source()
+        return self.link.use()
+
+
+class ReadsInListLate(ReadsLate):
+    warns = r"the module's attribute link\.0\.0\.source, a generator, is not part of snapshots"
+
+    def factor(self, batch: Tensor) -> Any:
+        self.link = self.link or [(Source(), 3)]
+        return self.link[0][0].use()
+
+
+class ReadsInDictLate(ReadsLate):
+    warns = r"the module's attribute links\.a\.source, a generator, is not part of snapshots"
+
+    def build(self) -> None:
+        self.links: dict[str, Any] = {}
+
+    def factor(self, batch: Tensor) -> Any:
+        if "a" not in self.links:
+            self.links["a"] = augment.Source()
+        return self.links["a"].use()
+
+
+class Source:
+    """An object of the user's with a Python generator."""
+
+    def __init__(self) -> None:
+        self.source, self.lock = (1.0 for _ in range(99)), threading.Lock()
+
+    def use(self) -> float:
+        with self.lock:
+            return next(self.source)

@@ -344,3 +344,80 @@ class OnTrainer(Small):
         trainer: Any = self.trainer
         trainer.seen = [*getattr(trainer, "seen", []), len(batch)]
         return 1 + sum(trainer.seen)
+
+
+class Node:
+    """A node of a tree."""
+
+    def __init__(self, value: float) -> None:
+        self.value, self.children = value, list[Node]()
+
+
+class Identified(Small):
+    """Objects by their ids, which differ between attempts."""
+
+    def build(self) -> None:
+        self.root = Node(1.0)
+        self.nodes = {id(self.root): self.root}
+        self.marked = {id(self.root)}
+
+    def factor(self, batch: Tensor) -> Any:
+        node = Node(float(batch.sum()))
+        self.root.children.append(node)
+        self.nodes[id(node)] = node
+        if len(self.nodes) % 2:
+            self.marked.add(id(node))
+        return 1 + abs(sum(node.value for key, node in self.nodes.items() if key == id(node) and key in self.marked))
+
+
+class SharesRecords(Small):
+    """Rows of an array of records, and views of a complex tensor, share its memory."""
+
+    def build(self) -> None:
+        self.records = np.zeros(3, dtype=[("count", "i8"), ("total", "f8")])
+        self.first, self.table = self.records[0], self.records.view(np.recarray)
+        self.waves = torch.ones(2, dtype=torch.complex64)
+        self.mirrored, self.slopes = self.waves.conj(), self.waves.conj().imag
+        self.late: Any = None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.first["count"] += 1
+        self.table.total[0] += float(batch.sum())
+        self.late = self.waves[1:].conj() if self.late is None else self.late
+        self.waves += 0.5j
+        seen = self.mirrored.imag.sum() + 2 * self.slopes.sum() + 3 * self.late.imag.sum()
+        return float(self.records["count"].sum()) + abs(float(self.records["total"].sum())) + seen.square()
+
+
+class TogglesGrad(Small):
+    """A tensor that is no weight collects gradients at times; operations of a class of numbers."""
+
+    def build(self) -> None:
+        self.probe = torch.ones(2)
+        self.letters, self.back = iter("12345678"), reversed([*range(20)])
+        self.kind: type = float
+
+    def factor(self, batch: Tensor) -> Any:
+        self.probe.requires_grad_(not self.probe.requires_grad)
+        self.kind = int if self.global_step % 2 else float
+        return 1 + self.probe.requires_grad + int(next(self.letters)) + next(self.back) + self.kind(1.5)
+
+
+class RotatesViews(Small):
+    """Views of one tensor change their places in a list; an array grows by itself."""
+
+    def build(self) -> None:
+        self.memory = torch.zeros(3)
+        self.views = [self.memory[index] for index in range(3)]
+        self.square = torch.zeros(2, 2)
+        self.turned = self.square.t()
+        self.seen = np.zeros(1)
+
+    def factor(self, batch: Tensor) -> Any:
+        self.views.append(self.views.pop(0))
+        self.views[0] += 1
+        self.square, self.turned = self.turned, self.square
+        self.square[0] += 1
+        self.seen.resize(self.seen.size + 1, refcheck=False)
+        self.seen[-1] = float(batch.sum())
+        return 1 + (self.memory * torch.arange(3)).sum() + self.turned[1].sum() + abs(self.seen.sum())

@@ -27,7 +27,7 @@ class SplitLate(Small):
 class SlicedLate(Small):
     """A view of an array, made in training."""
 
-    warns = r"these came to share memory in training, which writes into it: module\.base, module\.half\."
+    warns = r"training made these share memory and writes into it: module\.base, module\.half\."
 
     def build(self) -> None:
         self.base = np.zeros(4)

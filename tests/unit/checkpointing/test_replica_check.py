@@ -42,7 +42,7 @@ def test_one_element_that_differs_is_named(tensor: torch.Tensor, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         check({"weight": tensor}, before)
 
-    assert "written to those of one rank alone: weight." in caplog.text
+    assert "changed them on one rank only: weight." in caplog.text
 
 
 def test_a_rank_with_unwritable_state_lets_the_writer_report_it() -> None:

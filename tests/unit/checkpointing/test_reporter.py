@@ -3,14 +3,14 @@
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support.nets import Net
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.checkpointing import reporter as reporter_module
 from midstride.engine.checkpointing.reporter import Reporter
 from midstride.engine.session.events import EventTail
@@ -31,19 +31,26 @@ def test_training_that_waits_hides_no_answer_of_the_store(tmp_path: Path, monkey
     assert told == [(5.0, "busy"), (6.0, "busy"), (6.1, "refused")]
 
 
-class Logs(TrainingModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
+def test_a_resume_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A launcher shows the event; without one, a line is logged."""
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO"):
+        patch.setenv(Session.VARIABLE, str(tmp_path))
+        Reporter(World(), bar=False).resumed(2, "000000000004-g000001", 4)
+        assert caplog.records == []
+        assert [event.kind for event in EventTail(Session(tmp_path).events).new()] == ["resumed"]
+        patch.delenv(Session.VARIABLE)
+        Reporter(World(), bar=False).resumed(2, "000000000004-g000001", 4)
+        assert [record.message for record in caplog.records] == [
+            "generation 2 resumes from snapshot 000000000004-g000001, step 4"
+        ]
 
+
+class Logs(Net):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.log("shown", 0.5, prog_bar=True)
         self.log("both", torch.tensor(2.0), prog_bar=True, on_epoch=True)
         self.log("not shown", 1.0)
-        return self.layer(batch).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return super().training_step([batch], batch_idx)
 
 
 def test_a_step_is_reported_with_values_for_the_progress_bar(tmp_path: Path) -> None:

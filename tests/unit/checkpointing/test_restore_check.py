@@ -1,18 +1,27 @@
 """A part that does not take back what it gave is named, however large it is."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support.nets import Net
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
-from midstride.engine import Trainer, TrainingModule
-from midstride.engine.checkpointing.restore_check import CHECKED_PARTS, check_restores
+from midstride.engine import Trainer
+from midstride.engine.checkpointing.restore_check import (
+    CHECKED_PARTS,
+    check_restores,
+    copied_with_digests,
+    differs,
+    with_places,
+)
 from midstride.engine.errors import NotExact, ReadBackDiffers
+from midstride.engine.state.row_shards import RowShard
 from midstride.engine.state.stateful import restore_parts
 
 LARGE = 1 << 20
@@ -53,22 +62,19 @@ def test_a_tensor_that_comes_back_otherwise_is_named(kind: str) -> None:
     check_restores(parts_with(Part({"weights": TENSORS[kind]()})), "before the first step")
     # In another memory, and in another order of it, the values are the same.
     check_restores(parts_with(Part({"weights": TENSORS[kind]()}, lambda given: given.clone().contiguous())), "before")
-    with pytest.raises(NotExact, match=r"the module, before the first step, did not take back .*weights"):
+    with pytest.raises(NotExact, match=r"the module, before the first step, did not load .*weights"):
         check_restores(parts_with(Part({"weights": TENSORS[kind]()}, with_another_end)), "before the first step")
 
 
-class Told(TrainingModule):
+class Told(Net):
     """Takes from a snapshot what training never sets."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.loaded = nn.Linear(1, 1), list[int]()
+        self.loaded = list[int]()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.layer(batch).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return super().training_step([batch], batch_idx)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["mine"] = self.global_step
@@ -83,13 +89,13 @@ def test_what_on_load_checkpoint_sets_stays_and_is_named(tmp_path: Path, caplog:
         trainer.fit(module := Told(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]
         assert module.loaded == loaded
     (message,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert message.startswith("on_load_checkpoint sets module.loaded (0 items, now 1 items) otherwise than in")
+    assert message.startswith("on_load_checkpoint sets module.loaded (0 items, now 1 items) to other values than")
 
 
-def test_attributes_that_do_not_come_back_are_named_before_users_set_theirs() -> None:
+def test_unrestored_attributes_are_named_before_users_set_theirs() -> None:
     user = Part({})
     parts = {"objects": Part({"a": torch.ones(1)}, lambda given: given * 2), "user": user}
-    with pytest.raises(ReadBackDiffers, match="objects did not take back the state it gave: a "):
+    with pytest.raises(ReadBackDiffers, match="objects did not restore the state it returned: a "):
         restore_parts(parts, {"objects": {"a": torch.ones(1)}, "user": {"said": torch.ones(1)}})
     assert user.state == {}
 
@@ -105,11 +111,39 @@ class Appends(Told):
         self.trainer.schedulers[0].scheduler.lr_lambdas.append(lambda epoch: 0.5)
 
 
-def test_a_part_that_gives_no_state_without_what_did_not_come_back_is_named(tmp_path: Path) -> None:
+def test_a_part_that_lacks_a_lost_value_after_a_restore_is_named(tmp_path: Path) -> None:
     def fit(steps: int) -> None:
         trainer = Trainer(max_steps=steps, snapshots={"every_steps": 1}, enable_progress_bar=False)
         trainer.fit(Appends(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]
 
     fit(2)
-    with pytest.raises(ReadBackDiffers, match=r"schedulers has no state after the snapshot .* or on_load_checkpoint"):
+    with pytest.raises(ReadBackDiffers, match=r"schedulers did not restore .*lr_lambdas.* or on_load_checkpoint"):
         fit(3)
+
+
+class Broken(Part):
+    """Has no state once one was loaded."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.state = None  # type: ignore[assignment]
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(**self.state)
+
+
+def test_a_part_without_state_after_a_restore_is_named() -> None:
+    with pytest.raises(ReadBackDiffers, match=r"schedulers has no state after the snapshot .* or on_load_checkpoint"):
+        restore_parts({"schedulers": Broken({"a": 1})}, {"schedulers": {"a": 1}})
+
+
+def test_large_tensors_are_compared_by_digest_or_place() -> None:
+    large = torch.zeros(1 << 15)
+    tree = {"weights": OrderedDict(large=large), "rows": RowShard(large, 0, (1 << 15,))}
+    before, placed = copied_with_digests(tree), with_places(tree)
+    assert not differs(before, tree)
+    assert not differs(before, copied_with_digests(tree))
+    large[3] = 1
+    assert [path.partition(" ")[0] for path in differs(before, tree)] == ["weights/large", "rows/0"]
+    assert not differs(placed, {**tree, "weights": OrderedDict(large=large.detach())})
+    moved = {**tree, "weights": OrderedDict(large=large.clone())}
+    assert differs(placed, moved) == ["weights/large (float32[32768], now float32[32768])"]

@@ -14,14 +14,14 @@ from midstride.engine.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("folder", RUN_FOLDERS)
-def test_a_run_with_a_file_in_the_place_of_a_folder_is_refused_and_nothing_is_lost(folder: str, tmp_path: Path) -> None:
+def test_a_file_for_a_folder_of_a_run_is_refused(folder: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fit(run)
     (run / folder).mkdir(exist_ok=True)
     (run / folder).rename(tmp_path / "kept")
     (run / folder).touch()
     before = sorted(run.rglob("*"))
-    with pytest.raises(StoreUnsafe, match=f"run/{folder} is a file, and has to be a folder: move it away"):
+    with pytest.raises(StoreUnsafe, match=f"run/{folder} is a file where a folder is needed: move it away"):
         fit(run)
     assert sorted(run.rglob("*")) == before
     (run / folder).unlink()
@@ -30,15 +30,13 @@ def test_a_run_with_a_file_in_the_place_of_a_folder_is_refused_and_nothing_is_lo
 
 
 @pytest.mark.parametrize("file", RUN_FILES)
-def test_a_run_with_a_folder_in_the_place_of_a_file_is_refused_before_it_takes_a_lease(
-    file: str, tmp_path: Path
-) -> None:
+def test_a_folder_for_a_file_of_a_run_is_refused(file: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fit(run)
     (run / file).unlink(missing_ok=True)
     (run / file / "kept").mkdir(parents=True)
     before = sorted(run.rglob("*"))
-    with pytest.raises(StoreUnsafe, match=f"run/{file} is a folder, and has to be a file: move it away"):
+    with pytest.raises(StoreUnsafe, match=f"run/{file} is a folder where a file is needed: move it away"):
         fit(run)
     assert sorted(run.rglob("*")) == before
     (run / file / "kept").rmdir()
@@ -65,9 +63,13 @@ CHOICES: list[tuple[Exception, type[EngineError], str]] = [
     (
         TypeError("no int"),
         EngineError,
-        r"a fault in midstride itself, not in \S+/run, is in the log: TypeError: no int",
+        r"a bug in midstride itself, not damage in \S+/run, is in the log: TypeError: no int",
     ),
-    (KeyError("step"), EngineError, r"a fault in midstride itself, not in \S+/run, is in the log: KeyError: 'step'"),
+    (
+        KeyError("step"),
+        EngineError,
+        r"a bug in midstride itself, not damage in \S+/run, is in the log: KeyError: 'step'",
+    ),
     (TimeoutError("no answer"), StoreSilent, r"/run: TimeoutError: no answer"),
     (OSError(errno.EIO, "Broken"), SnapshotError, r"/run: OSError: \[Errno 5\] Broken"),
     (RuntimeError("of a library"), SnapshotError, r"/run: RuntimeError: of a library"),
@@ -78,7 +80,7 @@ CHOICES: list[tuple[Exception, type[EngineError], str]] = [
 def test_a_fault_of_the_code_is_not_said_to_be_the_stores(
     error: Exception, kind: type[EngineError], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(catalog: SnapshotCatalog) -> None:
+    def fail(catalog: SnapshotCatalog, verify: object) -> None:
         raise error
 
     monkeypatch.setattr(SnapshotCatalog, "newest_good", fail)
@@ -90,8 +92,8 @@ def test_a_fault_of_the_code_is_not_said_to_be_the_stores(
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        ("", "run='': the folder or URL of a run is needed"),
-        (7, "run=7: the folder or URL of a run is needed"),
+        ("", "run='': name the folder or URL of a run"),
+        (7, "run=7: name the folder or URL of a run"),
         ("s3:/bucket/first", "run: s3:/bucket/first is a folder called s3: here; a URL has two slashes: s3://"),
         ("s3://", "run: s3:// names no folder"),
     ],

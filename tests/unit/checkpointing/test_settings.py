@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import json
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support.libraries import library
@@ -70,9 +71,9 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], dict[str, Any]]] = {
         {"lr": 0.01},
         [
             "module_args differs, as accepted: the snapshot has {'gamma': 0.5, 'lr': 0.1",
-            "SGD: lr is asked to be 0.01 now, and stays 0.05: the snapshot brings it along",
+            "SGD: lr is asked to be 0.01 now, and stays 0.05: the snapshot's value is used",
             "StepLR: base_lrs is asked to be [0.01] now, and stays [0.1]",
-            "to train on with what is asked for now: set it in a hook",
+            "to train with the new values: set them in a hook",
         ],
         {
             "SGD: lr": {"asked": 0.01, "in_force": 0.05},
@@ -159,6 +160,8 @@ PLACES: dict[str, tuple[Callable[[float], Any], Callable[[Any], float], str]] = 
     "a set": (lambda x: {x}, max, "kept"),
     "a named tuple": (lambda x: Point(0.0, x), lambda kept: kept.y, "kept.1"),
     "a deque": (lambda x: deque([x]), lambda kept: kept[0], "kept.0"),
+    "a deque's size": (lambda x: deque([0], int(x)), lambda kept: float(kept.maxlen), "kept.maxlen"),
+    "a factory": (lambda x: defaultdict(lambda: x), lambda kept: kept.default_factory(), "kept.default_factory.x"),
     "a tensor": (lambda x: torch.tensor([0.0, x]), lambda kept: float(kept[1]), "kept"),
     "an array": (lambda x: np.full(100, x), lambda kept: float(kept[7]), "kept"),
     "a scalar": (np.float32, float, "kept"),
@@ -169,6 +172,13 @@ PLACES: dict[str, tuple[Callable[[float], Any], Callable[[Any], float], str]] = 
     "a dataclass": (Conf, lambda kept: kept.scale, "kept.scale"),
     "a namespace": (lambda x: SimpleNamespace(of=Conf(x)), lambda kept: kept.of.scale, "kept.of.scale"),
     "a library's object": (lambda x: [augment.Scale(1.0, x)], lambda kept: kept[0].factor, "kept.0.factor"),
+    "an array of objects": (lambda x: np.array([None, x], dtype=object), lambda kept: kept[1], "kept.1"),
+    "bytes in memory": (lambda x: bytearray([0, int(x)]), lambda kept: float(kept[1]), "kept"),
+    "a long dict": (lambda x: {key: x * (key == 1400) for key in range(1500)}, lambda kept: kept[1400], "kept"),
+    "a long list": (lambda x: [{"a": x * (key == 1400)} for key in range(1500)], lambda kept: kept[1400]["a"], "kept"),
+    "a sparse tensor": (lambda x: torch.tensor([0.0, x]).to_sparse(), lambda kept: float(kept.sum()), "kept"),
+    "a masked array": (lambda x: np.ma.array([1.0, x], mask=[True, False]), lambda kept: float(kept[1]), "kept"),
+    "a table": (lambda x: pd.DataFrame({"a": ["b", "c"], "x": [0.0, x]}), lambda kept: float(kept.x[1]), "kept"),
     "more items": (lambda x: [1.0] * int(x), lambda kept: float(len(kept)), "kept"),
 }
 
@@ -294,6 +304,17 @@ def test_an_undisturbed_resume_says_nothing_of_settings(tmp_path: Path, caplog: 
     assert not any("overridden" in found for found in facts(tmp_path))
 
 
+def test_a_layer_that_a_hook_adds_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Caches(Line):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            if self.trainer.global_step:
+                self.add_module(f"more{len([*self.children()])}", torch.nn.Identity())
+
+    data = DataLoader(TensorDataset(torch.ones(4, 2)), 2)
+    Trainer(max_epochs=1, snapshots={"every_steps": 1}).fit(Caches(), data, run=str(tmp_path))
+    assert "changes the training while a snapshot is taken: structure/modules/more" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("before", "now", "changes"),
     [
@@ -311,7 +332,7 @@ class Adaptive(Line):
         return torch.optim.AdamW(self.parameters())
 
 
-def test_another_optimizer_than_the_snapshot_has_the_state_of_is_refused(tmp_path: Path) -> None:
+def test_another_optimizer_than_the_snapshots_is_refused(tmp_path: Path) -> None:
     fit(tmp_path / "run", 1)
     data = DataLoader(TensorDataset(torch.ones(4, 2)), 2)
     words = "has the state of SGD, StepLR, and configure_optimizers returned AdamW: start the run with those it had"
@@ -349,7 +370,7 @@ def test_an_option_that_is_set_on_the_trainer_is_refused_by_name(name: str, valu
 
 
 @pytest.mark.parametrize("change", [lambda them: them.append(Sets("a", 1)), lambda them: them.clear()])
-def test_the_callbacks_of_a_trainer_cannot_be_changed_without_a_word(change: Any) -> None:
+def test_changed_callbacks_of_a_trainer_are_refused(change: Any) -> None:
     trainer = Trainer(max_epochs=1, callbacks=Sets("a", 1))
     with pytest.raises(UserError, match=r"trainer\.callbacks cannot be changed: pass callbacks to Trainer"):
         change(trainer.callbacks)
@@ -378,23 +399,29 @@ def test_should_stop_that_a_callback_sets_ends_the_fit() -> None:
         ({"seed": 1.5}, "seed: should be a whole number below 2**63, not 1.5"),
         ({"seed": True}, "seed: should be a whole number below 2**63, not True"),
         ({"callbacks": "best"}, "callbacks: should be objects of classes derived from Callback, not 'best'"),
-        ({"callbacks": [BestCheckpoint]}, "callbacks: should be objects of classes derived from Callback, not <class"),
+        (
+            {"callbacks": [BestCheckpoint]},
+            "should be objects of classes derived from Callback, not the class BestCheckpoint: make one",
+        ),
         ({"val_check_interval": True}, "val_check_interval: should be a whole number; or should be a number, not True"),
-        ({"check_val_every_n_epoch": None}, "say how many, val_check_interval=100 for example, not 1.0"),
+        ({"check_val_every_n_epoch": None}, "give their number, such as val_check_interval=100, not 1.0"),
         ({"val_check_interval": "00:01:00"}, "val_check_interval: should be a number of batches, such as 100, or a sh"),
         ({"val_check_interval": timedelta(1)}, "a clock would decide which weights are validated, not datetime.timed"),
-        ({"accumulate_grad_batches": {4: 2}}, "should be one number for the whole run; for windows that change, set a"),
+        (
+            {"accumulate_grad_batches": {4: 2}},
+            "should be one number for the whole run; for windows that change, use GradientAccumulationScheduler",
+        ),
         ({"snapshots": {"every_seconds": True}}, "snapshots.every_seconds: should be a number, not True"),
         ({"snapshots": False}, "snapshots: should be keys and values, not False"),
     ],
 )
-def test_an_argument_of_another_type_is_refused_as_the_trainer_is_made(arguments: dict[str, Any], words: str) -> None:
+def test_an_argument_of_another_type_is_refused_early(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError) as refused:
         Trainer(**arguments)
     assert words in str(refused.value)
 
 
-def test_the_end_of_an_epoch_that_a_stop_breaks_off_resumes_exactly() -> None:
+def test_an_epoch_end_broken_off_by_a_stop_resumes_exactly() -> None:
     class Stops(Line):
         validated = 0
 

@@ -12,7 +12,7 @@ from midstride.engine.checkpointing.identity import source_changes, source_diges
 MODEL = "from {other} import loss_of\n\nclass Net:\n    def step(self):\n        return loss_of(1)\n"
 LOSS = "def loss_of(x):\n    return x + 1\n"
 CELLS = LOSS + "class Base:\n    def step(self):\n        return loss_of(1)\n\nclass Net(Base):\n    pass\n"
-REMEDY = "since the snapshot was taken: from here on the code as it is now is trained."
+REMEDY = "since the snapshot was taken: the run continues with the new code."
 
 
 def in_files(folder: Path, changed: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
@@ -57,7 +57,7 @@ def typed(source: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         ("    pass", "    def end(self):\n        pass", ["Net has"]),
     ],
 )
-def test_what_was_typed_in_a_notebook_is_named_by_class_and_function(
+def test_code_of_a_notebook_is_named_by_class_and_function(
     old: str, new: str, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, now = typed(CELLS, monkeypatch), typed(CELLS.replace(old, new, 1), monkeypatch)

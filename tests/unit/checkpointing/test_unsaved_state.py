@@ -45,6 +45,15 @@ def test_between_looks_nothing_is_read() -> None:
     assert len(looks) == 1 + 5 + 7  # when training begins, at the first snapshots, and at 8, 16 ... 512
 
 
+def test_code_of_an_object_made_in_training_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    held: dict[str, Any] = {"global a.x": 0, "function a": len}
+    monitor = UnsavedStateMonitor(lambda: iter(held.items()))
+    held |= {"function helper": len, "function Late.step": len, "class Late: step": len, "function a: calls": 1}
+    monitor.check()
+
+    assert caplog.text.count("missing, now") == caplog.text.count("function a: calls (missing, now 1)") == 1
+
+
 def test_what_changes_later_is_named_then(caplog: pytest.LogCaptureFixture) -> None:
     held = {f"global {name}": [0] for name in range(12)}
     monitor = UnsavedStateMonitor(lambda: iter(held.items()))

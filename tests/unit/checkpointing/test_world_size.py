@@ -28,7 +28,7 @@ class Module(TrainingModule):
         self.seen = torchmetrics.SumMetric()
 
 
-def test_gradients_of_an_open_window_become_their_mean_on_every_rank() -> None:
+def test_gradients_of_an_open_window_become_their_mean() -> None:
     states = [{"layer.weight": torch.tensor([[float(value)]])} for value in (1, 2, 6)]
     for rank in range(2):
         assert Gradients(Module()).resharded(states, rank)["layer.weight"].item() == 3.0
@@ -103,7 +103,7 @@ def test_metrics_and_logged_values_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_step_has_the_value_of_its_last_batch_also_where_fewer_ranks_make_it(size: int) -> None:
+def test_a_step_has_its_last_value_on_fewer_ranks(size: int) -> None:
     asked = ("train/loss", True, False, False, True, "mean", True)
     old = [MetricLogger(lambda value: [value], metrics, 2) for _, metrics, _ in ranks_of(2)]
     for rank, logged in enumerate(old):

@@ -2,15 +2,20 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.commands import run
 
 from midstride.engine.cli.app import main
 
 MODEL = """
+import os
+import signal
+import sys
 from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -67,6 +72,29 @@ class Picky(Net):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) if batch_idx else None
 
+class Stepless(Net):
+    training_step = TrainingModule.training_step
+
+class Bare(Net):
+    configure_optimizers = TrainingModule.configure_optimizers
+
+class Quits(Net):
+    def training_step(self, batch, batch_idx):
+        sys.exit(3)
+
+class Crashes(Net):
+    def training_step(self, batch, batch_idx):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+class Scored(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("train/accuracy", 0.5)
+        return super().training_step(batch, batch_idx)
+
+class Elsewhere(Data):
+    def setup(self, stage):
+        open("data/train.csv")
+
 class Judged(Net):
     def validation_step(self, batch, batch_idx):
         self.log("val/loss", self.layer(batch[0]).mean())
@@ -100,12 +128,6 @@ def job(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(*arguments: str) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments=arguments)
-    return ended.value.code
-
-
 def test_faults_end_with_2_in_one_block(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit", job, "--run", "a", "--set", "trainer.seed=3", "--set", "world.processes=2") == 2
     shown = capsys.readouterr()
@@ -130,11 +152,6 @@ def test_tasks_of_srun_do_not_start_a_world_each(job: str, tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_wrong_command_line_ends_with_2(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fit", job) == 2
-    assert "--run" in capsys.readouterr().err
-
-
 def test_check_tells_every_fault_at_once(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs").write_text("a file where the store should be")
     assert run("check", job, "--set", "module_args.hiden=3", "--set", "data=cli_model:Date") == 2
@@ -149,7 +166,11 @@ def test_check_tells_every_fault_at_once(job: str, tmp_path: Path, capsys: pytes
     [
         ("module_args.fail_at=0", 'KeyError: "a mistake in the user\'s code"'),
         ("monitor={metric: loss}", "monitor: loss is not logged; logged: "),
-        ("module=cli_model:Data", "module: cli_model:Data is no TrainingModule"),
+        ("module=cli_model:Data", "module: cli_model:Data is not a TrainingModule"),
+        ("module=cli_model:Stepless", "\n  Stepless has no training_step: write one that returns the loss\n"),
+        ("module=cli_model:Bare", "\n  Bare has no configure_optimizers: write one that returns an optimizer\n"),
+        ("module=cli_model:Quits", "sys.exit(3)\n"),
+        ("data=cli_model:Elsewhere", "this path is relative to the current folder, /"),
     ],
 )
 def test_check_tries_a_step_and_says_no_more_than_is_wrong(
@@ -172,14 +193,33 @@ def test_check_tries_lanes_and_says_how_many_processes_will_do(job: str, capsys:
     ("override", "said"),
     [
         ("world={strategy: ddp, processes: 64}", "world.processes: 64 processes share the "),
+        (
+            "monitor={metric: train/accuracy}",
+            "monitor.mode: the smallest train/accuracy counts as the best; set mode: max",
+        ),
         ("data=cli_model:Large", "a batch of 100,000 is more than the 12 samples of an epoch"),
     ],
 )
 def test_check_warns_of_what_is_hardly_meant(
     job: str, capsys: pytest.CaptureFixture[str], override: str, said: str
 ) -> None:
-    assert run("check", job, "--set", override) == 0
+    assert run("check", job, "--set", "module=cli_model:Scored", "--set", override) == 0
     assert said in capsys.readouterr().out
+
+
+def test_check_shows_quoted_numbers(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", job, "--set", "module_args.fail_at='0'") == 0
+    assert run("check", job, "--set", "module=cli_model:Stepless", "--set", "data_args.size='1e-3'") == 2
+    assert "data_args.size: '1e-3' is text: leave the quotes out if a number is meant" in capsys.readouterr().err
+
+
+def test_a_crash_of_check_names_the_line(job: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "midstride.engine", "check", job, "--set", "module=cli_model:Crashes"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "cli_model.py" in done.stderr
+    assert " in training_step" in done.stderr
 
 
 def test_check_says_what_a_scheduler_would_be_asked(job: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +227,7 @@ def test_check_says_what_a_scheduler_would_be_asked(job: str, capsys: pytest.Cap
     assert run("check", job, "--set", f"world={world}") == 0
     shown = capsys.readouterr().out
     assert "1 node (1 rank) will do\n2 nodes (2 ranks) will do\n" in shown
-    assert "it would ask for them by: sbatch --parsable --nodes=1 --array=0-1" in shown
+    assert "it would request machines with: sbatch --parsable --nodes=1 --array=0-1" in shown
     assert "--partition=gpu --wrap='exec srun" in shown
 
 
@@ -196,7 +236,7 @@ def test_check_resumes_a_few_steps_where_it_is_asked_to(job: str, capsys: pytest
     assert capsys.readouterr().out == f"{job} is in order, and resumes exactly\n"
     assert run("check", job, "--resume", "--set", "module=cli_model:Remembers") == 2
     told = capsys.readouterr().err
-    assert "resumed after step 1, at a step, the run ends otherwise than undisturbed" in told
+    assert "resumed after step 1 (at a step), the run ends differently" in told
     assert "global cli_model.calls" in told
 
 
@@ -243,6 +283,7 @@ def test_a_job_that_needs_a_date_is_no_run_of_its_own(job: str, capsys: pytest.C
     [
         (["fitt"], 'Unknown command "fitt". Did you mean "fit"?'),
         (["fit", "a", "b", "--run", "x"], "unexpected argument: 'b'"),
+        (["fit", "a", "--run", "x", "--set", "seed", "3"], "'3'; write --set KEY=VALUE, without spaces"),
         (["fit", "a"], "--run is missing: "),
         (["fit", "--run", "x"], "JOB is missing: "),
         (["fit", "a", "--run"], "--run requires an argument"),
@@ -310,7 +351,7 @@ def test_a_run_from_fit_to_prune(job: str, tmp_path: Path, capfd: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("snapshots", "list", "."), "is no run and holds none"),
+        (("snapshots", "list", "."), "is not a run and contains none"),
         (("snapshots", "prune", ".", "--keep", "0"), "at least 1 is needed, not 0"),
     ],
 )

@@ -1,20 +1,29 @@
 """`midstride fork | replay | verify | diff`: runs that start from a snapshot of another run."""
 
 import json
-import shlex
+import math
+import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.flow_runs import results, tiny_job, train_forked
+from support.flow_runs import TINY, results, tiny_job, train_forked
 
-from midstride.engine.cli.app import main
 from midstride.engine.config.job import TrainingJob
+from midstride.engine.config.world import WorldOptions
 from midstride.engine.launch.launch import launch
+from midstride.engine.processes.process_identity import process_identity
+from midstride.engine.runs.forked_job import as_forked
 from midstride.engine.runs.recomputed_states import state_difference
-from midstride.engine.runs.run import Run, job_of
+from midstride.engine.runs.run import Run, job_of, run_at
 from midstride.engine.runs.run_report import metric_rows, report_of
+from midstride.engine.snapshots.catalog import MANIFEST, SnapshotCatalog
+from midstride.engine.snapshots.holder import held
+from midstride.engine.snapshots.lease import acquire
+from midstride.engine.storage.checksums import encode_document
+from midstride.engine.storage.store import Store
 from midstride.engine.testing import final_state
 
 pytestmark = pytest.mark.usefixtures("forked_worlds")
@@ -41,19 +50,6 @@ def results_at(job: TrainingJob, run: str) -> dict[str, Any]:
     return state
 
 
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Return a function that runs a command and returns what it prints, and its exit code."""
-
-    def call(*arguments: str) -> tuple[Any, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments=arguments)
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out + printed.err
-
-    return call
-
-
 def test_a_fork_is_a_run_of_its_own(trained: TrainingJob, said: Callable[..., Any]) -> None:
     runs = trained.store_url
     code, text = said("fork", f"{runs}/a", "--step", "20", "--run", "b")
@@ -77,12 +73,32 @@ def test_changes_are_in_the_command_and_in_the_report(trained: TrainingJob, said
     sets = [word for change in changes for word in ("--set", change)]
     code, text = said("fork", f"{runs}/a", "--run", "c", *sets)
     assert code == 0
-    command = shlex.split(text.rpartition("train it: ")[2])
-    assert command[4:] == ["c", *sets, "--accept-change", "module_args", "--accept-change", "settings"]
+    assert text.endswith("train it: midstride fit JOB --run c\n")
     job = job_of(Run(trained, "c").store)
     assert job is not None
     assert (job.trainer.max_steps, job.accept_change) == (30, ("module_args", "settings"))
     assert report_of(Run(trained, "c")).settings == changes
+    assert (as_forked(Run(trained, "c")).job.trainer, as_forked(Run(job, "c")).job) == (job.trainer, job)
+    train_forked(as_forked(Run(trained, "c")).job, "c")
+    longer = trained.model_copy(update={"trainer": trained.trainer.model_copy(update={"max_steps": 31})})
+    again = as_forked(Run(longer, "c")).job
+    assert (again.trainer.max_steps, again.module_args, again.accept_change) == (31, job.module_args, ())
+    assert said("fork", f"{runs}/c", "--step", "30", "--run", "d", "--set", "module_args.mark=./third")[0] == 0
+    grandchild = as_forked(Run(trained, "d")).job
+    assert (grandchild.trainer.max_steps, grandchild.module_args["mark"]) == (30, str(Path.cwd() / "third"))
+
+
+@pytest.mark.parametrize(
+    ("given", "accepted"), [((), {"module_args", "settings"}), (("--optimizer-from", "snapshot"), {"module_args"})]
+)
+def test_options_of_optimizers(
+    given: tuple[str, ...], accepted: set[str], trained: TrainingJob, said: Callable[..., Any], tmp_path: Path
+) -> None:
+    new = f"{tmp_path}/new"
+    said("fork", f"{trained.store_url}/a", "--run", new, "--set", "module_args.mark=./other", *given)
+    job = job_of(Store.open(new))
+    assert job is not None
+    assert {*job.accept_change} == accepted
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------
@@ -109,12 +125,23 @@ def test_a_replayed_step_equals_the_run(trained: TrainingJob, tmp_path: Path, sa
     assert (code, "replayed steps 21 to 23" in text, "all rows equal" in text) == (0, True, True), text
     assert "step 23: epoch 0, batch 22" in text
     assert "Adam, group 0  0.01" in text
+    assert ("█" * 12 in text, "loss in eval mode" in text) == (True, True), text
     assert (tmp_path / "probe.txt").read_text() == "22 (4, 8) True"
     assert state_of(Path(trained.store_url, "a")) == before
     code, text = said("replay", f"{trained.store_url}/a", "--step", "2", "--from-start", "--json")
     found = json.loads(text)
     assert (code, found["first"], found["last"], found["compared"], found["difference"]) == (0, 1, 2, 2, None)
-    assert [*found["page"]["layers"]] == ["net.0", "net.3"]
+    page = found["page"]
+    assert [*page["layers"]] == ["net.0", "net.3"]
+    assert [one["step"] for one in page["steps"]] == [1, 2]
+    assert page["steps"][-1]["losses"] == page["losses"]
+    norms = [one["gradient"] for one in page["layers"].values()]
+    assert math.isclose(page["steps"][-1]["gradient"], math.hypot(*norms), rel_tol=1e-5)
+    losses = [one["loss"] for one in page["largest"]]
+    assert losses == sorted(losses, reverse=True)
+    assert {(one["sample"], one["rank"]) for one in page["largest"]} == {
+        (number, 0) for number in page["samples"][0][0]
+    }
 
 
 def test_a_step_that_differs_is_named(trained: TrainingJob, tmp_path: Path, said: Callable[..., Any]) -> None:
@@ -142,6 +169,8 @@ def test_an_error_in_a_step_ends_with_the_command(trained: TrainingJob, said: Ca
     assert outcome.error.splitlines()[-1] == f"look into it:  midstride replay {runs}/f --step 22"
     code, text = said("replay", f"{runs}/f", "--step", "22")
     assert (code, "the model is not in the mood" in text) == (1, True)
+    found = json.loads(said("replay", f"{runs}/f", "--step", "21", "--json")[1])
+    assert len(found["page"]["largest"]) == 4  # computed at that step
 
 
 # --- verify and diff ------------------------------------------------------------------------------------------------
@@ -158,6 +187,36 @@ def test_a_run_is_computed_again(trained: TrainingJob, said: Callable[..., Any])
     weights["net.0.bias"] = weights["net.0.bias"] + 1
     difference = state_difference(state, {**state, "module": weights}, 24, 0)
     assert str(difference).startswith("step 24, rank 0, module/net.0.bias: ")
+    timed = [{"kept trainer": {"state": {"log_history": [{"train_runtime": took_s}]}}} for took_s in (0.5, 0.7)]
+    assert state_difference(*timed, 24, 0) is None
+
+
+def test_damaged_snapshots_are_named(trained: TrainingJob, tmp_path: Path, said: Callable[..., Any]) -> None:
+    runs = shutil.copytree(trained.store_url, tmp_path / "runs")
+    damaged(lambda data: data[:-1])(runs / "a")
+    code, text = said("verify", f"{runs}/a", "--from", "20")
+    assert (code, "snapshot 000000000020-g000001 is damaged: " in text) == (1, True), text
+    assert "No other step to start from is kept: keep more with snapshots.keep" in text
+    code, text = said("diff", f"{trained.store_url}/a", f"{runs}/a")
+    assert (code, "every common snapshot that is whole\nnot compared " in text) == (0, True), text
+
+
+def test_a_run_on_s3(trained: TrainingJob, bucket: str, said: Callable[..., Any]) -> None:
+    assert trained.snapshots is not None
+    job = trained.model_copy(update={"snapshots": trained.snapshots.model_copy(update={"url": f"{bucket}/runs"})})
+    Run(job, "a").save_job()
+    train_forked(job, "a")
+    store = Store.open(job.run_url("a"))
+    before = {path: store.read(path) for path in store.find()}
+    code, text = said("verify", store.url, "--from", "20")
+    assert (code, "the whole state is equal at step 24" in text) == (0, True), text
+    assert said("fork", store.url, "--step", "20", "--run", "b")[0] == 0
+    train_forked(job, "b")
+    code, text = said("diff", store.url, job.run_url("b"))
+    assert (code, text) == (0, "equal: every row of the metric log and every common snapshot\n")
+    code, text = said("replay", job.run_url("b"), "--step", "23")
+    assert (code, "all rows equal" in text) == (0, True), text
+    assert {path: store.read(path) for path in store.find()} == before
 
 
 def test_two_runs_that_differ(trained: TrainingJob, said: Callable[..., Any]) -> None:
@@ -181,27 +240,112 @@ def test_two_runs_that_differ(trained: TrainingJob, said: Callable[..., Any]) ->
     assert "setting           trainer.gradient_clip_val: None, 0.001" in text
 
 
-#: arguments -> message
-REFUSED_REPLAYS = {
-    ("--step", "25"): "has no step 25: it has steps 1 to 24",
-    ("--step", "0"): "has no step 0",
-    ("--step", "2"): "keeps no snapshot before step 2 (first: step",
-    ("--step", "22", "--probe", "nothing.py:x"): "there is no such file",
+def recorded(**changes: Any) -> Callable[[Path], object]:
+    """Return a function that changes the environment that the snapshots of a run have recorded."""
+
+    def change(run: Path) -> None:
+        store = Store.open(str(run))
+        for name in store.list("snapshots"):
+            path = f"snapshots/{name}/{MANIFEST}"
+            manifest = json.loads(store.read(path))
+            del manifest["checksum"]
+            manifest["facts"]["bits"] |= changes
+            store.write(path, encode_document(manifest))
+
+    return change
+
+
+def with_job(**changes: Any) -> Callable[[Path], object]:
+    """Return a function that changes the job of a run."""
+
+    def change(run: Path) -> None:
+        Run(run_at(str(run)).job.model_copy(update=changes), run.name).save_job()
+
+    return change
+
+
+def two_ranks(run: Path) -> None:
+    with_job(world=WorldOptions.model_validate({"strategy": "ddp", "processes": 2}))(run)
+
+
+def no_data(run: Path) -> None:
+    with_job(data="model:Gone")(run)
+    code = run.parents[1] / "code"
+    shutil.copytree(TINY, code)
+    with (code / "model.py").open("a") as file:
+        file.write("\n\nclass Gone(Data):\n    def setup(self, stage):\n        open('/gone/train.bin')\n")
+    with_job(folder=str(code))(run)
+
+
+def in_writing(run: Path) -> None:
+    """Leave the run as another process does that is writing a snapshot."""
+    store = Store.open(str(run))
+    LIVE.enter_context(held(acquire(store, SnapshotCatalog(store).newest_name(), process_identity())))
+    store.write("snapshots/000000000025-g000002/rank-00000-of-00001.json", b"{")
+
+
+def damaged(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    """Return a function that changes the newest tensors from which step 22 can be computed."""
+
+    def act(run: Path) -> None:
+        file = next((run / "snapshots").glob("000000000020-*/*.safetensors"))
+        file.write_bytes(change(file.read_bytes()))
+
+    return act
+
+
+LIVE = ExitStack()
+
+#: what is wrong -> (how it came to be, arguments, words of the answer; the last ones are of a replay with --anyway)
+BAD: dict[str, tuple[Callable[[Path], object] | None, tuple[str, ...], tuple[str, ...]]] = {
+    "a step beyond the end": (None, ("--step", "25"), ("has no step 25: it has steps 1 to 24",)),
+    "step 0": (None, ("--step", "0"), ("has no step 0",)),
+    "a pruned snapshot": (
+        None,
+        ("--step", "2"),
+        ("no snapshot before step 2 (first: ", "--from-start computes 2 steps"),
+    ),
+    "no probe": (None, ("--step", "22", "--probe", "nothing.py:x"), ("there is no such file",)),
+    "another library": (recorded(torch="1.13"), ("--step", "22"), ("torch was 1.13, and is ", "--anyway")),
+    "another Python": (recorded(python="3.8.1"), ("--step", "22"), ("python was 3.8.1", "--anyway")),
+    "another device": (recorded(gpu="NVIDIA H200"), ("--step", "22"), ("gpu was NVIDIA H200, and is None",)),
+    "other code": (recorded(source={"model": "0"}), ("--step", "22"), ("model has changed", "--anyway")),
+    "with other code anyway": (recorded(source={"model": "0"}), ("--step", "22", "--anyway"), ("all rows equal",)),
+    "another number of ranks": (two_ranks, ("--step", "22"), ("taken by 1 ranks, and the job has 2",)),
+    "data that are gone": (no_data, ("--step", "22", "--anyway"), ("No such file or directory: '/gone/train.bin'",)),
+    "a snapshot with another byte": (
+        damaged(lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+        ("--step", "22"),
+        ("before step 22 is whole. --from-start computes 22 steps", "snapshot 000000000020-g000001 is damaged: "),
+    ),
+    "a snapshot that was cut off": (
+        damaged(lambda data: data[:-1]),
+        ("--step", "22"),
+        ("before step 22 is whole. --from-start computes 22 steps", "snapshot 000000000020-g000001 is damaged: "),
+    ),
+    "a run that is being written": (in_writing, ("--step", "22"), ("all rows equal",)),
 }
 
 
-@pytest.mark.parametrize("arguments", REFUSED_REPLAYS)
-def test_refused_replays(arguments: tuple[str, ...], trained: TrainingJob, said: Callable[..., Any]) -> None:
-    code, text = said("replay", f"{trained.store_url}/a", *arguments)
-    assert code
-    assert REFUSED_REPLAYS[arguments] in text
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case: str, trained: TrainingJob, tmp_path: Path, said: Callable[..., Any]) -> None:
+    act, arguments, words = BAD[case]
+    run = Path(trained.store_url, "a")
+    if act is not None:
+        run = Path(shutil.copytree(run, tmp_path / "runs" / "a"))
+        act(run)
+    before = state_of(run)
+    with LIVE:
+        code, text = said("replay", str(run), *arguments)
+    assert (code == 0) == ("all rows equal" in words), text
+    for word in words:
+        assert word in " ".join(text.split()), text
+    assert state_of(run) == before
 
 
 #: arguments -> message
 REFUSED = {
-    ("--step", "3", "--run", "x"): "keeps no snapshot of step 3",
     ("--step", "99", "--run", "x"): "its newest one is of step 24",
-    ("--run", "a"): "exists already",
     ("--run", "x", "--set", "trainer.nonsense=1"): "nonsense",
     ("--run", "no good"): "letters, digits",
 }

@@ -29,7 +29,7 @@ def test_a_full_disk_under_the_output_gives_no_traceback(arguments: tuple[str, .
     command = [*COMMAND, *arguments]
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    said = "standard output takes no more (No space left on device): what else it would show is left out\n"
+    said = "standard output takes no more (No space left on device): further output is dropped\n"
     assert (ended.returncode, ended.stderr) == (1, said)
 
 
@@ -38,5 +38,5 @@ def test_a_folder_that_was_removed_is_told_without_a_traceback(tmp_path: Path) -
     folder.mkdir()
     command = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *COMMAND, "runs", "runs"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    said = "the folder in which this was started has been removed: change to one that is there\n"
+    said = "the current folder has been removed: change to an existing one\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", said)

@@ -11,9 +11,10 @@ from midstride.engine.cli.table import show_table
 from midstride.engine.registry.comparison import compare
 from midstride.engine.registry.night_report import NightlyReport
 from midstride.engine.runs.audit import Audit, EpochAudit
-from midstride.engine.runs.report_text import summary_rows
+from midstride.engine.runs.report_text import markdown_of, summary_rows
 from midstride.engine.runs.run_report import Interruption, Report
 from midstride.engine.runs.summary import RunSummary
+from midstride.engine.session.ending import EndReason
 from midstride.flows.terminal import show_nightly_report
 
 LONG = "[very]-long-name-" * 6
@@ -84,6 +85,19 @@ def test_runs_are_told_apart(console: Console) -> None:
     assert "…" not in shown(console)
 
 
+@pytest.mark.parametrize("reason", EndReason)
+def test_each_end_is_told_with_its_sentence(reason: EndReason, console: Console) -> None:
+    why = f"{reason.value}: val/loss has not improved by 0.001 for 5 validations, best 0.231 at epoch 14"
+    outcome = {EndReason.STOPPED: "stopped", EndReason.FAILED: "died"}.get(reason, "done")
+    report = Report(job="digits", run="a", url="u", outcome=outcome, ended_by=reason.value, why=why)
+    show_report(console, report)
+    assert letters(why) in shown(console)
+    assert why in markdown_of(report)
+    table = Console(width=200, file=io.StringIO())
+    show_runs(table, "runs", [RunSummary("a", "digits", outcome, why=why)], now=0.0)
+    assert why in table.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_no_word_of_a_run_is_broken(console: Console) -> None:
     run = RunSummary("first", "digits", "done", step=1200, epoch=60, best=("val/loss", 0.07), attempts=3, time=0.0)
     show_runs(console, "runs", [run], now=40.0)
@@ -94,7 +108,7 @@ def test_no_word_of_a_run_is_broken(console: Console) -> None:
 
 
 @pytest.mark.parametrize(("width", "lines"), [(100, 3), (40, 3)])
-def test_a_table_that_is_too_wide_becomes_blocks_whose_heads_are_whole(width: int, lines: int) -> None:
+def test_a_wide_table_becomes_blocks_with_whole_heads(width: int, lines: int) -> None:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
     row = ("000000000078.0003-g000002", "78", "11-24 15:48:03", "committed")
     columns, texts = ("snapshot", "step", "taken", "state"), ("snapshot", "taken", "state")
@@ -114,5 +128,5 @@ def test_epochs_that_are_alike_are_one_line_of_an_audit(capsys: pytest.CaptureFi
     assert [" ".join(line.split()) for line in lines[1:4]] == [
         "epoch batches samples once repeated missing padding left over verdict",
         "0 to 59 20 800 800 0 0 0 0 each sample once",
-        "60 3 800 120 0 0 0 0 each sample once, under way",
+        "60 3 800 120 0 0 0 0 each sample once, in progress",
     ]

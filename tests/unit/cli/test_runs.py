@@ -1,11 +1,13 @@
 """`midstride init`, `runs` and `report`: a project from nothing, and what its folder tells."""
 
 import json
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from midstride.engine.cli.app import main
+from support.commands import run
 
 pytestmark = pytest.mark.usefixtures("forked_worlds")
 
@@ -25,12 +27,6 @@ class Own(Logger):
     def log_rows(self, rows):
         assert rows
 """
-
-
-def run(*arguments: str) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments=arguments)
-    return ended.value.code
 
 
 def test_a_new_project_trains_and_its_folder_tells_how_it_went(
@@ -71,35 +67,89 @@ def test_a_new_project_trains_and_its_folder_tells_how_it_went(
     assert only["best"][0] == "val/accuracy"
 
 
+#: kind of project -> the example that it is: `tests/unit/test_examples.py`, or a test that it names, trains that
+KINDS = {
+    "images": "digits",
+    "text": "text",
+    "tabular": "tabular",
+    "lightning": "lightning",
+    "huggingface": "huggingface",
+    "script": "own_loop",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_project_is_an_example_that_trains(kind: str, tmp_path: Path) -> None:
+    assert run("init", str(tmp_path), "--kind", kind) == 0
+    example = Path(__file__).parents[3] / "docs/examples" / KINDS[kind]
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(written) == 2
+    assert written == {name: (example / name).read_bytes() for name in written}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[list[Path]]:
+    """Return a home and a folder for temporary files that nothing else uses."""
+    found = [tmp_path / "home", tmp_path / "temporary"]
+    with pytest.MonkeyPatch.context() as patch:
+        for place, variable in zip(found, ("HOME", "TMPDIR"), strict=True):
+            place.mkdir()
+            patch.setenv(variable, str(place))
+        patch.setattr(tempfile, "tempdir", str(found[1]))
+        patch.chdir(tmp_path)
+        yield found
+
+
+def test_a_removed_run_leaves_no_memory(places: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("init", ".") == 0
+    fit = ("fit", "job.yaml", "--run", "a", "--set", "trainer.max_epochs=1", "--set", "world.processes=1")
+
+    def trained() -> bytes:
+        assert run(*fit) == 0
+        assert "resumes" not in capsys.readouterr().out
+        return Path("runs/a/metrics.csv").read_bytes()
+
+    first = trained()
+    assert run("check", "job.yaml") == 0
+    assert run("test", "runs/a") == 0
+    assert run("export", "runs/a", "--format", "safetensors", "--output", "a.safetensors") == 0
+    shutil.rmtree("runs/a")
+    assert [*Path("runs").iterdir()] == []
+    left = {path.name for place in places for path in place.iterdir()}
+    assert not [name for name in left if "midstride" in name], left
+    capsys.readouterr()
+    assert trained() == first
+
+
 @pytest.mark.parametrize("content", [b"", b'{"run": "a', b"null", b"[5]", b"\xff\xfe", b'{"loggers": 5}'])
 def test_a_damaged_run_json_is_named(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.json").write_bytes(content)
     assert run("export", str(tmp_path)) == 1
-    assert f"{tmp_path}/run.json is not what this version writes" in capsys.readouterr().err
+    assert f"{tmp_path}/run.json is not in the format of this version" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("", "--to", "nope"), "--to: there is no logger 'nope'; there are: tensorboard, mlflow"),
+        (("", "--to", "nope"), "--to: unknown logger 'nope': choose one of tensorboard, mlflow"),
         (("", "--to", "tensorboard", "--set", "dir"), "--set dir: write it as key=value, such as log_dir=/tmp/tb"),
         (("/run.json", "--to", "tensorboard"), "/run.json cannot be read: [Errno 20] Not a directory"),
         (("/run.json", "--to", "tensorboard"), "run.json'. Name a folder."),
-        (("/none", "--to", "tensorboard"), "/none is no run: it has no run.json"),
+        (("/none", "--to", "tensorboard"), "there is no run 'none' in {above}: midstride fit JOB"),
     ],
 )
-def test_what_cannot_be_exported_is_said_in_the_words_of_the_command(
+def test_refused_exports_use_the_words_of_the_command(
     tmp_path: Path, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run.json").write_text("{}")
     assert run("export", f"{tmp_path}{arguments[0]}", *arguments[1:]) == 2
-    assert said in capsys.readouterr().err
+    assert said.format(above=tmp_path) in capsys.readouterr().err
 
 
 def test_a_project_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.py").write_text("mine")
     assert run("init", str(tmp_path)) == 2
-    assert f"{tmp_path} has model.py already, and nothing was written: name another" in capsys.readouterr().err
+    assert f"{tmp_path} has model.py already, so nothing was written: name another folder" in capsys.readouterr().err
     assert (tmp_path / "model.py").read_text() == "mine"
     assert not (tmp_path / "job.yaml").exists()
     assert run("init", str(tmp_path / "model.py")) == 2
@@ -109,7 +159,7 @@ def test_a_project_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("head",), "ADDRESS: HOST:PORT is needed, as world.rendezvous of the job says it, not 'head'"),
+        (("head",), "ADDRESS: expected HOST:PORT, as in world.rendezvous of the job, not 'head'"),
         (("head:99999",), "not 'head:99999'"),
         ((":29400",), "not ':29400'"),
         (("head:29400", "--wait", "nan"), "--wait: a number of seconds is needed, not nan"),
@@ -125,7 +175,7 @@ def test_where_no_node_can_join_is_said_at_once(
 
 def test_a_node_needs_the_secret_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("join", "nowhere.invalid:29400") == 2
-    assert "the run's secret is missing: say --secret-file FILE" in capsys.readouterr().err
+    assert "the run's secret is missing: pass --secret-file FILE" in capsys.readouterr().err
 
 
 def test_a_node_says_for_what_it_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

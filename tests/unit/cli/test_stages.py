@@ -5,19 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import run
 from support.flow_runs import STEPS, tiny_job, train_forked
 
-from midstride.engine.cli.app import main
 from midstride.engine.registry.registry import ModelRegistry
 from midstride.engine.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("forked_worlds")
-
-
-def run(*arguments: str) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments=arguments)
-    return ended.value.code
 
 
 def test_stages_of_a_training_are_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +35,18 @@ def test_stages_of_a_training_are_commands(tmp_path: Path, capsys: pytest.Captur
     of_last = json.loads(capsys.readouterr().out)
     assert said("evaluate", "--run", "first", "--step", str(STEPS)) == of_last
     assert run("evaluate", path, "--run", "first", "--step", "7") == 2
-    assert "has no snapshot of step 7: there are those of" in capsys.readouterr().err
+    assert "has no snapshot of step 7: choose one of" in capsys.readouterr().err
+    none = job.run_url("nope")
+    for command in (
+        ("evaluate", path, "--run", "nope"),
+        ("test", none),
+        ("predict", none, "--output", "a.npz"),
+        ("export", none, "--format", "safetensors"),
+        ("export", none, "--to", "tensorboard"),
+        ("diff", job.run_url("first"), none),
+    ):
+        assert run(*command) == 2
+        assert f"there is no run 'nope' in {job.store_url}: it has first" in capsys.readouterr().err
     better = said("compare", "--run", "first")
     assert (better["promoted"], better["challenger"], better["champion_run"]) == (True, scores, None)
     assert ModelRegistry.of(job).current() is None, "without --promote it only compares"
@@ -66,5 +71,5 @@ def test_a_run_of_other_arguments_is_compared_with_nothing(tmp_path: Path, capsy
     changed = ("--set", "module_args.slow_rank=2", "--set", "module_args.fail_at=3")
     assert run("compare", str(tmp_path / "job.yaml"), "--run", "first", *changed) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "module_args.slow_rank: run first has trained with 1, this job has 2; say --set" in told
+    assert "module_args.slow_rank: run first has trained with 1, this job has 2; add --set" in told
     assert "module_args.fail_at: run first has trained with no value, this job has 3; leave it out" in told

@@ -11,7 +11,7 @@ from midstride.engine.config.job import TrainingJob
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("module_args: {best: .inf}", "module_args: best is inf, which JSON has no number for: say null, or a text"),
+        ("module_args: {best: .inf}", "module_args: best is inf, which JSON has no number for: use null, or a text"),
         ("data_args: {a: {b: [1, .nan]}}", "data_args: a.b.1 is nan, which JSON has no number for"),
         ("module_args: {x: !!set {a}}", "module_args: x is a set, {'a'}: a job travels as JSON, of texts, numbers"),
         ("module_args: {x: !!binary YQ==}", "module_args: x is a bytes, b'a': a job travels as JSON"),

@@ -38,6 +38,12 @@ def test_a_failing_import_shows_its_traceback_first(tmp_path: Path, text: str) -
     assert message.endswith(f"raised in import of {name}")
 
 
+def test_an_import_that_exits(tmp_path: Path) -> None:
+    name = make_module(tmp_path, "import argparse\nargparse.ArgumentParser().parse_args(['--x'])", "with_options")
+    with pytest.raises(JobError, match=f'importing {name} ended the program with 2. .* if __name__ == "__main__":'):
+        load_attribute(f"{name}:A", tmp_path, "module")
+
+
 def test_two_jobs_may_both_have_a_model(tmp_path: Path) -> None:
     for one in ("a", "b"):
         (tmp_path / one).mkdir()

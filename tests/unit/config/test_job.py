@@ -1,7 +1,9 @@
 """Jobs: read as people mean them, refused with every fault at once."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,28 +71,26 @@ def test_loggers_are_written_short(tmp_path: Path) -> None:
 def test_loggers_need_snapshots(tmp_path: Path) -> None:
     text = JOB + "loggers: [tensorboard]\n"
     assert faults(tmp_path, text, "snapshots=null") == [
-        "loggers get rows as snapshots with them are committed, and snapshots is null"
+        "loggers receive rows when snapshots are committed, but snapshots is null: set it, or leave loggers out"
     ]
 
 
 def test_lightnings_old_name_of_an_option_is_taken(tmp_path: Path) -> None:
-    assert (
-        TrainingJob.load(write(tmp_path), ["trainer.replace_sampler_ddp=false"]).trainer.use_distributed_sampler
-        is False
-    )
+    job = TrainingJob.load(write(tmp_path), ["trainer.replace_sampler_ddp=false"])
+    assert job.trainer.use_distributed_sampler is False
 
 
 def test_minus_one_step_is_no_limit_as_in_lightning(tmp_path: Path) -> None:
     assert TrainingJob.load(write(tmp_path), ["trainer.max_steps=-1"]).trainer.max_steps is None
     assert faults(tmp_path, JOB, "trainer.max_steps=-1", "trainer.max_epochs=null") == [
-        "trainer: say max_epochs or max_steps: the training would never end"
+        "trainer: set max_epochs, max_steps or max_time: the training would never end"
     ]
 
 
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
 def test_a_training_that_ends_before_its_least_is_refused(unit: str, tmp_path: Path) -> None:
     assert faults(tmp_path, JOB, f"trainer.min_{unit}=3", f"trainer.max_{unit}=2") == [
-        f"trainer: min_{unit} is 3, and max_{unit} 2: the training ends before that"
+        f"trainer: min_{unit} is 3, and max_{unit} 2: the training ends before that. Raise max_{unit}"
     ]
 
 
@@ -103,24 +103,10 @@ def test_a_job_from_before_says_retries(tmp_path: Path) -> None:
     ]
 
 
-def test_urls_stay(tmp_path: Path) -> None:
-    job = TrainingJob.load(write(tmp_path), ["snapshots.url=s3://bucket/prefix/"])
-    assert job.run_url("a") == "s3://bucket/prefix/a"
-
-
-def test_a_run_has_a_place_without_snapshots(tmp_path: Path) -> None:
-    assert TrainingJob.load(write(tmp_path), ["snapshots=null"]).run_url("a") == f"{tmp_path}/runs/a"
-
-
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b"])
 def test_a_run_name_is_a_folder_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(JobError, match="letters, digits"):
         TrainingJob.load(write(tmp_path)).run_url(name)
-
-
-def test_a_resolved_job_survives_json(tmp_path: Path) -> None:
-    job = TrainingJob.load(write(tmp_path))
-    assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
 
 
 def test_choices_set_from_outside(tmp_path: Path) -> None:
@@ -143,7 +129,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     assert faults(tmp_path, text + "sed: 3\nretries_without_progress: -1\n", "name.x=1", "nothing") == [
         "--set name.x=1: name has no keys",
         "--set nothing: write it as key=value, such as trainer.max_epochs=2",
-        f"world.strategy: there is no strategy 'dpd'; there are: {', '.join(known)}",
+        f"world.strategy: unknown strategy 'dpd': choose one of {', '.join(known)}",
         "world.processes: should be at least 1, not 0",
         "trainer.max_epochs: should be a whole number, not 'x'",
         "retries_without_progress: should be at least 0, not -1",
@@ -156,21 +142,20 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     [
         (
             "snapshots.url=$HOME/runs",
-            "snapshots.url: $HOME is not filled in here: write it out, or let the shell do it, by --set "
+            "snapshots.url: $HOME is not expanded here: write the value, or let the shell expand it, as in --set "
             'snapshots.url="..."',
         ),
         (
             "weights=s3://runs/${RUN}/best",
-            'weights: ${RUN} is not filled in here: write it out, or let the shell do it, by --set weights="..."',
+            "weights: ${RUN} is not expanded here: write the value, or let the shell expand it, as in --set "
+            'weights="..."',
         ),
         (
             "folder=code/{date}",
-            'folder: {date} is not filled in here: write it out, or let the shell do it, by --set folder="..."',
+            "folder: {date} is not expanded here: write the value, or let the shell expand it, as in --set "
+            'folder="..."',
         ),
-        (
-            "snapshots.url=s3:/runs",
-            "snapshots.url: s3:/runs is a folder called s3: here; a URL has two slashes: s3://",
-        ),
+        ("snapshots.url=s3:/runs", "snapshots.url: s3:/runs is a folder called s3: here; a URL has two slashes: s3://"),
         ("snapshots.url=s3://", "snapshots.url: s3:// names no folder: write it out, as in s3://bucket/runs"),
         ("snapshots.url=''", "snapshots.url: String should have at least 1 character, not ''"),
         ("trainer.seed=1", "trainer.seed: has its place at the top of the job: seed"),
@@ -179,6 +164,8 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("world.max_epochs=3", "world.max_epochs: has its place under trainer: trainer.max_epochs"),
         ("max_epochs=3", "max_epochs: has its place under trainer: trainer.max_epochs"),
         ("trainer.max_epoch=3", "trainer.max_epoch: is unknown, did you mean trainer.max_epochs?"),
+        ("trainer.epochs=3", "trainer.epochs: is unknown, did you mean trainer.max_epochs?"),
+        ("seed=None", "seed: should be a whole number, not 'None'; YAML's None is null"),
         ("monitor.every_step=3", "monitor.every_step: is unknown, did you mean snapshots.every_steps?"),
         (
             "world.zzz=3",
@@ -188,7 +175,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
             "rendezvous, startup_timeout_s, strategy, strategy_args, validation_timeout_s",
         ),
         ("world.strategy=single", "world: strategy single has one process, not 2; for more choose ddp"),
-        ("world.gpus=0", "world: 0 gpus are the CPU: say accelerator: cpu"),
+        ("world.gpus=0", "world: 0 gpus are the CPU: set accelerator: cpu"),
         (
             "world.gpus=[1]",
             "world: gpus [1] are 1 for 2 processes: each has one GPU, with dp and ddp2 as many as it is given",
@@ -204,7 +191,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ),
         (
             "trainer.gradient_clip_algorithm=value",
-            "trainer: gradient_clip_algorithm is value, and nothing is clipped: say gradient_clip_val",
+            "trainer: gradient_clip_algorithm is value, and nothing is clipped: set gradient_clip_val",
         ),
         ("trainer.accelerator=cpu", "trainer.accelerator: has its place under world: world.accelerator"),
         ("world.lanes=6", "world: lanes: a power of two from 1 to 1024 is needed, not 6"),
@@ -215,17 +202,14 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         (
             "world={strategy: sharded, lanes: 8}",
             "world: lanes with strategy sharded: the strategies that add up lane by lane are single and ddp: leave "
-            "lanes out, or say ddp",
+            "lanes out, or use ddp",
         ),
-        ("world.launcher=inline", "world: launcher inline starts one process, not 2; leave it out, or say spawn"),
-        (
-            "world.launcher=horovodrun",
-            "world: launcher horovodrun does not go with strategy ddp: leave it out",
-        ),
-        ("world.hosts=a:4", "world: hosts is for horovodrun, and strategy ddp is started by torchrun"),
+        ("world.launcher=inline", "world: launcher inline starts one process, not 2; leave it out, or use spawn"),
+        ("world.launcher=horovodrun", "world: launcher horovodrun does not go with strategy ddp: leave it out"),
+        ("world.hosts=a:4", "world: hosts is for horovodrun, and strategy ddp is started by torchrun: leave hosts out"),
         (
             "world={strategy: horovod, processes: 9, hosts: 'a:4,b:4'}",
-            "world: hosts a:4,b:4 have 8 slots, and there are 9 processes",
+            "world: hosts a:4,b:4 have 8 slots, and there are 9 processes: make them equal",
         ),
         (
             "world={strategy: horovod, processes: 2, launcher: torchrun}",
@@ -233,23 +217,21 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ),
         (
             "world.launcher=slurm",
-            "world.launcher: there is no launcher 'slurm'; there are: horovodrun, inline, join, spawn, torchrun, "
-            'and your own as "package.module:Class"',
+            "world.launcher: unknown launcher 'slurm': choose one of horovodrun, inline, join, spawn, torchrun, "
+            'or your own as "package.module:Class"',
         ),
         (
             "trainer.logger=csv",
-            "trainer.logger: is unknown here: say loggers: tensorboard, mlflow, wandb; the run's metrics.csv has a "
+            "trainer.logger: is unknown here: set loggers: tensorboard, mlflow, wandb; the run's metrics.csv has a "
             "row a step without any",
         ),
         (
             "world.strategy=auto",
-            "world.strategy: there is no strategy 'auto' here: a job says which: single for one process, ddp for "
-            "several",
+            "world.strategy: there is no strategy 'auto' here: in a job set single for one process, ddp for several",
         ),
         (
-            "trainer.overfit_batches=2",
-            "trainer.overfit_batches: is unknown here: say limit_train_batches, with a loader that does not shuffle, "
-            "and give it to validate too",
+            "trainer.sync_batchnorm=true",
+            "trainer.sync_batchnorm: is unknown here: it is an argument of ddp: strategy_args={sync_batchnorm: true}",
         ),
         ("monitor=a", "monitor: should be keys and values, not 'a'; its keys are metric, mode, patience"),
         ("callbacks=[{}]", "callbacks.0.path: is missing"),
@@ -260,14 +242,11 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("callbacks=[{path: m:Mine, arg: {}}]", "callbacks.0.arg: is unknown, did you mean callbacks.args?"),
         (
             "loggers=[tensorbord]",
-            "loggers.0.path: there is no logger 'tensorbord'; there are: tensorboard, mlflow, wandb, or "
+            "loggers.0.path: unknown logger 'tensorbord': choose one of tensorboard, mlflow, wandb, or "
             "package.module:Class",
         ),
         ("loggers=tensorboard", "loggers: should be a list, not 'tensorboard'"),
-        (
-            "loggers=[{path: wandb, arg: {}}]",
-            "loggers.0.arg: is unknown, did you mean loggers.args?",
-        ),
+        ("loggers=[{path: wandb, arg: {}}]", "loggers.0.arg: is unknown, did you mean loggers.args?"),
         ("callbacks=m:Mine", "callbacks: should be a list, not 'm:Mine'"),
         ("callbacks=['m:Mine']", "callbacks.0: should be keys and values, not 'm:Mine'; its keys are path, args"),
         ("trainer.gradient_clip_val=true", "trainer.gradient_clip_val: should be a number, not True"),
@@ -275,7 +254,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         ("seed=null", "seed: should be a whole number, or left out, not null"),
         ("name=a b", "name: should be letters, digits and . _ -, a letter or digit first, not 'a b'"),
         ("module=model.py:Net", "module: a module is named without .py: model:Net, not 'model.py:Net'"),
-        ("trainer.max_epochs=null", "trainer: say max_epochs or max_steps: the training would never end"),
+        ("trainer.max_epochs=null", "trainer: set max_epochs, max_steps or max_time: the training would never end"),
         ("module=model.py", "module: \"package.module:attribute\" is needed, such as model:Classifier, not 'model.py'"),
         (
             "trainer.val_check_interval=often",
@@ -306,6 +285,7 @@ def test_a_fault_says_the_way_out(tmp_path: Path, override: str, fault: str) -> 
         (f"name: {'[' * 3000}", "is nested deeper than a job can be"),
         ("- a", "keys and values are needed, not ['a']"),
         ("name: a\nseed: 1\nseed: 2\n", "line 3, column 1: 'seed' is given twice, first in line 2"),
+        ("name: a\n---\nname: b\n", "line 2, column 1: a second document starts (---): a job is one document"),
         (
             "seed: !!python/name:os.system\n",
             "line 1, column 7: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'",
@@ -316,9 +296,38 @@ def test_files_that_are_no_jobs(tmp_path: Path, text: str, fault: str) -> None:
     assert faults(tmp_path, text) == [fault]
 
 
+def test_a_file_in_another_encoding_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_bytes("name: a\n# für\n".encode("latin-1"))
+    with pytest.raises(JobError, match=r"line 2 is not UTF-8 \(byte 0xfc\): save the file as UTF-8"):
+        TrainingJob.load(tmp_path / "job.yaml")
+
+
+def test_a_name_of_a_run_fits_into_a_folder() -> None:
+    job = TrainingJob.model_validate({"name": "a", "module": "m:A", "data": "m:B", "trainer": {"max_epochs": 1}})
+    assert job.run_url("x" * 200)
+    with pytest.raises(JobError, match=r"run x{20}\.\.\.: has 201 characters, and a folder's name at most 200"):
+        job.run_url("x" * 201)
+
+
 def test_a_missing_file() -> None:
-    with pytest.raises(JobError, match="there is no such file"):
+    with pytest.raises(JobError, match=r"there is no such file\. `midstride init FOLDER` writes an example"):
         TrainingJob.load("nowhere/job.yaml")
+
+
+@pytest.mark.parametrize(("name", "said"), [("", "is a folder. Name the job's file in it"), ("a.py", "is Python")])
+def test_other_paths(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "a.py").write_text('"""A model."""\n\nimport torch\n')
+    with pytest.raises(JobError, match=said):
+        TrainingJob.load(tmp_path / name)
+
+
+def test_keys_that_are_not_indented(tmp_path: Path) -> None:
+    text = JOB.replace("trainer: {max_epochs: 5, precision: 32}", "trainer:\nmax_epochs: 5")
+    assert text != JOB
+    assert faults(tmp_path, text) == [
+        "trainer: has no keys: indent them below it, such as max_epochs",
+        "max_epochs: has its place under trainer: trainer.max_epochs",
+    ]
 
 
 def test_yaml_means_what_people_mean() -> None:
@@ -329,12 +338,52 @@ def test_yaml_means_what_people_mean() -> None:
     }
 
 
-def test_a_tilde_is_the_home_folder(tmp_path: Path) -> None:
-    job = TrainingJob.load(write(tmp_path, JOB.replace("url: runs", "url: ~/runs")))
-    assert job.run_url("first") == f"{Path.home()}/runs/first"
+@pytest.mark.parametrize(
+    ("override", "run"),
+    [
+        ("snapshots.url=s3://bucket/prefix/", "s3://bucket/prefix/a"),
+        ("snapshots=null", "{folder}/runs/a"),
+        ("snapshots.url=~/runs", f"{Path.home()}/runs/a"),
+    ],
+)
+def test_a_run_has_a_place(tmp_path: Path, override: str, run: str) -> None:
+    assert TrainingJob.load(write(tmp_path), [override]).run_url("a") == run.format(folder=tmp_path)
 
 
 def test_reading_a_job_loads_no_torch() -> None:
     code = "import sys, midstride.engine.launch.launch; print('torch' in sys.modules, 'prefect' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["False", "False"]
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+#: what is made in place of a job file -> words of the error
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "aliases that multiply": (lambda path: path.write_text(LAUGHS), "has more than 100000 values"),
+    "many levels": (lambda path: path.write_text("a: " + "[" * 150 + "]" * 150), "100 levels"),
+    "a FIFO": (os.mkfifo, "it is no regular file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_job_file_is_refused(name: str, tmp_path: Path) -> None:
+    make, words = WRONG[name]
+    make(tmp_path / "job.yaml")
+    with pytest.raises(JobError, match=words):
+        TrainingJob.load(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("option", ["tracking_uri", "nested.0"])
+def test_a_logger_with_a_password_in_its_url_is_refused(option: str, tmp_path: Path) -> None:
+    url = "https://me:hunter2@mlflow.example.org"
+    args = f"{{tracking_uri: '{url}'}}" if option == "tracking_uri" else f"{{nested: ['{url}']}}"
+    (tmp_path / "job.yaml").write_text(
+        "name: a\nmodule: m:M\ndata: m:D\ntrainer: {max_steps: 1}\nloggers: [{path: mlflow, args: " + args + "}]\n"
+    )
+    with pytest.raises(JobError, match="holds a password") as error:
+        TrainingJob.load(tmp_path / "job.yaml")
+    assert "hunter2" not in str(error.value)

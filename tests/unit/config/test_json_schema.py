@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from midstride.engine.cli.schema import schema
+from midstride.engine.cli.project import schema
 from midstride.engine.config.job import TrainingJob
 
 SCHEMA = TrainingJob.model_json_schema()

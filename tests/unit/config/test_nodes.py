@@ -49,13 +49,13 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
     [
         (
             "{strategy: ddp, nodes: '2'}",
-            "nodes that join need an address: say rendezvous: HOST:PORT, by which they reach this machine, such "
+            "nodes that join need an address: set rendezvous: HOST:PORT, by which they reach this machine, such "
             "as rendezvous: head:29400",
         ),
         (
             "{strategy: ddp, nodes: '1:3', processes: 2, rendezvous: 'head:1'}",
-            "nodes 1:3 without lanes: how many samples a step has would follow from how many machines there "
-            "are: say lanes, such as lanes: 8, or how many samples, such as global_batch_size: 12, or one number of "
+            "nodes 1:3 without lanes: the number of samples per step would depend on the number of machines: set "
+            "lanes, such as lanes: 8, or the samples per step, such as global_batch_size: 12, or one number of "
             'machines: nodes: "3"',
         ),
         (
@@ -76,7 +76,7 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
         ),
         (
             "{strategy: horovod, nodes: '2', rendezvous: 'head:1'}",
-            "nodes that join with strategy horovod: horovodrun starts it: say ddp",
+            "nodes that join with strategy horovod: horovodrun starts it: use ddp",
         ),
         (
             "{strategy: ddp, nodes: '2', launcher: torchrun}",
@@ -84,20 +84,17 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
         ),
         (
             "{strategy: ddp, rendezvous: 'head:1'}",
-            'rendezvous head:1 is for nodes that join: say nodes: "2", or leave it out',
+            'rendezvous head:1 is for nodes that join: set nodes: "2", or leave it out',
         ),
-        ("{node_timeout_s: 20}", 'node_timeout_s 20.0 is for nodes that join: say nodes: "2", or leave it out'),
+        ("{node_timeout_s: 20}", 'node_timeout_s 20.0 is for nodes that join: set nodes: "2", or leave it out'),
         (
             "{strategy: ddp, processes: 2, grow_after_s: null}",
-            'grow_after_s None is for nodes that join: say nodes: "2", or leave it out',
+            'grow_after_s None is for nodes that join: set nodes: "2", or leave it out',
         ),
-        (
-            "{strategy: ddp, nodes: '2:1', rendezvous: 'head:1'}",
-            "nodes 2:1: at least 2 and at most 1 is no range",
-        ),
+        ("{strategy: ddp, nodes: '2:1', rendezvous: 'head:1'}", "nodes 2:1: at least 2 and at most 1 is no range"),
         (
             "{strategy: ddp, nodes: '2', on: slurm, on_args: {array: 0-3}}",
-            "on_args: array is what midstride tells sbatch itself: say world.nodes",
+            "on_args: array is set for sbatch by midstride: set world.nodes",
         ),
         (
             "{strategy: ddp, nodes: '2', on: slurm, on_args: {gres: [gpu, 2], -p: gpu}}",
@@ -110,7 +107,7 @@ def test_it_is_said_of_each_number_whether_it_will_do() -> None:
         ),
         (
             "{strategy: ddp, nodes: '2', rendezvous: 'head:1', on_args: {partition: gpu}}",
-            "on_args without on: say on: slurm or on: ray or on: kubernetes",
+            "on_args without on: set on: slurm or on: ray or on: kubernetes",
         ),
         (
             "{strategy: ddp, nodes: '2', on: kubernetes, on_args: {images: a}}",

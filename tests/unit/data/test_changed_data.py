@@ -128,9 +128,7 @@ def test_data_that_grow_are_read_from_the_next_epoch_on() -> None:
     assert sums(read, 3) == [3.0]
 
 
-def test_a_batch_size_set_in_training_is_named_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_batch_size_set_in_training_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     loader: Any = DataLoader([torch.ones(())] * 8, 4)  # type: ignore[arg-type]
     read = resumable(loader)
     for epoch in range(3):

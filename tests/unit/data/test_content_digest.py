@@ -50,7 +50,7 @@ def test_a_list_of_tensors_has_the_digest_of_their_stack(batch: str) -> None:
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_list_of_samples_of_several_parts_has_the_digest_of_their_columns(batch: str) -> None:
+def test_samples_of_several_parts_have_the_digest_of_columns(batch: str) -> None:
     tensors = BATCHES[batch]()
     of_tuples = content_digest([(tensor, number) for number, tensor in enumerate(tensors)])
     assert of_tuples == content_digest([(tensor.clone(), number) for number, tensor in enumerate(tensors)])

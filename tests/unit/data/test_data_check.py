@@ -3,15 +3,17 @@
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import nets
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Loop, Trainer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.data_check import ensure_same_data
 from midstride.engine.data.resolve import LoaderSettings, training_reader
@@ -34,18 +36,17 @@ class Rows(Dataset[Tensor]):
         return self.rows[index] * self.scale + torch.rand(2)
 
 
-class Net(TrainingModule):
+class Net(nets.Net):
+    inputs, lr = 2, 0.01
+
     def __init__(self, grades: bool) -> None:
         super().__init__()
-        self.layer, self.grades = nn.Linear(2, 1), grades
+        self.grades = grades
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self.grades:
             self.trainer.train_dataloader.dataset.scale *= 1.1
-        return self.layer(batch).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return super().training_step([batch], batch_idx)
 
 
 def fit(
@@ -69,6 +70,47 @@ def test_other_data_than_when_the_run_began_are_refused(workers: int, steps: int
     fit(tmp_path, 3, 12)
 
 
+def test_data_that_differ_at_their_end_are_refused(tmp_path: Path) -> None:
+    def fit_in_order(last: int, steps: int) -> None:
+        rows = Rows(1)
+        rows.rows[len(rows) - last :] += 1
+        trainer = Trainer(max_steps=steps, snapshots={"every_steps": 2}, enable_progress_bar=False)
+        trainer.fit(Net(False), DataLoader(rows, 4), run=tmp_path)
+
+    fit_in_order(1, 2)
+    with pytest.raises(NotExact, match="other samples at the same indices than when the run began"):
+        fit_in_order(8, 4)
+    fit_in_order(1, 4)
+
+
+def loop(run: Path, seed: int, steps: int, held_out: int, **options: Any) -> None:
+    """Train in a loop of one's own, up to a step, and evaluate on rows of another seed before each step."""
+    script = Loop(run, snapshots={"every_steps": 2}, enable_progress_bar=False, **options)
+    layer = nn.Linear(2, 1)
+    script.keep(layer=layer)
+    train = script.loader(DataLoader(Rows(seed), 4, shuffle=True))
+    validation = script.loader(DataLoader(Rows(held_out), 4))
+    try:
+        for batch in script.steps(train, steps):
+            layer(batch).sum().backward()
+            with torch.no_grad():
+                for held in validation:
+                    layer(held)
+    finally:
+        script.close()
+
+
+@pytest.mark.parametrize("others", [(2, 5), (1, 6)])
+def test_other_data_than_when_a_loop_began_are_refused(others: tuple[int, int], tmp_path: Path) -> None:
+    seed, held_out = others
+    loop(tmp_path, 1, 4, 5)
+    loop(tmp_path, 1, 6, 5)
+    with pytest.raises(NotExact, match="other samples at the same indices than when the run began"):
+        loop(tmp_path, seed, 12, held_out)
+    loop(tmp_path, seed, 10, held_out, accept_change="samples")
+    loop(tmp_path, seed, 12, held_out)
+
+
 def test_data_that_training_changes_are_not_compared(tmp_path: Path) -> None:
     fit(tmp_path, 1, 4, grades=True)
     fit(tmp_path, 1, 8, grades=True)
@@ -88,18 +130,20 @@ def test_samples_that_are_compared_are_not_counted_as_read(tmp_path: Path) -> No
     assert fit(tmp_path, 1, 4, kind=Counting).reads == 16
 
 
-def _on_ranks(run: str, seeds: tuple[int, ...]) -> None:
+def _on_ranks(run: str, seeds: tuple[int, ...], user: str) -> None:
     seed = seeds[int(os.environ["RANK"])]
+    train = partial(fit, strategy="ddp") if user == "Trainer" else partial(loop, held_out=5)
     if len({*seeds}) == 1:
-        fit(Path(run), seed, 3, strategy="ddp")
+        train(Path(run), seed, 3)
         return
     with pytest.raises(NotExact, match="different samples at the same indices on different ranks"):
-        fit(Path(run), seed, 3, strategy="ddp")
+        train(Path(run), seed, 3)
 
 
+@pytest.mark.parametrize("user", ["Trainer", "Loop"])
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 2)])
-def test_data_that_differ_between_ranks_are_refused(seeds: tuple[int, ...], tmp_path: Path) -> None:
-    assert run_ranks(_on_ranks, str(tmp_path), seeds, processes=2) == [0, 0]
+def test_data_that_differ_between_ranks_are_refused(seeds: tuple[int, ...], user: str, tmp_path: Path) -> None:
+    assert run_ranks(_on_ranks, str(tmp_path), seeds, user, processes=2) == [0, 0]
 
 
 class Numbers(IterableDataset[Tensor]):

@@ -3,25 +3,24 @@
 from typing import Any
 
 import pytest
-import torch
 from support.line_streams import Lines
-from torch import Tensor, nn
+from support.nets import Net
+from torch import Tensor
 from torch.utils.data import ChainDataset, DataLoader
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.errors import UserError
 
 
-class Module(TrainingModule):
+class Module(Net):
     """Validates where it is told, and notes where that was."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
-        self.layer, self.dataset = nn.Linear(1, 1), dataset
-        self.validated: list[int] = []
+        self.dataset, self.validated = dataset, list[int]()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.layer(batch[:, None].float()).mean()
+        return super().training_step([batch[:, None].float()], batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0:
@@ -32,9 +31,6 @@ class Module(TrainingModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(Lines(3), 4)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Sized(Lines):

@@ -58,15 +58,6 @@ def test_every_sample_is_evaluated_once(world: tuple[int, int, int]) -> None:
     assert max(len(shard) for shard in shards) == len(shards[0])
 
 
-@given(worlds, some.data())
-def test_a_pass_from_the_middle_is_the_end_of_a_whole_pass(world: tuple[int, int, int], data: some.DataObject) -> None:
-    samples, size, batch = world
-    shard = StridedOrder(Shuffled(samples, 1), batch, rank=size - 1, size=size)
-    shard.sequence.open(2, resumed=False)
-    start = data.draw(some.integers(0, len(shard)))
-    assert list(shard.requests(9, 0))[start:] == list(shard.requests(9, start))
-
-
 @given(some.integers(1, 300), some.lists(some.sampled_from([1, 2, 3, 4, 6, 12]), min_size=1, max_size=4), some.data())
 def test_another_number_of_ranks_reads_the_same_global_batches(
     samples: int, sizes: list[int], data: some.DataObject

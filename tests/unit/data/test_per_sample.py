@@ -130,21 +130,6 @@ def test_getitems_reads_each_sample_by_its_own_seed() -> None:
     assert read(3) == whole[3:]
 
 
-def _several(workers: int) -> None:
-    for source in ("torch", "numpy's gaussian"):
-        whole = list(loader(source).batches(0))
-        for options in ({}, {"persistent_workers": True, "prefetch_factor": 5}):
-            several = loader(source, num_workers=workers, multiprocessing_context="fork", **options)
-            assert list(several.batches(0)) == whole
-            assert list(several.batches(0, 3)) == whole[3:]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(workers: int) -> None:
-    # In a process of its own, as a rank is: other tests leave threads here, over which no worker should be forked.
-    assert run_ranks(_several, workers) == [0]
-
-
 class WorkerSeeds(Dataset[int]):
     """Gives the seed that its worker was started with."""
 

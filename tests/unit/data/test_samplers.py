@@ -4,13 +4,14 @@ import copy
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from support.nets import Net
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.data import StatefulDataLoader
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.data.map_style import MapLoader
@@ -57,21 +58,20 @@ class By(Sampler[Any]):
         return iter([self.kind(index) for index in np.argsort(self.score, kind="stable").tolist()])
 
 
-class Learner(TrainingModule):
+class Learner(Net):
     """Writes the weights of a sampler while it trains."""
+
+    lr = 0.0
 
     def __init__(self, weights: Tensor) -> None:
         super().__init__()
-        self.layer, self.weights, self.seen = nn.Linear(1, 1), [weights], list[int]()
+        self.weights, self.seen = [weights], list[int]()
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         batch = batch.reshape(-1)
         self.seen += batch.tolist()
         write(self.weights[0], batch)
-        return self.layer(batch[:, None].float()).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
+        return super().training_step([batch[:, None].float()], batch_idx)
 
 
 def write(weights: Tensor, batch: Tensor) -> None:
@@ -145,7 +145,7 @@ def _fitted(loader: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("who", SHARED)
-def test_a_generator_of_the_loader_gives_the_order_of_plain_pytorch(who: str) -> None:
+def test_a_loaders_generator_gives_the_order_of_pytorch(who: str) -> None:
     first, second, third = _epochs(_loader(who))
     assert first != second != third != first
     assert _fitted(_loader(who)) == first + second + third
@@ -389,7 +389,7 @@ class Late(By):
 
 
 @pytest.mark.parametrize(("kind", "told"), [(Late, 1), (By, 0)])
-def test_a_sampler_that_plain_pytorch_would_ask_item_by_item_is_named_once(
+def test_a_sampler_changed_within_an_epoch_is_named_once(
     kind: type[By], told: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampler = kind()
@@ -401,7 +401,7 @@ def test_a_sampler_that_plain_pytorch_would_ask_item_by_item_is_named_once(
         if epoch:
             sampler.score.reverse()
         sequence.close()
-    assert sum("takes effect with the next one" in record.getMessage() for record in caplog.records) == told
+    assert sum("take effect with the next one" in record.getMessage() for record in caplog.records) == told
 
 
 class OnOneIterator(Sampler[int]):
@@ -415,6 +415,67 @@ class OnOneIterator(Sampler[int]):
         return islice(self.iterator, 7)
 
 
-def test_a_sampler_on_an_iterator_that_nothing_restores_is_refused() -> None:
-    with pytest.raises(NotExact, match="gives another order when it is run again"):
+def test_a_sampler_on_an_unrestored_iterator_is_refused() -> None:
+    with pytest.raises(NotExact, match="gives another order when it runs again"):
         StatefulDataLoader(range(5), 2, sampler=OnOneIterator()).state_dict()
+
+
+class Infinite(Sampler[int]):
+    """Draws from a generator that it makes in `__init__`, of one of several forms, as that of mmengine does."""
+
+    def __init__(self, form: str) -> None:
+        self.seed, self.generator = 3, torch.Generator().manual_seed(4)
+
+        def closure(*more: int, step: int, **options: int) -> Iterator[int]:
+            while True:
+                yield from (step * index for index in range(self.seed + more[0] + options["last"]))
+
+        forms = {"method": self.drawn, "closure": lambda: closure(1, step=2, last=1), "held": self.held}
+        self.indices = forms[form]()
+
+    def drawn(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed)
+        while True:
+            yield from torch.randperm(5, generator=generator).tolist()
+
+    def held(self) -> Iterator[int]:
+        while True:
+            yield from torch.randperm(5, generator=self.generator).tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.indices
+
+
+@pytest.mark.parametrize("form", ["method", "closure"])
+def test_a_generator_made_with_its_sampler_is_drawn_again(form: str) -> None:
+    whole = StatefulDataLoader(range(50), 2, sampler=Infinite(form))
+    found, states = [], []
+    for batch in islice(whole, 9):
+        found.append(batch.tolist())
+        states.append(copy.deepcopy(whole.state_dict()))
+    assert [index for batch in found for index in batch] == [*islice(Infinite(form).indices, 18)]
+    for stop in (1, 5, 8):
+        again = StatefulDataLoader(range(50), 2, sampler=Infinite(form))
+        again.load_state_dict(states[stop - 1])
+        assert [batch.tolist() for batch in islice(again, 9 - stop)] == found[stop:]
+
+
+def test_a_generator_on_a_generator_that_others_draw_from_is_named() -> None:
+    with pytest.raises(NotExact, match=r"gives another order|gives other items than before"):
+        StatefulDataLoader(range(50), 2, sampler=Infinite("held")).state_dict()
+
+
+class Running(Sampler[int]):
+    """Draws from a generator over an iterator, which cannot begin again."""
+
+    def __init__(self, ends: bool) -> None:
+        self.indices = (index % 5 for index in (range(20) if ends else count()))
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.indices
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_sampler_made_with_a_running_generator_is_named(ends: bool) -> None:
+    with pytest.raises(NotExact, match="holds a running generator, indices, which cannot be restored"):
+        StatefulDataLoader(range(5), 2, sampler=Running(ends)).state_dict()

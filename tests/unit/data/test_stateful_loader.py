@@ -345,19 +345,13 @@ def test_the_state_is_small():
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "other data": (
-        lambda: StatefulDataLoader(Noisy(23), BATCH, shuffle=True),
-        "with samples=22, this loader has 23",
-    ),
-    "another seed": (
-        lambda: StatefulDataLoader(Noisy(), BATCH, shuffle=True, seed=9),
-        "seed=0, this loader has 9",
-    ),
+    "other data": (lambda: StatefulDataLoader(Noisy(23), BATCH, shuffle=True), "with samples=22, this loader has 23"),
+    "another seed": (lambda: StatefulDataLoader(Noisy(), BATCH, shuffle=True, seed=9), "seed=0, this loader has 9"),
     "no shuffle": (lambda: StatefulDataLoader(Noisy(), BATCH), "shuffle=True, this loader has False"),
     "another rng": (lambda: StatefulDataLoader(Noisy(), BATCH, True, rng="batch"), "rng='lazy'"),
     "batches that do not end there": (
         lambda: StatefulDataLoader(Noisy(), 5, shuffle=True),
-        "stands after 8 samples of its epoch (2 batches of 4 over all ranks), and batches of 5 do not end there",
+        "is from after 8 samples of its epoch (2 batches of 4 over all ranks), and batches of 5 do not end there",
     ),
     "a stream": (lambda: StatefulDataLoader(Stream(), BATCH), "with batch_size=None, this loader has 4"),
 }

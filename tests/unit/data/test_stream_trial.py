@@ -58,7 +58,7 @@ UNREPEATABLE = {
 
 
 @pytest.mark.parametrize("name", UNREPEATABLE)
-def test_a_stream_that_does_not_repeat_itself_is_refused_before_training(name: str) -> None:
+def test_an_unrepeatable_stream_is_refused_before_training(name: str) -> None:
     with pytest.raises(NotExact, match="gives other samples when it is read again from its start"):
         next(feed_of(UNREPEATABLE[name](), check_repeatability=True).batches(0))
 
@@ -68,8 +68,8 @@ def counting(samples: list[int], calls: list[int] = []) -> torch.Tensor:  # noqa
     return torch.tensor(samples) + len(calls)
 
 
-def test_a_collate_fn_that_counts_its_calls_in_a_worker_is_refused() -> None:
-    refused = "counting gave another batch when it was given the same samples again with the same seeds"
+def test_a_collate_fn_that_counts_in_a_worker_is_refused() -> None:
+    refused = "counting returned another batch for the same samples and seeds"
     with pytest.raises(NotExact, match=refused):
         next(feed_of(Lines(), collate_fn=counting, num_workers=1).batches(0))
 
@@ -92,7 +92,7 @@ class Falling(Lines):
 
 
 def test_a_collate_fn_that_remembers_in_a_worker_is_refused() -> None:
-    refused = r"ToLargest gave another batch .* \(\S*largest \(\d+, now \d+\)\), in each worker"
+    refused = r"ToLargest returned another batch .* \(\S*largest \(\d+, now \d+\)\), separately in each worker"
     with pytest.raises(NotExact, match=refused):
         list(feed_of(Falling(), collate_fn=ToLargest(), num_workers=1).batches(0))
 
@@ -157,13 +157,13 @@ class Stale(Stateful):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_state_that_does_not_bring_the_stream_back_is_named_and_not_used(
+def test_a_wrong_state_of_a_stream_is_named_and_not_used(
     kind: type[Lines], why: str, passed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = feed_of(kind(), check_repeatability=True)
     found = [batch.tolist() for _, batch in zip(range(3), feed.batches(0), strict=False)]
-    (message,) = [record.getMessage() for record in caplog.records if "does not bring it back" in record.getMessage()]
-    assert why.format(again="So a run that resumes reads again what was read of the epoch") in message
+    (message,) = [record.getMessage() for record in caplog.records if "does not restore" in record.getMessage()]
+    assert why.format(again="A resumed run reads the epoch again from its start") in message
     state = copy.deepcopy(feed.state_dict())
     assert [note["batch"] for note in state["states"].values()] == passed
     again = feed_of(kind(), check_repeatability=True)
@@ -184,10 +184,17 @@ def test_workers_that_are_started_anew_say_it_once(tmp_path: Path) -> None:
     finally:
         logging.getLogger("midstride").removeHandler(handler)
         handler.close()
-    assert (tmp_path / "log").read_text().count("does not bring it back") == 1
+    assert (tmp_path / "log").read_text().count("does not restore") == 1
 
 
-class Numbered:
+class Bare:
+    """A shard of a stream, which is no loader."""
+
+    def contents(self) -> dict[str, Any]:
+        return {}
+
+
+class Numbered(Bare):
     """A shard of batches 1, 2, 3, ..., each its own digest; its state is wrong after batch 3."""
 
     def __init__(self, note: ShardState | None) -> None:
@@ -211,7 +218,7 @@ def test_a_state_after_which_nothing_was_read_has_not_passed(
     assert (found.passed, found.refused is not None) == (1, is_refused)
 
 
-class Slow:
+class Slow(Bare):
     """A shard on a clock of its own: so many seconds a batch; batches are mixed in a buffer that its state lacks."""
 
     now = 0.0
@@ -233,7 +240,7 @@ class Slow:
     ("sample_s", "batch_size", "is_tried", "most_s"),
     [(0.0, 4, True, 0.0), (0.01, 4, True, 6.0), (0.01, 32, True, 6.0), (0.1, 4, True, 30.0), (1.0, 32, False, 32.0)],
 )
-def test_a_slow_stream_is_tried_over_a_hundred_samples_or_for_half_a_minute(
+def test_a_slow_stream_is_tried_over_few_samples_or_seconds(
     sample_s: float, batch_size: int, is_tried: bool, most_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Slow, "now", 0.0)
@@ -247,10 +254,10 @@ def test_a_slow_stream_is_tried_over_a_hundred_samples_or_for_half_a_minute(
     assert Slow.now <= most_s
 
 
-def test_a_state_that_turns_out_wrong_on_resume_is_left_for_the_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_found_wrong_on_resume_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     """Untried, as by `rng="batch"`: only what is read again tells."""
     assert resumed(Forgetful(), after(Forgetful(), 4), 4) == REST[1:]
-    assert any("does not bring it back to batch 4" in record.getMessage() for record in caplog.records)
+    assert any("does not restore batch 4" in record.getMessage() for record in caplog.records)
 
 
 def test_data_that_changed_under_a_run_are_refused() -> None:

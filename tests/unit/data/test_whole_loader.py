@@ -4,20 +4,25 @@ import copy
 import itertools
 import logging
 import random
+import re
+import sys
+import sysconfig
+import types
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from support.nets import Net
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
-from midstride.engine.errors import UserError
+from midstride.engine.errors import NotExact, UserError
 from midstride.engine.loop.feeds import reader_of
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.state.differences import differences
@@ -81,6 +86,98 @@ class Repeating(DataLoader[Any]):
             yield x
 
 
+class Lazy(Repeating):
+    """Begins to continue an iterator in its first pass, as that of timm does since 1.0.20."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.iterator: Any = None
+
+    def __iter__(self) -> Any:
+        if self.iterator is None:
+            self.iterator = DataLoader.__iter__(self)
+        return super().__iter__()
+
+
+class Left(DataLoader[Any]):
+    """Leaves the iterator of each pass where it was, and continues none."""
+
+    def __iter__(self) -> Any:
+        self.iterator = super().__iter__()
+        for (x,) in self.iterator:
+            yield x
+
+
+def library() -> Any:
+    """Return a library with two loaders: one counts its passes in an object, one holds a given object."""
+    code = """
+class Order:
+    def __init__(self):
+        self.passes = -1
+
+class Counting:
+    def __init__(self):
+        self.order = Order()
+
+    def __iter__(self):
+        self.order.passes += 1
+        return iter([torch.full((2,), 10.0 * self.order.passes + number) for number in range(5)])
+
+class Holding:
+    def __init__(self, held):
+        self.held = held
+
+    def __iter__(self):
+        return iter(self.held)
+"""
+    library = sys.modules.setdefault("a_library", types.ModuleType("a_library"))
+    library.__file__ = f"{sysconfig.get_paths()['purelib']}/a_library.py"
+    vars(library)["torch"] = torch
+    if not hasattr(library, "Counting"):
+        exec(code, vars(library))
+    return library
+
+
+class Passes:
+    """Counts passes, and puts its data into another order in each."""
+
+    def __init__(self) -> None:
+        self.passes, self.order, self.seen = -1, [*range(5)], {"first": [0]}
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.passes += 1
+        random.Random(self.passes).shuffle(self.order)
+        self.seen["first"] += [self.order[0]]
+        yield from (torch.tensor([number, sum(self.seen["first"])]) for number in self.order)
+
+
+class Noisy(Dataset[Tensor]):
+    """Draws in a worker."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index + random.random(), torch.rand(1)])
+
+
+class Early:
+    """Leaves the passes of a loader before their end."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return itertools.islice(self.loader, 5)
+
+
+def persistent(samples: int = 10) -> DataLoader[Tensor]:
+    return DataLoader(Noisy(samples), 2, shuffle=True, num_workers=1, persistent_workers=True)
+
+
 class Positioned:
     """Says its position; how many passes were before only its state tells."""
 
@@ -105,6 +202,20 @@ class Positioned:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.skip, self.hidden[id(self)] = state["at"], state["passes"]
+
+
+class Batches(IterableDataset[Tensor]):
+    """Makes batches of what another loader reads, as the WebLoader of webdataset does."""
+
+    def __init__(self, seed: int | None = 3) -> None:
+        self.loader, self.draw = DataLoader(DATA, 2), random.Random(seed)
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Tensor]:
+        draw = self.draw if self.seed is not None else random.Random()  # nosec
+        order = [x for (x,) in self.loader]
+        draw.shuffle(order)
+        yield from torch.cat(order).split(4)
 
 
 def endless() -> Iterator[Tensor]:
@@ -137,6 +248,14 @@ KINDS: dict[str, Callable[[], Any]] = {
     "an iterator": endless,
     "one iterator": Kept,
     "one iterator, wrapped": lambda: Wrapping(Repeating()),
+    "one iterator, from the first pass on": Lazy,
+    "an iterator of each pass": lambda: Left(DATA, 4, shuffle=True),
+    "an iterator of each pass, with a worker": lambda: Left(DATA, 4, shuffle=True, num_workers=1),
+    "a library's count": lambda: library().Counting(),
+    "a user's count in a library's loader": lambda: library().Holding(Passes()),
+    "persistent workers": lambda: Wrapping(persistent()),
+    "persistent workers, left early": lambda: Early(persistent(20)),
+    "an iterable data set": lambda: Batches(),
     "state": Positioned,
     "a list": lambda: [torch.ones(2) * number for number in range(5)],
     "a range": lambda: range(5),
@@ -168,6 +287,7 @@ ROWS = {kind: (kind, "Trainer") for kind in KINDS}
 ROWS |= {f"{kind}, in a Loop": (kind, "Loop") for kind in KINDS if kind != "an iterator"}
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's
 @pytest.mark.parametrize(("kind", "user"), ROWS.values(), ids=ROWS)
 def test_a_loader_of_any_kind_continues_from_any_batch(kind: str, user: str) -> None:
     if "torchdata" in kind and find_spec("torchdata") is None:
@@ -188,9 +308,118 @@ def test_a_loader_of_any_kind_continues_from_any_batch(kind: str, user: str) -> 
         again.load_state_dict(state)
         again.restored()
         assert not differences(read[stop + 1 :], rest(again, *at)), stop
+        again.close()
+    whole.close()
 
 
-@pytest.mark.parametrize(("kind", "warnings"), [("one iterator", 1), ("a subclass", 0), ("a function", 0)])
+class Told:
+    """Adds to its last batches what training tells it."""
+
+    def __init__(self) -> None:
+        self.told = 0.0
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.passes += 1
+        yield from (self.batch(number) for number in range(5))
+
+    def batch(self, number: int) -> Tensor:
+        return torch.tensor([number + (self.told if number > 3 else 0.0), self.passes])
+
+
+class ToldStated(Told):
+    """Says its position, which it keeps in two parts."""
+
+    begun = read = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.passes += 1
+        self.read = 0
+        while self.begun + self.read < 5:
+            self.read += 1
+            yield self.batch(self.begun + self.read - 1)
+        self.begun = self.read = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": (self.begun + self.read) % 5}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begun = state["at"]
+
+
+class ToldKept(Told):
+    """Continues one iterator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.iterator = (self.batch(number) for number in itertools.cycle(range(5)))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return itertools.islice(self.iterator, 5)
+
+
+def trained(whole: ResumableLoader, told: Any, at: tuple[int, int], tell: int) -> Iterator[tuple[Any, Any]]:
+    """Yield batches and states of a training that tells the loader something after batch `tell`, and each epoch."""
+    for epoch in range(at[0], 3):
+        whole.set_at_end(False)
+        start = at[1] if epoch == at[0] else 0
+        for number, batch in enumerate(whole.batches(epoch, start), start + 1):
+            told.told += 10.0 * (number == tell) + 100.0 * whole.at_end
+            yield batch.tolist(), ((epoch, number) if not whole.at_end else (epoch + 1, 0), whole.state_dict())
+
+
+#: kind -> numbers of batches after which a resume is refused, since it would read a changed batch again
+NAMED: dict[type[Told], list[int]] = {Told: [4, 9, 14], ToldStated: [4, 9, 14], ToldKept: [*range(4, 15)]}
+
+
+@pytest.mark.parametrize("tell", [1, 2, 3])
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_change_by_training_within_a_pass_is_restored_or_named(
+    kind: type[Told], tell: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "told", lambda: told)
+    told = kind()
+    expected = []
+    for batch, (at, state) in trained(feed_of("told"), told, (0, 0), tell):
+        encoded = encode(state)
+        expected.append((batch, at, decode(encoded.document, encoded.tensors)))
+    assert len({*map(str, (batch for batch, _, _ in expected))}) > 6
+    named, messages = [], []
+    for stop, (_, at, state) in enumerate(expected[:-1], 1):
+        told = kind()
+        again = feed_of("told")
+        again.load_state_dict(state)
+        try:
+            found = [batch for batch, _ in trained(again, told, at, tell)]
+        except NotExact as error:
+            named.append(stop)
+            words = (
+                r"within the epoch \(told\)\."
+                if stop == 4 or kind is not ToldKept
+                else "gives other samples in epoch 0"
+            )
+            messages.append(re.search(words, str(error)))
+        else:
+            assert found == [batch for batch, _, _ in expected[stop:]], stop
+    assert named == NAMED[kind]
+    assert all(messages)
+
+
+def test_a_stream_that_does_not_repeat_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "unseeded", lambda: Batches(seed=None))
+    with pytest.raises(NotExact, match="gives other samples when it is read again"):
+        next(feed_of("unseeded").batches(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "warnings"),
+    [
+        ("one iterator", 1),
+        ("one iterator, from the first pass on", 1),
+        ("an iterator of each pass", 0),
+        ("a function", 0),
+    ],
+)
 def test_passes_that_a_resume_reads_again_are_named_once(
     kind: str, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,19 +428,17 @@ def test_passes_that_a_resume_reads_again_are_named_once(
     assert ("reads all batches of the run again" in caplog.text) == bool(warnings)
 
 
-def test_a_state_of_a_loader_that_is_wrong_is_named_and_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    KINDS["wrong"] = lambda: Positioned(wrong=True)
-    try:
-        whole = feed_of("wrong")
-        batches = whole.batches(0)
-        read = [next(batches) for _ in range(4)]
-        assert "its state_dict does not bring it back to its place" in caplog.text
-        again = feed_of("wrong")
-        again.load_state_dict(whole.state_dict())
-        assert not differences([*again.batches(0, 4)], [*batches])
-        assert len(read) == 4
-    finally:
-        del KINDS["wrong"]
+def test_a_state_of_a_loader_that_is_wrong_is_named_and_not_used(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "wrong", lambda: Positioned(wrong=True))
+    whole = feed_of("wrong")
+    batches = whole.batches(0)
+    assert len([next(batches) for _ in range(4)]) == 4
+    assert "its state_dict does not restore its position" in caplog.text
+    again = feed_of("wrong")
+    again.load_state_dict(whole.state_dict())
+    assert not differences([*again.batches(0, 4)], [*batches])
 
 
 def test_a_share_of_a_loader_that_says_its_length() -> None:
@@ -220,24 +447,21 @@ def test_a_share_of_a_loader_that_says_its_length() -> None:
         feed_of("a function", limit_train_batches=0.4)
 
 
-class Net(TrainingModule):
+class Seeing(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.seen = nn.Linear(1, 1), list[list[float]]()
+        self.seen = list[list[float]]()
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.seen.append(batch.flatten().tolist())
         return self.layer(batch.flatten()[:1]).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_a_generator_function_trains_as_in_a_plain_loop(caplog: pytest.LogCaptureFixture) -> None:
     def batches() -> Iterator[Tensor]:
         yield from torch.arange(12.0).split(3)
 
-    module = Net()
+    module = Seeing()
     with caplog.at_level(logging.WARNING):
         Trainer(max_epochs=2, enable_progress_bar=False).fit(module, batches)
     assert module.seen == [batch.tolist() for _ in range(2) for batch in batches()]

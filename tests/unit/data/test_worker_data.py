@@ -87,28 +87,19 @@ def test_a_worker_init_fn_that_is_set_anew_begins_the_next_epoch(data: Any) -> N
     assert sums(read, 1) == [12.0, 12.0]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_pass_keeps_its_initial_data_at_any_number_of_workers(workers: int) -> None:
-    data, resumed = Ones(), Ones()
-    read = resumable(DataLoader(data, 4, num_workers=1))
-    batches = read.batches(0)
-    next(batches)
-    data.scale = 2.0
-    state = read.state_dict()
-    assert [float(batch.sum()) for batch in batches] == [4.0]
-
-    resumed.scale, resumed.later = 2.0, 1  # type: ignore[attr-defined]  # set in training, too
-    again = resumable(DataLoader(resumed, 4, num_workers=workers))
-    again.load_state_dict(state)
-
-    assert sums(again, 0, 1) == [4.0 if workers else 8.0]  # without workers data are what they are
-    assert vars(resumed) == {"scale": 2.0, "later": 1}
-    assert sums(again, 1) == [8.0, 8.0]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_goes_on_as_it_was_when_its_pass_began(workers: int) -> None:
-    data, resumed = Streamed(), Streamed()
+@pytest.mark.parametrize(
+    ("kind", "workers", "later_workers", "rest"),
+    [
+        (Ones, 1, 1, [4.0]),
+        (Ones, 1, 0, [8.0]),  # without workers data are what they are
+        (Streamed, 0, 1, [4.0]),
+        (Streamed, 1, 0, [4.0]),
+    ],
+)
+def test_a_pass_keeps_its_initial_data_at_any_number_of_workers(
+    kind: Any, workers: int, later_workers: int, rest: list[float]
+) -> None:
+    data, resumed = kind(), kind()
     read = resumable(DataLoader(data, 4, num_workers=workers))
     batches = read.batches(0)
     next(batches)
@@ -117,11 +108,11 @@ def test_a_stream_goes_on_as_it_was_when_its_pass_began(workers: int) -> None:
     state = read.state_dict()
     assert [float(batch.sum()) for batch in batches] == [4.0]
 
-    resumed.scale, resumed.later = 2.0, 1  # type: ignore[attr-defined]  # set in training, too
-    again = resumable(DataLoader(resumed, 4, num_workers=1 - workers))
+    resumed.scale, resumed.later = 2.0, 1  # set in training, too
+    again = resumable(DataLoader(resumed, 4, num_workers=later_workers))
     again.load_state_dict(state)
 
-    assert sums(again, 0, 1) == [4.0]
+    assert sums(again, 0, 1) == rest
     assert vars(resumed) == {"scale": 2.0, "later": 1}
     assert sums(again, 1) == [8.0, 8.0]
 
@@ -264,7 +255,7 @@ def test_what_is_read_twice_in_the_main_process_is_counted_once() -> None:
 
 def test_data_that_depend_on_their_reads_in_a_worker_are_refused() -> None:
     read = resumable(DataLoader(Counting(after=150), 4, num_workers=1))
-    with pytest.raises(NotExact, match=r"Counting gave another batch than where .* \(data set/reads \(0, now 192\)\)"):
+    with pytest.raises(NotExact, match=r"Counting returned another batch than .* \(data set/reads \(0, now 192\)\)"):
         list(read.batches(0))
 
 
@@ -275,10 +266,7 @@ class CountsInGlobal(Ones):
 
 
 READS = {"all": 0}
-NAMED = {
-    Counting: r"data set/reads \(8, now 16\)",
-    CountsInGlobal: r"global \S+\.READS\['all'\] \('0', now '\d'\)",
-}
+NAMED = {Counting: r"data set/reads \(8, now 16\)", CountsInGlobal: r"global \S+\.READS\['all'\] \('0', now '\d'\)"}
 
 
 @pytest.mark.parametrize("data", NAMED)

@@ -24,8 +24,8 @@ def test_words_are_never_spared() -> None:
 #: what is done first -> whether Prefect is loaded by then. `train` is a module of its package, too
 ORDERS = {
     "import midstride.flows, midstride.tasks": False,
-    "from midstride.flows import train, nightly": True,
-    "import midstride.flows.train, midstride.flows.nightly": True,
+    "from midstride.flows import train, nightly, evaluate": True,
+    "import midstride.flows.train, midstride.flows.nightly, midstride.flows.evaluate": True,
     "from midstride.tasks import launch_world, prepare_data": True,
 }
 SCRIPT = """
@@ -33,9 +33,9 @@ import sys
 {first}
 print("prefect" in sys.modules, "torch" in sys.modules)
 from midstride.flows.train import train as same
-from midstride.flows import train, nightly
+from midstride.flows import train, nightly, evaluate
 from midstride.tasks import prepare_data, launch_world, evaluate_best, compare_and_promote, publish_report
-print(train is same, train.name, nightly.name)
+print(train is same, train.name, nightly.name, evaluate.name)
 """
 
 
@@ -43,4 +43,4 @@ print(train is same, train.name, nightly.name)
 def test_public_names_are_loaded_when_used(first: str) -> None:
     command = [sys.executable, "-c", SCRIPT.format(first=first)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert said == [str(ORDERS[first]), "False", "True", "train", "nightly"]
+    assert said == [str(ORDERS[first]), "False", "True", "train", "nightly", "evaluate"]

@@ -44,7 +44,8 @@ class Mine(Resumable, Trainer):
     ("changed", "words"),
     [
         ({"sharded": True}, "DeepSpeed, and FSDP by accelerate"),
-        ({"world_size": 2}, "several processes"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "balances"),
+        ({"world_size": 2, "accelerator_config": SimpleNamespace(even_batches=False)}, "even_batches=False"),
         ({"n_gpu": 4}, "DataParallel on 4 GPUs"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
     ],

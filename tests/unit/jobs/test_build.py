@@ -82,7 +82,7 @@ def test_callbacks_of_a_job_keep_their_state_through_a_death(job: TrainingJob, t
     ("callback", "fault"),
     [
         ({"path": "counted_code:Count"}, "callbacks.0: .* has no 'Count', did you mean 'Counter'"),
-        ({"path": "counted_code:SmallData"}, "callbacks.0: counted_code:SmallData is no Callback"),
+        ({"path": "counted_code:SmallData"}, "callbacks.0: counted_code:SmallData is not a Callback"),
         ({"path": "counted_code:Counter", "args": {"every": 1}}, "callbacks.0.args.file: is missing"),
     ],
     ids=["name", "kind", "arguments"],
@@ -147,6 +147,6 @@ def test_only_what_makes_a_module_is_called(
     if is_called:
         assert type(build_module(named)).__name__ == "SmallModule"
     else:
-        with pytest.raises(JobError, match=f"module: {module} is no TrainingModule. Name a class that inherits it"):
+        with pytest.raises(JobError, match=f"module: {module} is not a TrainingModule. Name a class that inherits it"):
             build_module(named)
     assert not (tmp_path / "called").exists()

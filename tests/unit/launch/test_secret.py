@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield Run(tiny_job(tmp_path), "a")
 
 
-def test_a_secret_is_kept_for_the_next_attempt_until_the_run_is_done(run: Run) -> None:
+def test_a_secret_is_kept_until_the_run_is_done(run: Run) -> None:
     before = os.umask(0)
     try:
         made = RunSecret.of(run)
@@ -39,7 +39,7 @@ def test_a_secret_is_kept_for_the_next_attempt_until_the_run_is_done(run: Run) -
     assert RunSecret.of(run).text != made.text
 
 
-def test_a_secret_of_the_environment_is_in_no_file_and_not_passed_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_of_the_environment_is_not_passed_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "s" * 40)
     given = RunSecret.of(run)
     assert (given.text, given.file, given.option) == ("s" * 40, None, "")
@@ -75,5 +75,5 @@ def test_a_wrong_file_is_refused_with_one_line(name: str, tmp_path: Path) -> Non
 
 
 def test_without_a_secret_the_way_to_one_is_told() -> None:
-    with pytest.raises(JobError, match=f"say --secret-file FILE, as the launcher prints it, or set {VARIABLE}"):
+    with pytest.raises(JobError, match=f"pass --secret-file FILE, as the launcher prints it, or set {VARIABLE}"):
         read_secret(None)

@@ -1,15 +1,19 @@
 """The watchdog: what counts as a hang, what does not, and which rank is slow."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.flow_runs import wait_for
+from support.limit import LIMIT_S
 
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.launch import watchdog
-from midstride.engine.launch.machines.round_watchdog import RoundWatchdog
-from midstride.engine.launch.watchdog import WINDOW_S, Watchdog
+from midstride.engine.launch.machines.rounds import RoundWatchdog
+from midstride.engine.launch.watchdog import WINDOW_S, Watchdog, write_stacks
 from midstride.engine.session.heartbeat import Heartbeat, HeartbeatReading, Phase
 from midstride.engine.session.session import Session
 
@@ -194,3 +198,29 @@ def test_a_round_that_hangs_has_time_to_write_its_stacks(tmp_path: Path) -> None
     assert not of_round.stacks_are_late()
     world.now = 22.0
     assert of_round.stacks_are_late()
+
+
+#: a rank that takes its time to write its stacks
+SLOW_TO_WRITE = """
+import signal, sys, time
+def write(*_):
+    time.sleep(0.5)
+    print("its stack", flush=True)
+signal.signal(signal.SIGUSR2, write)
+print("up", flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+def test_stacks_of_a_rank_on_a_busy_machine_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watchdog, "_NO_STACKS_S", LIMIT_S)
+    log = tmp_path / "log.txt"
+    with log.open("ab") as out, subprocess.Popen([sys.executable, "-c", SLOW_TO_WRITE], stdout=out) as rank:
+        try:
+            wait_for(lambda: "up" in log.read_text(), "the rank")
+            write_stacks({0: HeartbeatReading(pid=rank.pid)}, log)
+            assert log.read_text().endswith("its stack\n")
+        finally:
+            rank.kill()

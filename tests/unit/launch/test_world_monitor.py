@@ -29,7 +29,7 @@ def test_a_failing_receiver_loses_no_line_and_no_snapshot(tmp_path: Path, caplog
     assert monitor.outcome(1, 5.0).kind == "died"
     assert (monitor.attempt.generation, monitor.attempt.snapshot) == (3, "000000000020-g000003")
     assert lines == ["the last line"]
-    assert caplog.messages == ["what attempt 3 said last is not shown: no answer to resumed"]
+    assert caplog.messages == ["the last lines of attempt 3 cannot be shown: no answer to resumed"]
 
 
 def test_a_snapshot_is_asked_for_once_the_ranks_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,10 @@ class Noting(style.Classifier):
         self.found = (trainer.state.fn, trainer.state.stage, trainer.validating, trainer.testing, trainer.evaluating)
 
     on_validation_end = on_test_end = note
+
+    def teardown(self, stage: str) -> None:
+        self.torn_down_in = self.trainer.state.fn
+
     test_step = style.Classifier.validation_step
 
 
@@ -181,6 +185,7 @@ def test_the_trainer_tells_its_stage_at_the_end_of_an_evaluation(verb: str) -> N
     getattr(trainer, verb)(module, style.loader(8), *([style.loader(8)] if verb == "fit" else []))
     stage = "test" if verb == "test" else "validate"
     assert module.found == (verb, stage, stage == "validate", stage == "test", True)
+    assert module.torn_down_in == verb
 
 
 class Stopped(style.Acting):
@@ -247,7 +252,7 @@ def test_numbers_given_to_a_logger_are_logged_others_named_once(
         ("fit_loop", "this run's Trainer has no fit_loop: progress has every count"),
         ("val_check_batch", r"has no val_check_batch: docs/lightning\.md lists"),
         ("test", "has no test: call it on the Trainer, once the fit is over"),
-        ("strategy.setup", r"trainer\.strategy\.setup is Lightning's own; there are barrier"),
+        ("strategy.setup", r"trainer\.strategy\.setup is not supported: use barrier"),
     ],
 )
 def test_what_the_trainer_has_not_is_refused_by_name(name: str, words: str) -> None:
@@ -308,6 +313,25 @@ class Predicting(style.Classifier):
 
     def on_predict_epoch_end(self) -> None:
         self.calls.append("end")
+
+
+class Scoring(style.Classifier):
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("sum", batch[0].double().sum() + dataloader_idx)
+
+
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_results_can_be_read_as_lightnings_list(loaders: int) -> None:
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    module, data = Scoring(), [style.loader(8), style.loader(4)][:loaders]
+    theirs = L.Trainer(accelerator="cpu", **quiet).test(module, data, verbose=False)
+    ours = Trainer().test(module, data)
+    assert [ours[at] for at in range(loaders)] == theirs  # type: ignore[index]
+    assert ours[-1] == theirs[-1]  # type: ignore[index]
+    with pytest.raises(IndexError, match=f"there are values of {loaders} loaders"):
+        ours[loaders]  # type: ignore[index]
+    with pytest.raises(KeyError, match="other"):
+        ours["other"]
 
 
 def test_predictions_are_those_of_lightning() -> None:

@@ -1,5 +1,6 @@
 """Callbacks that were written for Lightning's Trainer: what stands for its own, and what those say of a run."""
 
+import csv
 import math
 import warnings
 from collections.abc import Sequence
@@ -10,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from midstride.engine import BestCheckpoint, EarlyStopping, LearningRateMonitor, Trainer
+from midstride.engine import BestCheckpoint, EarlyStopping, Trainer
 from midstride.engine.errors import JobError
+from midstride.engine.lightning.counterparts import LightningRates
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import lightning as L
     from laws.lightning import style
     from lightning.pytorch import callbacks
+    from lightning.pytorch.loggers import CSVLogger
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -32,7 +35,7 @@ def test_lightnings_own_callbacks_have_counterparts() -> None:
     ]
     assert type(Trainer(max_epochs=1, callbacks=given[0]).callbacks[0]) is EarlyStopping
     found = Trainer(max_epochs=1, callbacks=given).callbacks
-    assert [type(callback) for callback in found] == [EarlyStopping, BestCheckpoint, LearningRateMonitor]
+    assert [type(callback) for callback in found] == [EarlyStopping, BestCheckpoint, LightningRates]
     assert (found[0].monitor, found[0].patience, found[0].mode, found[0].min_delta) == ("a", 7, "max", 0.5)
 
 
@@ -45,13 +48,9 @@ class Own(callbacks.EarlyStopping):
     [
         (
             lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
-            "StochasticWeightAveraging needs the inside .* use WeightAveraging",
+            "StochasticWeightAveraging needs internals .* use WeightAveraging",
         ),
-        (
-            lambda: callbacks.Timer(duration="00:01:00:00"),
-            "Timer needs the inside of Lightning's Trainer: say max_steps",
-        ),
-        (lambda: Own("a"), "Own, derived from Lightning's EarlyStopping, needs the inside"),
+        (lambda: Own("a"), "Own, derived from Lightning's EarlyStopping, needs internals"),
     ],
 )
 def test_a_callback_that_needs_lightnings_trainer_is_refused(callback: Any, words: str) -> None:
@@ -66,16 +65,16 @@ REFUSED = {
     "BatchSizeFinder": lambda: callbacks.BatchSizeFinder(),
     "Checkpoint": lambda: callbacks.Checkpoint(),
     "DeviceStatsMonitor": lambda: callbacks.DeviceStatsMonitor(),
-    "GradientAccumulationScheduler": lambda: callbacks.GradientAccumulationScheduler({1: 2}),
     "LearningRateFinder": lambda: callbacks.LearningRateFinder(),
     "ModelPruning": lambda: callbacks.ModelPruning("l1_unstructured", amount=0.5),
     "OnExceptionCheckpoint": lambda: callbacks.OnExceptionCheckpoint("."),
     "SpikeDetection": lambda: callbacks.SpikeDetection(),
     "StochasticWeightAveraging": lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
     "ThroughputMonitor": lambda: callbacks.ThroughputMonitor(batch_size_fn=len),
-    "Timer": lambda: callbacks.Timer(duration="00:01:00:00"),
 }
 TAKEN = {
+    "GradientAccumulationScheduler": lambda: callbacks.GradientAccumulationScheduler({1: 2}),
+    "Timer": lambda: callbacks.Timer(duration="00:01:00:00"),
     "Callback": lambda: L.Callback(),
     "EMAWeightAveraging": lambda: callbacks.EMAWeightAveraging(),
     "EarlyStopping": lambda: callbacks.EarlyStopping("val_loss"),
@@ -94,7 +93,7 @@ TAKEN = {
 def test_each_lightning_callback_is_taken_or_refused_by_name() -> None:
     assert {*REFUSED, *TAKEN} == set(callbacks.__all__)
     for name, make in REFUSED.items():
-        with pytest.raises(JobError, match=f"callbacks: {name} needs the inside of Lightning's Trainer: [a-z]"):
+        with pytest.raises(JobError, match=f"callbacks: {name} needs internals of Lightning's Trainer: [a-z]"):
             Trainer(max_epochs=1, callbacks=make())
     trainer = Trainer(max_epochs=1, callbacks=[make() for make in TAKEN.values()])
     trainer.fit(style.Classifier(), style.loader(8), style.loader(8))
@@ -138,8 +137,31 @@ def test_training_stops_early_where_lightning_does(scores: Sequence[float], give
         stopping = callbacks.EarlyStopping(**{"monitor": "score", "patience": 2, "mode": mode, **given})
         made = trainer(max_epochs=len(scores), callbacks=[stopping])
         made.fit(Scored(scores), style.loader(4), style.loader(4))
-        epochs.append((made.current_epoch, stopping.stopped_epoch, stopping.wait_count, float(stopping.best_score)))
+        counts = (made.current_epoch, stopping.stopped_epoch, stopping.wait_count, float(stopping.best_score))
+        epochs.append((*counts, stopping.stopping_reason, stopping.stopping_reason_message is None))
     assert epochs[1] == epochs[0]
+
+
+class Logs(L.Callback):
+    """Logs by its own methods, which a Trainer of Lightning's gives it."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.log("each", 1.5, on_step=True, on_epoch=True)
+
+    def on_validation_epoch_end(self, *_: Any) -> None:
+        self.log_dict({"of_validation": 2.5})
+
+
+def test_a_callback_logs_by_its_own_methods() -> None:
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    found = []
+    for kind in (partial(L.Trainer, accelerator="cpu", num_sanity_val_steps=0, **quiet), Trainer):
+        made = kind(max_epochs=1, callbacks=[Logs()])
+        torch.manual_seed(0)
+        made.fit(style.Classifier(), style.loader(8), style.loader(8))
+        found.append({name: float(value) for name, value in made.callback_metrics.items()})
+    assert found[1] == found[0]
+    assert (found[0]["each"], found[0]["of_validation"]) == (1.5, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +171,6 @@ def test_training_stops_early_where_lightning_does(scores: Sequence[float], give
             callbacks.ModelCheckpoint(dirpath="kept", monitor="score"),
             ("ModelCheckpoint(dirpath=", "is not used: weights are in the folder of the run"),
         ),
-        (callbacks.LearningRateMonitor(log_momentum=True), ("LearningRateMonitor(log_momentum=True)", "rates alone")),
     ],
 )
 def test_an_option_that_is_not_used_is_named(
@@ -159,19 +180,61 @@ def test_an_option_that_is_not_used_is_named(
     assert all(word in caplog.text for word in words)
 
 
+class Rates(style.Classifier):
+    """Two groups, one of them with a name, and a schedule by steps or epochs."""
+
+    def __init__(self, interval: str) -> None:
+        super().__init__()
+        self.interval = interval
+
+    def configure_optimizers(self) -> Any:
+        first, *rest = self.parameters()
+        optimizer = torch.optim.SGD([{"params": [first], "name": "first"}, {"params": rest, "lr": 0.5}], 0.1, 0.9)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": self.interval}}
+
+
+def _logged_rates(file: Path, first: int) -> dict[str, dict[int, float]]:
+    """Return the values of each column of rates by their step, counted from `first` in the file."""
+    found: dict[str, dict[int, float]] = {}
+    with file.open() as lines:
+        for row in csv.DictReader(lines):
+            for name, value in row.items():
+                if name.startswith("lr") and value:
+                    found.setdefault(name, {})[int(row["step"]) - first] = float(value)
+    return found
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("asked", [None, "step", "epoch"])
+def test_rates_have_lightnings_names(interval: str, asked: Any, tmp_path: Path, caplog: Any) -> None:
+    monitors = [callbacks.LearningRateMonitor(asked, log_momentum=True, log_weight_decay=True) for _ in range(2)]
+    quiet = {"max_epochs": 2, "enable_progress_bar": False, "log_every_n_steps": 1}
+    logger = CSVLogger(tmp_path, name="theirs")
+    theirs = L.Trainer(logger=logger, callbacks=[monitors[0]], accelerator="cpu", num_sanity_val_steps=0, **quiet)
+    theirs.fit(Rates(interval), style.loader(8), style.loader(8))
+    Trainer(callbacks=[monitors[1]], **quiet).fit(
+        Rates(interval), style.loader(8), style.loader(8), run=tmp_path / "run"
+    )
+    expected = _logged_rates(Path(logger.log_dir) / "metrics.csv", 0)
+    assert _logged_rates(tmp_path / "run" / "metrics.csv", 1) == expected
+    assert {"lr-SGD/first", "lr-SGD/pg2-momentum"} < expected.keys()
+    assert [monitors[1].lrs[name] for name in monitors[0].lrs] == [found[-1:] for found in monitors[0].lrs.values()]
+    assert not [record for record in caplog.records if "part of no snapshot" in record.message]
+
+
 def test_callbacks_say_what_those_that_stand_for_them_have_seen(tmp_path: Path) -> None:
     best = callbacks.ModelCheckpoint(monitor="val_loss", save_top_k=2)
     stopping, plain = callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=1), callbacks.ModelCheckpoint()
     trainer, run = Trainer(max_epochs=5, callbacks=[best, stopping, plain]), str(tmp_path / "run")
     trainer.fit(module := style.Classifier(), style.loader(8), style.loader(8), run=run)
-    assert (best.best_model_path, best.last_model_path, plain.best_model_path) == (
-        f"{run}/lightning/best.ckpt",
-        f"{run}/lightning/last.ckpt",
-        f"{run}/lightning/last.ckpt",
-    )
+    assert best.last_model_path == plain.best_model_path == f"{run}/lightning/last.ckpt"
+    assert sorted(best.best_k_models) == [
+        f"{run}/checkpoints/epoch={epoch}-step={2 + 2 * epoch}.ckpt" for epoch in (0, 1)
+    ]
     tested = trainer.validate(module, style.loader(8), ckpt_path=best.best_model_path)
     assert best.best_model_score == torch.tensor(tested["val_loss"])
-    assert best.best_k_models == {best.best_model_path: best.best_model_score}
+    assert best.best_k_models[best.best_model_path] == best.best_model_score
     assert (stopping.wait_count, stopping.stopped_epoch, trainer.current_epoch) == (1, 1, 2)
     assert trainer.checkpoint_callbacks == [best, plain]
     assert (trainer.checkpoint_callback, trainer.early_stopping_callback) == (best, stopping)
@@ -196,8 +259,8 @@ def test_a_lambda_callback_is_called_and_its_state_kept(tmp_path: Path) -> None:
 
 
 def test_an_uncalled_function_of_a_lambda_callback_is_named() -> None:
-    trainer = Trainer(max_epochs=1, callbacks=callbacks.LambdaCallback(on_exception=lambda *given: None))
-    with pytest.raises(JobError, match=r"LambdaCallback\.on_exception would never be called"):
+    trainer = Trainer(max_epochs=1, callbacks=callbacks.LambdaCallback(on_sanity_check_start=lambda *given: None))
+    with pytest.raises(JobError, match=r"LambdaCallback\.on_sanity_check_start would never be called"):
         trainer.fit(style.AutoEncoder(), style.loader(8))
 
 

@@ -1,16 +1,18 @@
 """Modules and callbacks of libraries built on Lightning run as they do there; checks are for the user's own classes."""
 
 import logging
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.nets import Net
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import Callback, Trainer, TrainingModule
+from midstride.engine import Callback, Trainer
 from midstride.engine.errors import JobError, UserCodeError, UserError
 from midstride.engine.optim.optimizers import OptimizerList
 
@@ -187,18 +189,75 @@ def test_state_that_an_optimizer_wraps_is_loaded_unwrapped() -> None:
     optimizer.step()
 
 
-class Doubly(TrainingModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(4, 2)
+class Coded(Tensor):
+    """Made of two plain tensors, and knows no operation, as low-bit states of torchao."""
+
+    def __new__(cls, codes: Tensor, scale: Tensor) -> "Coded":
+        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+
+    def __init__(self, codes: Tensor, scale: Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["codes", "scale"], [torch.float32]
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: dict[str, Tensor], context: Any, *_: Any) -> "Coded":
+        assert context == [torch.float32]
+        return cls(parts["codes"], parts["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(str(function))
+
+
+class LowBits(torch.optim.SGD):
+    """Divides gradients by their largest values so far, which it keeps in few bits."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state, largest = self.state[parameter], parameter.grad.abs().max()
+            kept = state["largest"] if state else Coded(torch.zeros(4, dtype=torch.uint8), torch.zeros(1))
+            kept.scale.copy_(torch.maximum(kept.scale, largest))
+            kept.codes.add_(1)
+            state["largest"] = kept
+            with torch.no_grad():
+                parameter.sub_(parameter.grad / kept.scale / kept.codes[0], alpha=0.1)
+
+
+class Few(Base):
+    def configure_optimizers(self) -> Any:
+        return LowBits(self.parameters(), lr=0.1)
+
+
+def test_state_of_few_bits_is_kept_in_its_parts(tmp_path: Path) -> None:
+    whole = _fit(Few, tmp_path / "whole")
+    _fit(Few, tmp_path / "run", epochs=1)
+    resumed = _fit(Few, tmp_path / "run")
+    assert torch.equal(resumed.net.weight, whole.net.weight)
+    kept = [one["largest"] for one in resumed.trainer.optimizers[0].state.values()]
+    assert [(type(one), one.codes.tolist()) for one in kept] == [(Coded, [8] * 4)] * 2
+
+
+def test_a_class_that_is_not_loaded_is_refused_and_not_imported() -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters())
+    optimizers = OptimizerList(lambda: [optimizer], net)
+    state = {"tensor of several": "antigravity:Tensor", "parts": {}, "context": None}
+    with pytest.raises(UserError, match=r"class antigravity:Tensor, which is not loaded: build the optimizer"):
+        optimizers.load_state_dict({"0": {"state": {0: {"largest": state}}, "param_groups": []}})
+    assert "antigravity" not in sys.modules
+
+
+class Doubly(Net):
+    inputs = 4
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss: Tensor = self.net(batch[0]).square().mean()
+        loss = super().training_step(batch, batch_idx)
         loss.backward()
         return loss
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_a_backward_pass_in_the_step_is_explained(tmp_path: Path) -> None:

@@ -95,15 +95,12 @@ CASES: dict[str, tuple[dict[str, list[Call]], dict[str, Any]]] = {
     ),
     "in windows of two batches": ({"training_step": [("x", "number", BOTH)]}, {"accumulate_grad_batches": 2}),
     "largest, smallest, sum": (
-        {"training_step": [(one, "number", {**BOTH, "reduce_fx": one}) for one in ("max", "min", "sum")]},
+        {"training_step": [(one, "number", {**BOTH, "reduce_fx": one}) for one in ("max", "MIN", "sum")]},
         {},
     ),
     "with weights": ({"training_step": [("x", "number", {**BOTH, "batch_size": 3})]}, {}),
     "over ranks": ({"training_step": [("x", "number", {**BOTH, "sync_dist": True})]}, {}),
-    "in every hook": (
-        {name: [(name, "number", {"prog_bar": True})] for name in (*TRAINING, *VALIDATION[:-1])},
-        {},
-    ),
+    "in every hook": ({name: [(name, "number", {"prog_bar": True})] for name in (*TRAINING, *VALIDATION[:-1])}, {}),
     "in every hook of an epoch, for the epoch": (
         {name: [(name, "number", {"on_epoch": True, "prog_bar": True})] for name in (TRAINING[0], TRAINING[-1])},
         {},

@@ -64,6 +64,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "a limited validation": (lambda m: m.trainer.num_val_batches, {"limit_val_batches": 1}),
     "epochs at least": (lambda m: m.trainer.min_epochs, {}),
     "the epochs that were asked for": (lambda m: m.trainer.min_epochs, {"min_epochs": 1}),
+    "a running call": (lambda m: (m.trainer.state.status == "running", m.trainer.state.finished), {}),
+    "a folder of its own": (lambda m: m.trainer.default_root_dir, {"default_root_dir": "~/of lightning"}),
     **{f"the name of {one!r}": (lambda m: m.trainer.precision, {"precision": one}) for one in (32, "bf16-mixed", "64")},
 }
 
@@ -101,3 +103,35 @@ class Iterating(style.AutoEncoder):
 def test_a_step_that_takes_the_iterator_of_the_loader_is_refused() -> None:
     with pytest.raises(UserError, match=r"Iterating.training_step takes dataloader_iter, .* batch, batch_idx"):
         Trainer(max_epochs=1).fit(Iterating(), style.loader(8))  # type: ignore[arg-type]
+
+
+class Evaluated(style.AutoEncoder):
+    """Notes the loaders of its evaluations, and fails in a test if told to."""
+
+    fails, found = False, ()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.found = (*self.found, self.trainer.test_dataloaders)
+        if self.fails:
+            raise RuntimeError("told to")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        self.found = (*self.found, self.trainer.predict_dataloaders)
+        return batch
+
+
+@pytest.mark.parametrize("kind", [L.Trainer, Trainer])
+def test_a_call_has_its_loaders_and_leaves_a_state(kind: Any) -> None:
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    trainer, module, loader = kind(accelerator="cpu", **quiet), Evaluated(), style.loader(8)  # type: ignore[no-untyped-call]
+    assert not trainer.state.finished
+    trainer.test(module, loader)
+    assert trainer.state.finished
+    assert trainer.state.status == "finished"
+    assert len(trainer.predict(module, loader)) == 2
+    assert not trainer.predict(module, loader, return_predictions=False)
+    assert [one.dataset for one in module.found] == [loader.dataset] * 6
+    module.fails = True
+    with pytest.raises(RuntimeError, match="told to"):
+        trainer.test(module, loader)
+    assert (trainer.state.status, trainer.state.finished, trainer.state.stopped) == ("interrupted", False, True)

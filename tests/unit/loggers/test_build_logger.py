@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from support.refused import fit
 
 from midstride.engine.config.loggers import LoggerOptions, run_name_faults
 from midstride.engine.errors import EngineError, JobError
-from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
+from midstride.engine.loggers.base import CommittedRows, Row
 from midstride.engine.loggers.build_logger import build_logger, logger_errors
 
 OF_ONES_OWN = """
@@ -35,19 +34,6 @@ class Other(Mine):
 def none() -> int:
     return 7
 """
-
-
-class InMemory(Logger):
-    """Keeps rows; does nothing at the end."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def open(self, run: LoggedRun, rows: CommittedRows) -> int:
-        return self.rows[-1].step if self.rows else 0
-
-    def log_rows(self, rows: Sequence[Row]) -> None:
-        self.rows += rows
 
 
 @pytest.fixture
@@ -102,11 +88,3 @@ def test_rows_keep_the_order_of_segments_on_each_read() -> None:
     wanted = [Row(0, 1, {"loss": 0.5}), Row(0, 2, {"lr": 0.1}), Row(1, 3, {"val": 2.0})]
     assert list(rows) == list(rows) == wanted
     assert (rows.last_step, CommittedRows([]).last_step) == (3, 0)
-
-
-def test_a_logger_need_not_care_for_the_end() -> None:
-    logger = InMemory()
-    logger.log_rows([Row(0, 1, {})])
-    logger.finish(None)
-    logger.close()
-    assert logger.open(LoggedRun("a", "b", "c", {}), CommittedRows([])) == 1

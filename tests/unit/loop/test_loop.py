@@ -78,8 +78,82 @@ def test_bad_input_is_refused_by_name(script: Callable[..., Script]) -> None:
     refused(lambda: next(loop.epochs(1)), "of no kept module")
 
 
+def test_a_loop_after_its_model_is_named(script: Callable[..., Script], caplog: pytest.LogCaptureFixture) -> None:
+    for is_late in (False, True):
+        torch.seed()
+        if is_late:
+            nn.Linear(2, 1)
+        with caplog.at_level(logging.WARNING):
+            script().loop.close()
+        assert any("built after random numbers" in one.message for one in caplog.records) == is_late
+
+
+def test_an_iterator_made_before_the_loop_continues_its_pass(script: Callable[..., Script]) -> None:
+    seen = list[float]()
+    for count in (2, 6):
+        one = script().kept()
+        batches = iter(one.train)
+        for _ in one.loop.steps(count):
+            one.step(batch := next(batches))
+            seen += batch[0].flatten().tolist()
+        assert one.train.batch == count
+        one.loop.close()
+    assert sorted(seen) == [*range(24)]
+
+
+def test_the_batch_of_a_loader_between_passes_is_0(script: Callable[..., Script]) -> None:
+    one, seen = script().kept(), list[int]()
+    for _ in one.loop.epochs(2):
+        seen.append(one.train.batch)
+        for batch in one.train:
+            one.step(batch)
+    assert seen == [0, 0]
+
+
 def test_nothing_kept_is_refused(script: Callable[..., Script]) -> None:
     refused(lambda: next(script().loop.epochs(1)), "nothing is kept")
+
+
+def test_loops_of_which_nothing_is_kept_are_named(
+    script: Callable[..., Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = script()
+    one.loop.keep(model=one.model, optimizer=one.optimizer)
+    refused(lambda: next(one.loop.epochs(1)), r"epochs\(1\) without a loader of the loop")
+    with caplog.at_level(logging.WARNING):
+        one = script().kept()
+        for _ in one.loop.epochs(2):
+            for batch in DATA:
+                one.step(batch)
+        assert ["no loader of the loop was read" in r.message for r in caplog.records].count(True) == 1
+        caplog.clear()
+        one = script().kept()
+        assert len([*one.train]) == 6
+        one.loop.close()
+        assert ["so nothing is saved" in r.message for r in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.5), "SGD: lr is asked to be 0.5 now, and stays 0.01"),
+        (lambda model: torch.optim.Adam(model.parameters()), "this is not the run that"),
+    ],
+)
+def test_a_script_that_changed_between_attempts_is_named(
+    optimizer: Any, words: str, script: Callable[..., Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    script().kept().run(1)
+    one = script()
+    one.optimizer = optimizer(one.model)
+    one.kept()
+    said = ""
+    with caplog.at_level(logging.WARNING):
+        try:
+            one.run(2)
+        except EngineError as error:
+            said = str(error)
+    assert words in caplog.text + said
 
 
 def test_no_snapshots_are_refused(script: Callable[..., Script]) -> None:
@@ -90,8 +164,8 @@ def test_no_snapshots_are_refused(script: Callable[..., Script]) -> None:
 def test_keep_and_loader_come_before_the_loop(script: Callable[..., Script]) -> None:
     one = script().kept()
     for _ in one.loop.epochs(1):
-        refused(lambda: one.loop.keep(other=[]), "before")
-        refused(lambda: one.loop.loader(DATA), "before")
+        refused(lambda: one.loop.keep(other=[]), "Call it earlier")
+        refused(lambda: one.loop.loader(DATA), "Call it earlier")
     refused(lambda: one.loop.log("late", 1.0), "after the loop")
 
 
@@ -101,8 +175,11 @@ def test_keep_and_loader_come_before_the_loop(script: Callable[..., Script]) -> 
         (lambda loader: itertools.islice(loader, 2), "islice"),
         (lambda loader: itertools.cycle(loader), "cycle"),
         (lambda loader: zip(loader, [1, 2], strict=False), "list_iterator"),
+        (lambda loader: iter([len(batch) for batch in loader]), "comprehension"),
+        (lambda loader: iter([sum(len(batch) for batch in loader)]), "such as sum"),
+        (lambda loader: iter(list(map(len, loader))), "such as sum or list"),
     ],
-    ids=["islice", "cycle", "zip"],
+    ids=["islice", "cycle", "zip", "comprehension", "sum", "list"],
 )
 def test_wrappers_that_hold_items_are_refused(wrap: Any, words: str, script: Callable[..., Script]) -> None:
     one = script().kept()
@@ -124,9 +201,7 @@ def test_a_loop_left_by_an_exception_is_refused(script: Callable[..., Script]) -
         fail()
     refused(lambda: next(one.loop.epochs(2)), "left by an exception")
     again = script().kept()  # as a cell of a notebook that is run again
-    for _ in again.loop.epochs(2):
-        for batch in again.train:
-            again.step(batch)
+    again.run(2)
     assert again.steps == 10  # from the snapshot of step 2
     refused(lambda: next(one.loop.epochs(2)), "closed")
 
@@ -158,9 +233,7 @@ def test_a_loop_left_by_break_is_over(script: Callable[..., Script], tmp_path: P
 def test_a_larger_number_goes_on(script: Callable[..., Script]) -> None:
     for count, steps in ((1, 6), (1, 0), (3, 12)):
         one = script().kept()
-        for _ in one.loop.epochs(count):
-            for batch in one.train:
-                one.step(batch)
+        one.run(count)
         assert one.steps == steps
         one.loop.close()
 
@@ -181,13 +254,75 @@ def test_a_carried_variable_is_named_once(script: Callable[..., Script], caplog:
     assert total > 0
 
 
+def test_a_generator_of_the_script_is_named(script: Callable[..., Script], caplog: pytest.LogCaptureFixture) -> None:
+    one, drawn, kept = script().kept(), torch.Generator().manual_seed(1), Counted()
+    one.loop.keep(kept=kept)
+    with caplog.at_level(logging.WARNING):
+        for _ in one.loop.epochs(1):
+            for batch in one.train:
+                one.step(batch)
+                kept.count += float(torch.rand((), generator=drawn)) + len([value for value in batch])
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "drawn in test_a_generator" in said
+    assert "kept" not in said
+
+
+def test_what_functions_and_other_models_hold_is_named(
+    script: Callable[..., Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, student, calls = script().kept(), nn.Linear(2, 1), 0
+    optimizer, losses = torch.optim.SGD(student.parameters(), lr=0.1), Counted()
+
+    def counter() -> Callable[[], int]:
+        count = 0
+
+        def advance() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        return advance
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return student(batch[0]).sum()
+
+    advance, add, forward = counter(), losses.add, one.model.forward
+    with caplog.at_level(logging.WARNING):
+        for _ in one.loop.epochs(2):
+            for batch in one.train:
+                one.step(batch)
+                loss = closure() * advance() + forward(batch[0]).sum()
+                loss.backward()
+                optimizer.step()
+                add(1.0)
+    said = [record.getMessage() for record in caplog.records if "from one iteration" in record.getMessage()]
+    for name in ("advance.count in test_what", "closure (calls, student) in", "add.count in test_what"):
+        assert name in said[0], name
+    for name in ("batch", "forward", "one.model"):
+        assert name not in said[0], name
+
+
+class Counted:
+    """An object of a script that counts, and is kept."""
+
+    def __init__(self) -> None:
+        self.count = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += value
+
+
 def test_an_exact_loop_says_nothing(script: Callable[..., Script], caplog: pytest.LogCaptureFixture) -> None:
     one = script().kept()
     one.loop.state.total = 0.0
     with caplog.at_level(logging.WARNING):
         for epoch in one.loop.epochs(2):
+            losses = one.loop.state.losses = Counted()
             for number, (x,) in enumerate(one.train):
                 loss = one.model(x).square().mean()
+                losses.count += 1.0
                 loss.backward()
                 one.optimizer.step()
                 one.optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
+from support.nets import Net
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.errors import EngineError, UserError
 from midstride.engine.loggers.base import CommittedRows
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
@@ -25,10 +27,11 @@ def numbers() -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(5.0)[:, None]), 2)
 
 
-class Logs(TrainingModule):
+class Logs(Net):
+    lr = 0.0
+
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(1, 1)
         self.mean = torchmetrics.MeanMetric()
         self.mean.persistent(True)
 
@@ -36,15 +39,12 @@ class Logs(TrainingModule):
         self.log("epoch mean", batch[0].mean(), on_step=True, on_epoch=True)
         self.log("metric", self.mean(batch[0]))
         self.log("of metric", self.mean, on_step=True)
-        return self.layer(batch[0]).square().mean()
+        return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.mean.update(batch[0])
         self.log("first", self.mean)
         self.log("second", self.mean)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
 class LogsEverywhere(Logs):
@@ -57,7 +57,7 @@ class LogsEverywhere(Logs):
         self.log("prediction", 1.0)
 
 
-def test_an_epochs_mean_is_weighted_by_samples_and_a_metric_has_a_value_for_each_batch(tmp_path: Path) -> None:
+def test_means_are_weighted_and_metrics_have_batch_values(tmp_path: Path) -> None:
     trainer = Trainer(max_epochs=1)
     trainer.fit(Logs(), numbers(), run=str(tmp_path))
     header, *rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()]
@@ -88,7 +88,7 @@ class CountsBatches(Logs):
     [([3], {1: "6.0", 2: "9.0", 3: "12.0"}), ([1, 3], {1: "3.0", 2: "9.0", 3: "12.0"}), ([1, 2], {1: "3.0", 2: "6.0"})],
     ids=str,
 )
-def test_what_a_validation_logs_where_no_row_is_open_stands_in_the_next_one(
+def test_a_validation_without_an_open_row_logs_in_the_next_one(
     ends: list[int], rows: dict[int, str], tmp_path: Path
 ) -> None:
     """Validations come after batches 3, 6, 9 and 12, steps after 4, 8 and 12; a fit ends with a step."""
@@ -106,7 +106,7 @@ class DataOf:
         self.__dict__.update(loaders)
 
 
-def test_weights_hold_nothing_that_a_metric_has_seen_and_load_beside_it(tmp_path: Path) -> None:
+def test_weights_hold_no_state_of_metrics(tmp_path: Path) -> None:
     Trainer(max_epochs=1).fit(Logs(), numbers(), run=str(tmp_path))
     assert set(weights_at(str(tmp_path / "last")).state_dict) == {"layer.weight", "layer.bias"}
     module = Logs()
@@ -146,7 +146,7 @@ def test_one_name_has_one_reduction() -> None:
         Trainer().validate(Torn(), DataOf(val_dataloader=numbers))
 
 
-def test_a_metric_without_a_value_for_the_batch_says_how_to_get_one() -> None:
+def test_a_metric_without_a_batch_value_names_the_way_out() -> None:
     class Updates(Logs):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             self.mean.update(batch[0])
@@ -157,7 +157,7 @@ def test_a_metric_without_a_value_for_the_batch_says_how_to_get_one() -> None:
         Trainer(max_epochs=1).fit(Updates(), numbers())
 
 
-def test_a_wrapper_that_keeps_no_value_for_the_batch_is_logged_by_what_its_call_returns() -> None:
+def test_a_wrapper_without_batch_value_logs_its_result() -> None:
     class Wrapped(Logs):
         by_value = False
 
@@ -189,29 +189,11 @@ def test_what_is_no_real_number_is_refused_where_it_is_logged(value: Any) -> Non
         Trainer(max_epochs=1).fit(Odd(), numbers())
 
 
-class KeepsGraphs(Logs):
-    """Gives a metric predictions as they come out of a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.every = torchmetrics.CatMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        predicted = self.layer(batch[0])
-        self.every.update(predicted)
-        return predicted.square().mean()
-
-
-def test_a_metric_that_holds_graphs_is_named_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    Trainer(max_steps=1, enable_progress_bar=False).fit(KeepsGraphs(), numbers())
-    assert caplog.text.count("the metric every received predictions with an autograd graph") == 1
-
-
 def seen_by(module: nn.Module) -> TorchmetricsState:
     return TorchmetricsState(module, lambda value: [value], 1)
 
 
-def test_metrics_that_share_their_sums_share_them_in_the_next_life() -> None:
+def test_metrics_share_their_sums_after_a_resume() -> None:
     def module() -> nn.Module:
         classes: dict[str, Any] = {"task": "multiclass", "num_classes": 3, "average": "macro"}
         kinds = {"Recall": torchmetrics.Recall(**classes), "Precision": torchmetrics.Precision(**classes)}
@@ -261,7 +243,7 @@ class Level(torchmetrics.Metric):
     ("seen", "mean", "largest"),
     [((-8.0, None, -4.0), -6.0, -4.0), ((None, None, -4.0), -4.0, -4.0), ((None, None, None), 0.0, 0.0)],
 )
-def test_a_rank_that_saw_nothing_counts_in_no_mean_and_no_maximum(
+def test_a_rank_without_values_counts_in_no_mean_or_maximum(
     seen: tuple[float | None, ...], mean: float, largest: float
 ) -> None:
     levels = [Level() for _ in seen]
@@ -279,20 +261,13 @@ def test_a_rank_that_saw_nothing_counts_in_no_mean_and_no_maximum(
         assert found.tolist() == [mean, largest]
 
 
-class Flags(TrainingModule):
+class Flags(Net):
     """Logs what is true or false."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.log("odd", batch_idx % 2 == 1)
         self.log("large", batch[0].mean() > 1.0)
-        return self.layer(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return super().training_step(batch, batch_idx)
 
 
 def test_true_and_false_are_logged_as_numbers(tmp_path: Path) -> None:
@@ -304,16 +279,14 @@ def test_true_and_false_are_logged_as_numbers(tmp_path: Path) -> None:
     assert "True" not in text
 
 
-class Measures(TrainingModule):
+class Measures(Net):
     """Metrics logged by the defaults of a step: called, updated alone, of a collection, and in `log_dict`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(1, 1)
         self.called, self.updated = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
-        self.several = torchmetrics.MetricCollection(
-            {"low": torchmetrics.MinMetric(), "high": torchmetrics.MaxMetric()}
-        )
+        extremes = {"low": torchmetrics.MinMetric(), "high": torchmetrics.MaxMetric()}
+        self.several = torchmetrics.MetricCollection(extremes)
         self.both = torchmetrics.SumMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -325,10 +298,7 @@ class Measures(TrainingModule):
         self.log("updated", self.updated)
         self.log_dict(self.several)  # type: ignore[arg-type]
         self.log("both", self.both, on_epoch=True)
-        return self.layer(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
+        return super().training_step(batch, batch_idx)
 
 
 def test_rows_have_the_values_of_batches_and_of_the_epoch(tmp_path: Path) -> None:
@@ -343,3 +313,49 @@ def test_rows_have_the_values_of_batches_and_of_the_epoch(tmp_path: Path) -> Non
     assert {name: found[name] for name in of_epoch} == {name: ["", "", value] for name, value in of_epoch.items()}
     assert "updated_step" not in found
     assert {name: trainer.callback_metrics[name] for name in of_epoch} == {k: float(v) for k, v in of_epoch.items()}
+
+
+class Packed(Net):
+    """Logs means over sequences in one tensor."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("train", float(len(batch["lengths"])), on_step=False, on_epoch=True)
+        return self.layer(batch["values"][:, None]).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("validation", float(len(batch["lengths"])))
+
+
+def packed(sequences: list[Tensor]) -> dict[str, Any]:
+    return {"values": torch.cat(sequences), "lengths": torch.tensor([*map(len, sequences)])}
+
+
+class Sequences(IterableDataset[Any]):
+    """Sequences of growing length, one by one or packed by fours."""
+
+    def __init__(self, packs: bool) -> None:
+        self.packs = packs
+
+    def __iter__(self) -> Iterator[Any]:
+        every = [torch.ones(length) for length in range(1, 11)]
+        return iter([packed(every[at : at + 4]) for at in (0, 4, 8)] if self.packs else every)
+
+
+LOADERS = {
+    "map-style": lambda: DataLoader([torch.ones(length) for length in range(1, 11)], 4, collate_fn=packed),  # type: ignore[arg-type,misc,var-annotated]
+    "stream": lambda: DataLoader(Sequences(packs=False), 4, collate_fn=packed),
+    "whole batches": lambda: DataLoader(Sequences(packs=True), None),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_packed_batches_weigh_by_their_samples(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer(max_epochs=1, enable_progress_bar=False)
+    trainer.fit(Packed(), LOADERS[kind](), LOADERS[kind]())
+    by_form = [(4, 10), (4, 26), (2, 19)]
+    weights = by_form if kind == "whole batches" else [(4, 4), (4, 4), (2, 2)]
+    expected = sum(value * weight for value, weight in weights) / sum(weight for _, weight in weights)
+    for name in ("train", "validation"):
+        assert trainer.callback_metrics[name] == pytest.approx(expected)
+    warned = [record.getMessage() for record in caplog.records if "batch_size=" in record.getMessage()]
+    assert len(warned) == (kind == "whole batches")

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.nets import Net
 from support.snapshot_writers import save_weights
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from midstride.engine import BestCheckpoint, Callback, EarlyStopping, Trainer, TrainingModule
+from midstride.engine import BestCheckpoint, Callback, EarlyStopping, Trainer
 from midstride.engine.errors import UserError
 from midstride.engine.loggers.base import CommittedRows, LoggedRun, Logger, Row
 from midstride.engine.loggers.delivery import Delivery
@@ -24,12 +25,12 @@ from midstride.engine.testing import assert_resumes_exactly
 NAN, HOST = math.nan, torch.device("cpu")
 
 
-class Logs(TrainingModule):
+class Logs(Net):
     """Takes one step an epoch, and logs the next of some values: in the validation after it, the step or the epoch."""
 
     def __init__(self, values: list[float], where: str = "validation") -> None:
         super().__init__()
-        self.layer, self.values, self.where = nn.Linear(1, 1), values, where
+        self.values, self.where = values, where
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self.where in ("step", "mean"):
@@ -43,11 +44,6 @@ class Logs(TrainingModule):
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self.log("value", self.values[self.current_epoch])
 
-    def configure_optimizers(self) -> Any:
-        from torch.optim import SGD
-
-        return SGD(self.parameters(), lr=0.1)
-
 
 def fit(values: list[float], *callbacks: Callback, where: str = "validation") -> Trainer:
     trainer = Trainer(max_epochs=len(values), callbacks=list(callbacks))
@@ -56,75 +52,24 @@ def fit(values: list[float], *callbacks: Callback, where: str = "validation") ->
     return trainer
 
 
+def stop(patience: int = 3, **options: Any) -> EarlyStopping:
+    return EarlyStopping("value", patience=patience, **options)
+
+
 #: callback, the value of each check, steps after which the fit ends, the best value, why it ends
 STOPS: dict[str, tuple[EarlyStopping, list[float], int, float, str]] = {
-    "it gets better": (EarlyStopping("value", patience=1), [3, 2, 1], 3, 1, "max_epochs 3 reached"),
-    "it stays": (
-        EarlyStopping("value", patience=2),
-        [3, 2, 2, 2, 1],
-        4,
-        2,
-        "has not improved for 2 checks, best 2 at epoch 1",
-    ),
-    "larger is better": (
-        EarlyStopping("value", patience=1, mode="max"),
-        [1, 2, 1, 3],
-        3,
-        2,
-        "has not improved for 1 check, best 2 at epoch 1",
-    ),
-    "too small a change": (
-        EarlyStopping("value", patience=1, min_delta=0.5),
-        [3.0, 2.75, 1],
-        2,
-        3,
-        "has not improved by 0.5 for 1 check, best 3 at epoch 0",
-    ),
-    "exactly the change": (
-        EarlyStopping("value", patience=1, min_delta=0.5),
-        [3.0, 2.5, 1],
-        2,
-        3,
-        "has not improved by 0.5 for 1 check, best 3 at epoch 0",
-    ),
-    "not a number": (EarlyStopping("value", patience=2), [NAN, NAN, 1], 2, math.inf, "has not improved for 2 checks"),
-    "good enough": (
-        EarlyStopping("value", stopping_threshold=2.0),
-        [3, 2, 1, 0],
-        3,
-        2,
-        "is 1, past stopping_threshold 2",
-    ),
-    "large enough": (
-        EarlyStopping("value", mode="max", stopping_threshold=2.0),
-        [1, 2, 3, 4],
-        3,
-        2,
-        "is 3, past stopping_threshold 2",
-    ),
-    "far too bad": (
-        EarlyStopping("value", patience=9, divergence_threshold=5.0),
-        [3, 5, 6, 1],
-        3,
-        3,
-        "is 6, past divergence_threshold 5",
-    ),
-    "not logged, and need not be": (
-        EarlyStopping("other", strict=False),
-        [3, 2, 1],
-        3,
-        math.inf,
-        "max_epochs 3 reached",
-    ),
-    "patience begins anew": (
-        EarlyStopping("value", patience=2),
-        [3, 4, 2, 4, 4, 1],
-        5,
-        2,
-        "has not improved for 2 checks, best 2 at epoch 2",
-    ),
+    "it gets better": (stop(1), [3, 2, 1], 3, 1, "max_epochs 3 reached"),
+    "it stays": (stop(2), [3, 2, 2, 2, 1], 4, 2, "has not improved for 2 checks, best 2 at epoch 1"),
+    "it should grow": (stop(1, mode="max"), [1, 2, 1, 3], 3, 2, "has not improved for 1 check, best 2 at epoch 1"),
+    "too small": (stop(1, min_delta=0.5), [3, 2.75, 1], 2, 3, "has not improved by 0.5 for 1 check, best 3 at epoch 0"),
+    "just so": (stop(1, min_delta=0.5), [3, 2.5, 1], 2, 3, "has not improved by 0.5 for 1 check, best 3 at epoch 0"),
+    "not a number": (stop(2), [NAN, NAN, 1], 2, math.inf, "has not improved for 2 checks"),
+    "good enough": (stop(stopping_threshold=2.0), [3, 2, 1, 0], 3, 2, "is 1, past stopping_threshold 2"),
+    "large": (stop(mode="max", stopping_threshold=2.0), [1, 2, 3, 4], 3, 2, "is 3, past stopping_threshold 2"),
+    "far too bad": (stop(9, divergence_threshold=5.0), [3, 5, 6, 1], 3, 3, "is 6, past divergence_threshold 5"),
+    "not logged": (EarlyStopping("other", strict=False), [3, 2, 1], 3, math.inf, "max_epochs 3 reached"),
+    "patience begins anew": (stop(2), [3, 4, 2, 4, 4, 1], 5, 2, "has not improved for 2 checks, best 2 at epoch 2"),
 }
-
 
 #: where the value is logged: what is logged in training is looked at where there is no validation
 PLACES = ("validation", "step", "mean", "epoch end")
@@ -133,9 +78,9 @@ PLACES = ("validation", "step", "mean", "epoch end")
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("case", STOPS)
 def test_training_stops_where_nothing_gets_better(case: str, where: str) -> None:
-    stopping, values, steps, best, why = STOPS[case]
-    progress = fit(values, stopping, where=where).progress
-    assert (progress.step, stopping.best) == (steps, best)
+    callback, values, steps, best, why = STOPS[case]
+    progress = fit(values, callback, where=where).progress
+    assert (progress.step, callback.best) == (steps, best)
     if not why.startswith("max_epochs"):
         why = f"early stopping: value {why.replace('check', 'validation' if where == 'validation' else 'epoch')}"
     assert progress.why == why
@@ -164,7 +109,7 @@ def test_the_best_weights_are_those_of_the_best_value(case: str, where: str) -> 
 def test_what_is_not_logged_cannot_be_monitored(kind: type[Callback]) -> None:
     with pytest.raises(UserError, match=r"monitors 'val/loss', which was not logged; logged so far: value\. "):
         fit([1.0], kind("val/loss"))  # type: ignore[call-arg]
-    with pytest.raises(UserError, match="no mode 'low'; there are: min, max"):
+    with pytest.raises(UserError, match="mode should be min or max, not 'low'"):
         kind("value", mode="low")  # type: ignore[call-arg]
 
 
@@ -189,7 +134,7 @@ def test_callbacks_of_one_class_have_states_of_their_own() -> None:
     assert [callback.best for callback in again] == [0.0, 1.0, 2.0]  # type: ignore[attr-defined]
 
 
-def test_a_callback_that_is_new_starts_afresh_and_one_that_is_gone_is_forgotten() -> None:
+def test_new_callbacks_start_afresh_and_gone_ones_are_forgotten() -> None:
     saved = Callbacks([EarlyStopping("a")], HOST).state_dict()
     running = Callbacks([BestCheckpoint("a")], HOST)
     running.load_state_dict(saved)
@@ -211,8 +156,8 @@ def test_the_best_of_another_value_says_nothing(
     running.load_state_dict(saved)
     assert after.best == best
     assert saved == running.state_dict()
-    told = f"{kind.__name__} now watches {monitor} ({mode}), and the snapshot has the best a (max): it starts over"
-    assert caplog.messages == ([] if best == 0.5 else [told])
+    told = f"{kind.__name__} now watches {monitor} ({mode}), but the snapshot has the best a (max)"
+    assert caplog.messages == ([] if best == 0.5 else [f"{told}: the search starts over"])
 
 
 class Tracker(Logger):
@@ -242,7 +187,7 @@ RESUMED_WITH: dict[str, tuple[list[Callback], float, str]] = {
 
 
 @pytest.mark.parametrize("case", RESUMED_WITH)
-def test_weights_that_another_monitor_called_best_are_not_tested_and_no_tracker_gets_them(
+def test_best_weights_of_another_monitor_are_not_tested_or_sent(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callbacks, value, folder = RESUMED_WITH[case]
@@ -266,9 +211,7 @@ def test_weights_that_another_monitor_called_best_are_not_tested_and_no_tracker_
 
 
 @pytest.mark.parametrize("folder", ["best", "last"])
-def test_weights_of_a_run_that_does_not_say_what_called_them_best_are_tested_as_ever(
-    folder: str, tmp_path: Path
-) -> None:
+def test_best_weights_of_an_unnamed_monitor_are_tested(folder: str, tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     for name in ("best", "last"):
         watched = {"monitors": [{"monitor": name, "mode": "min"}]} if name != folder else {}
@@ -327,7 +270,7 @@ def test_what_saw_epochs_without_a_validation_resumes_exactly(where: str) -> Non
     assert_resumes_exactly(partial(Logs, [2.0, 1.0, 3.0], where), DataLoader([1, 2, 3]), callbacks=callbacks, steps=9)
 
 
-def test_a_value_of_validations_that_are_left_out_by_now_is_not_looked_at_again(tmp_path: Path) -> None:
+def test_values_of_skipped_validations_are_not_monitored(tmp_path: Path) -> None:
     stopping, resumed = EarlyStopping("value", patience=1), EarlyStopping("value", patience=1)
     options: dict[str, Any] = {"snapshots": {"every_steps": 1}, "accept_change": ["limit_val_batches"]}
     data = DataLoader([1, 2], batch_size=2), DataLoader([3])

@@ -5,7 +5,7 @@ from torch import nn
 
 from midstride.engine import Callback, DataModule, Trainer, TrainingModule
 from midstride.engine.errors import UserCodeError
-from midstride.engine.modules.hooks import Hooks, bind_step_end, hook_faults, own_hook
+from midstride.engine.modules.hooks import Hooks, bind_step_end, hook_faults
 
 CALLS: list[str] = []
 
@@ -88,11 +88,11 @@ class Data(DataModule):
     ("module", "callbacks", "data", "named"),
     [
         (Module(), [First()], DataModule(), []),
-        (Module(), [], Data(), ["Data.on_exception would never be called: catch what fit raises"]),
+        (Module(), [], Data(), ["Data.on_exception would never be called: write it in the module or in a callback"]),
         (Misspelt(), [], [], ["Misspelt.on_train_epoch_begin would never be called: write on_train_epoch_end"]),
         (Module(), [Lightnings()], None, ["Lightnings.on_epoch_end would never be called: "]),
         (Other(), [], None, ["Other.on_train_epoch_end(self, outputs) is called as on_train_epoch_end(self): "]),
-        (Module(), [Forgetful()], None, ["Forgetful has state_dict, and no load_state_dict that takes it back: "]),
+        (Module(), [Forgetful()], None, ["Forgetful has state_dict, but no load_state_dict: "]),
         (Module(), [OtherState()], None, ["OtherState.load_state_dict(self) is called as load_state_dict(self, state"]),
     ],
 )
@@ -114,10 +114,3 @@ class Ends(TrainingModule):
 def test_the_end_of_a_step_takes_the_batch_or_not() -> None:
     assert bind_step_end(Ends(), "training_step")(1, 2) == ("outputs", 1)
     assert bind_step_end(Ends(), "validation_step")(1, 2) == (1, 2)
-
-
-def test_a_hook_of_ones_own_is_called_by_name() -> None:
-    hook = own_hook(Ends(), "training_step_end")
-    assert hook is not None
-    assert hook(1) == ("outputs", 1)
-    assert own_hook(Ends(), "optimizer_step_of_none") is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support import nets
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import DataModule, Trainer, TrainingModule
@@ -62,23 +62,23 @@ def test_the_arguments_that_are_named_are_kept(keep: dict[str, Any], kept: dict[
 
 
 def test_a_name_that_is_no_argument_is_refused() -> None:
-    said = "save_hyperparameters: 'ratte' is no argument here; there are: mode, rate, keep"
+    said = "save_hyperparameters: 'ratte' is not an argument here: choose from mode, rate, keep"
     with pytest.raises(UserError, match=re.escape(said)):
         Net("a", keep={"names": ("ratte",)})
 
 
-def test_of_a_derived_class_the_arguments_of_both_are_kept_and_its_own_value_of_one() -> None:
+def test_a_derived_class_keeps_the_arguments_of_both() -> None:
     assert Wide("a", 4).hparams == {"mode": "a", "width": 4, "rate": 0.1}
     assert Doubled("a").hparams == {"mode": "a", "rate": 0.1}
 
 
-def test_a_constructor_is_given_what_it_takes_of_what_its_base_kept() -> None:
+def test_a_constructor_gets_its_arguments_kept_by_its_base() -> None:
     kept = {"mode": "a", "width": 4, "rate": 0.1}
     assert accepted_arguments(Wide, kept) == {"mode": "a", "width": 4}
     assert accepted_arguments(Net, kept) == kept
 
 
-def test_of_data_and_of_a_part_that_is_made_in_a_constructor_each_keeps_its_own() -> None:
+def test_data_and_parts_made_in_a_constructor_keep_their_own() -> None:
     numbers = Numbers(3)
     assert numbers.hparams == {"count": 3, "part": numbers.hparams.part}
     assert numbers.hparams.part.hparams == {"mode": "b", "rate": 0.1}
@@ -89,7 +89,7 @@ def test_a_hyperparameter_is_an_attribute_too() -> None:
     hparams.rate = 0.2
     assert hparams["rate"] == hparams.rate == 0.2
     del hparams.rate
-    with pytest.raises(AttributeError, match="no hyperparameter is called 'rate'; there are: mode"):
+    with pytest.raises(AttributeError, match="unknown hyperparameter 'rate': choose one of mode"):
         _ = hparams.rate
     assert copy.deepcopy(hparams) == pickle.loads(pickle.dumps(hparams)) == hparams
 
@@ -99,18 +99,8 @@ def test_arguments_are_kept_in_a_constructor_alone() -> None:
         Net("a").save_hyperparameters()
 
 
-class Line(TrainingModule):
-    """Can be trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.layer(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+class Line(nets.Net):
+    inputs = 2
 
 
 def through_a_file(module: TrainingModule) -> Any:
@@ -121,7 +111,7 @@ def through_a_file(module: TrainingModule) -> Any:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_a_file])
-def test_what_was_fitted_can_be_copied_and_saved_without_its_trainer(
+def test_a_fitted_module_is_copied_and_saved_without_its_trainer(
     copied: Callable[[TrainingModule], Any], tmp_path: Path
 ) -> None:
     module, trainer = Line(), Trainer(max_epochs=1)
@@ -166,9 +156,9 @@ def test_a_file_that_was_saved_is_loaded_by_its_path(tmp_path: Path) -> None:
     ("saved", "said"),
     [
         (None, "no weights were saved in"),
-        (b"0", "is damaged, or no file of tensors and plain values alone"),
+        (b"0", "is damaged, or holds more than tensors and plain values"),
         ({"state_dict": {}, "hyper_parameters": {"note": Line}}, r"load the weights yourself: .*weights_only=False"),
-        (Line().state_dict(), "has no state_dict in it: a file that trainer.save_checkpoint wrote has one"),
+        (Line().state_dict(), "has no state_dict: use a file that trainer.save_checkpoint wrote"),
     ],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, saved: Any, said: str) -> None:
@@ -182,7 +172,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, saved: Any, said: str) -
     assert str(path) in str(caught.value)
 
 
-def test_a_step_may_be_tried_without_a_trainer_and_logs_to_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_without_a_trainer_logs_to_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Tried(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.log("loss", 1.0)
@@ -193,7 +183,7 @@ def test_a_step_may_be_tried_without_a_trainer_and_logs_to_nothing(caplog: pytes
     assert caplog.messages == ["Tried has no Trainer: values passed to self.log are dropped"]
 
 
-def test_a_frozen_module_collects_no_gradients_and_is_in_eval_mode_until_it_is_unfrozen() -> None:
+def test_a_frozen_module_has_no_gradients_and_is_in_eval_mode() -> None:
     module = Line()
     module.freeze()
     assert not any(parameter.requires_grad for parameter in module.parameters())

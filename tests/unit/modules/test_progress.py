@@ -46,7 +46,7 @@ def test_an_event_changes_this_and_nothing_else(event: str) -> None:
     assert asdict(progress) == {**asdict(MIDDLE), **changed}
 
 
-def test_a_validation_that_begins_again_begins_at_its_first_batch() -> None:
+def test_a_restarted_validation_starts_at_its_first_batch() -> None:
     progress = Progress(val_loader=1, val_batch=5)
     progress.begin_validation()
     assert (progress.val_loader, progress.val_batch) == (0, 0)

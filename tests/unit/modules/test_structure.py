@@ -20,8 +20,12 @@ def test_a_layer_that_cannot_be_rebuilt_is_refused(caplog: pytest.LogCaptureFixt
 
     state = structure.state_dict()
 
-    assert "1 came up in training and holds what no snapshot can (structure/1/activation)" in caplog.text
-    with pytest.raises(UserError, match=r"the module 1 came up .*: 1\.activation \(was .*gelu.* in __init__, setup"):
+    assert (
+        "1 was created in training and holds objects that no snapshot can hold (structure/1/activation)" in caplog.text
+    )
+    with pytest.raises(
+        UserError, match=r"the module 1 was created .*: 1 \(was .*EncoderLayer with .*gelu.* in __init__, setup"
+    ):
         resumed.load_state_dict(state)
 
 

@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[Any, Any, bool]] = {
 def test_a_tensor_comes_back_to_where_it_was(name: str) -> None:
     node, live, is_taken = ROWS[name]
     saved = node.state["value"] if isinstance(node, Instance) else node
-    found = GraphRestore(GraphWalk({}, {}), {}, THERE).put(node, live, "x")
+    found = GraphRestore(GraphWalk({}, {}), {}, THERE).value(node, live, "x")
     assert (found is live) == is_taken
     assert found.device == (THERE if isinstance(node, Instance) else torch.device("cpu"))
     assert (type(found), found.is_leaf, found.requires_grad) == (type(saved), True, saved.requires_grad)
@@ -49,7 +49,7 @@ def test_a_tensor_comes_back_to_where_it_was(name: str) -> None:
 def test_tensors_that_share_memory_share_it_on_the_device() -> None:
     base = torch.arange(6.0)
     restore = GraphRestore(GraphWalk({}, {}), {}, THERE)
-    whole, part, apart = (restore.put(on_device(x), MISSING, str(x)) for x in (base, base[2:5:2], base.clone()))
+    whole, part, apart = (restore.value(on_device(x), MISSING, str(x)) for x in (base, base[2:5:2], base.clone()))
     assert (part.shape, part.stride(), part.storage_offset()) == ((2,), (2,), 2)
     assert is_view_of_one(whole, [part])
     assert not is_view_of_one(whole, [apart])
@@ -67,13 +67,13 @@ def saved_on_a_gpu() -> Instance:
 def test_a_generator_of_a_gpu_is_refused_on_the_host(name: str) -> None:
     words = "^x draws from a generator of a GPU in the snapshot, and this rank trains on the CPU"
     with pytest.raises(NotExact, match=words):
-        GraphRestore(GraphWalk({}, {}), {}, torch.device("cpu")).put(saved_on_a_gpu(), GENERATORS[name], "x")
+        GraphRestore(GraphWalk({}, {}), {}, torch.device("cpu")).value(saved_on_a_gpu(), GENERATORS[name], "x")
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_generator_of_a_gpu_is_made_there(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"(?i)device type.*meta|meta device"):  # "meta" has no generators
-        GraphRestore(GraphWalk({}, {}), {}, THERE).put(saved_on_a_gpu(), GENERATORS[name], "x")
+        GraphRestore(GraphWalk({}, {}), {}, THERE).value(saved_on_a_gpu(), GENERATORS[name], "x")
 
 
 def test_a_learning_rate_comes_back_to_where_it_was_built() -> None:
@@ -95,7 +95,7 @@ class Net(nn.Module):
         self.layer = nn.Linear(2, 2, device=THERE)
 
 
-def test_buffers_and_layers_that_came_up_in_training_are_where_they_were() -> None:
+def test_new_buffers_and_layers_return_to_their_device() -> None:
     net, again = Net(), Net()
     structure, restored = ModuleStructure(net, THERE), ModuleStructure(again, THERE)
     net.register_buffer("there", torch.zeros(2, device=THERE))

@@ -1,6 +1,7 @@
 """Every kind of object is described, written, read, restored, and then described in the same way again."""
 
 import enum
+import io
 import itertools
 import json
 import logging
@@ -9,24 +10,48 @@ import weakref
 from array import array
 from collections import UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
+from datetime import datetime, time, timedelta, timezone
 from fractions import Fraction
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.fx
+from sklearn.neighbors import KDTree
+from sklearn.tree import DecisionTreeRegressor
+from support.libraries import library
 from torch import nn
 from torch.amp import GradScaler
 from torch.utils.data import TensorDataset
 
 from midstride.engine.objects.kinds import table
-from midstride.engine.objects.kinds.arrays import Arrays, Numbers, Scalars
+from midstride.engine.objects.kinds.arrays import (
+    Arrays,
+    DataTypes,
+    DerivedArrays,
+    MaskedArrays,
+    MemoryMaps,
+    Numbers,
+    Records,
+    Scalars,
+)
 from midstride.engine.objects.kinds.blocks import Blocks
-from midstride.engine.objects.kinds.containers import ByteArrays, Deques, Dicts, Lists, NamedTuples, Sets, Tuples
-from midstride.engine.objects.kinds.functions import Functions, Methods, Partials, WeakReferences
+from midstride.engine.objects.kinds.containers import (
+    ByteArrays,
+    Deques,
+    Dicts,
+    Lists,
+    NamedTuples,
+    Proxies,
+    Sets,
+    Tuples,
+)
+from midstride.engine.objects.kinds.functions import Functions, Methods, Partials, WeakContainers, WeakReferences
 from midstride.engine.objects.kinds.generators import Generators
 from midstride.engine.objects.kinds.iterators import Counts, Cursors, Iterators
 from midstride.engine.objects.kinds.kind import MISSING, Kind
@@ -39,13 +64,25 @@ from midstride.engine.objects.kinds.library_objects import (
 )
 from midstride.engine.objects.kinds.opaque import LeftOut, Opaque
 from midstride.engine.objects.kinds.plain import Addresses, Classes, Enums, Values
-from midstride.engine.objects.kinds.tensors import ShardedTensors, Tensors, Views
+from midstride.engine.objects.kinds.reduced import Reduced
+from midstride.engine.objects.kinds.tables import Tables
+from midstride.engine.objects.kinds.tensors import FlippedTensors, ShardedTensors, Tensors, Views
 from midstride.engine.objects.kinds.user_objects import DataSets, DerivedValues, UserObjects
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.walk import GraphWalk
 from midstride.engine.state.codec import decode, encode
 from midstride.engine.state.differences import differences
+
+augment = library("augment")
+
+
+class Vector(np.ndarray):  # type: ignore[type-arg]
+    """An array with attributes."""
+
+
+class Tape(io.BytesIO):
+    """A file in memory, with attributes."""
 
 
 class Point(NamedTuple):
@@ -63,6 +100,10 @@ class Color(enum.Enum):
 
 class Number(int):
     """A number with attributes."""
+
+
+class Group(frozenset):  # type: ignore[type-arg]
+    """A set of objects that cannot change."""
 
 
 class Stack(list):  # type: ignore[type-arg]
@@ -98,6 +139,71 @@ def transitions() -> Iterator[Any]:
         yield Point(before, (state, number, -0.0, number % 2 == 0, np.float32(number), "a", None))
 
 
+EAST = timezone(timedelta(hours=5, minutes=30), "East")
+ZONE = ZoneInfo("Europe/Berlin")
+
+
+def masked(array: Any) -> None:
+    array[0] = np.ma.masked
+    array[1] = 7.0
+    array.fill_value = -1.0
+
+
+def frame() -> pd.DataFrame:
+    """Return a table with a column of each type, of which only some are in Arrow's memory."""
+    columns = {
+        "number": [1, 2],
+        "text": ["x", None],
+        "object": [1, "a"],
+        "category": pd.Categorical(["u", "v"], ordered=True),
+        "maybe": pd.array([1, None], dtype="Int64"),
+        "true": pd.array([True, None], dtype="boolean"),
+        "day": pd.to_datetime(["2020", "2021"]),
+        "hour": pd.to_datetime(["2020", "2021"]).tz_localize("Europe/Berlin"),
+        "span": pd.to_timedelta(["1s", None]),
+        "month": pd.period_range("2020", periods=2, freq="M"),
+        "between": pd.interval_range(0, 2),
+    }
+    return pd.DataFrame(columns, index=pd.MultiIndex.from_tuples([(1, "a"), (2, "b")], names=["n", "t"]))
+
+
+def rows_added(table: pd.DataFrame) -> None:
+    table.loc[(1, "a"), "number"] = 5
+    table["new"] = 1.5
+    table.attrs["seen"] = [3]
+
+
+#: name -> how it is built, how training changes it in place, what training sets there
+TABLES: dict[str, tuple[Any, Any, Any]] = {
+    "of all columns": (frame, rows_added, None),
+    "made late": (lambda: None, lambda x: None, lambda _: frame().T),
+    "of one array": (lambda: None, lambda x: None, lambda _: pd.DataFrame(np.arange(6.0).reshape(2, 3))),
+    "a column": (lambda: pd.Series([1.0, 2.0], name="a"), lambda x: x.__setitem__(1, 5.0), None),
+    "days": (lambda: None, lambda x: None, lambda _: pd.date_range("2020", periods=2, tz="UTC", name="t")),
+    "categories": (lambda: pd.Categorical(["a"]), lambda x: None, lambda _: pd.Categorical(["b", "a"])),
+    "a moment": (lambda: None, lambda x: None, lambda _: pd.Timestamp("2020", tz="UTC")),
+}
+
+
+def written(file: Any) -> None:
+    file.seek(1)
+    file.write(b"xyz")
+    file.name = [1]
+
+
+#: name -> how it is built, how training changes it in place, what training sets there
+TAKEN_APART: dict[str, tuple[Any, Any, Any]] = {
+    "a file in memory": (Tape, written, None),
+    "a text in memory": (lambda: None, lambda x: None, lambda _: io.StringIO("a\nb")),
+    "bits": (lambda: np.random.PCG64(1), lambda x: x.random_raw(), None),
+    "bits made late": (lambda: None, lambda x: None, lambda _: [np.random.SFC64(1)]),
+    "seeds": (lambda: np.random.SeedSequence(1), lambda x: x.spawn(2), None),
+    "a tree": (lambda: None, lambda x: None, lambda _: DecisionTreeRegressor().fit(np.eye(3), [0.0, 2.0, 5.0]).tree_),
+    "neighbors": (lambda: None, lambda x: None, lambda _: KDTree(np.eye(3))),
+    "one that is linked": (augment.Cache, lambda x: [x.add("a"), x.add("b"), x.add("a")], None),
+}
+
+
 def leaf() -> torch.Tensor:
     tensor = torch.zeros(2, requires_grad=True)
     tensor.sum().backward()
@@ -129,9 +235,15 @@ ROWS = {
     "a tensor": Row(Tensors, lambda: torch.zeros(2), lambda x: x.add_(1)),
     "a new tensor": Row(Tensors, lambda: None, become=lambda _: torch.ones(3)),
     "a gradient": Row(Tensors, leaf, lambda x: x.grad.add_(1)),
+    "a tensor with an attribute": Row(Tensors, lambda: torch.zeros(2), lambda x: setattr(x, "tag", [1])),
     "a view": Row(Views, lambda: None, become=lambda layer: layer.weight.data[0]),
+    "a conjugate view": Row(FlippedTensors, lambda: torch.ones(2, dtype=torch.complex64).conj(), lambda x: x.add_(1j)),
+    "a negative view": Row(
+        FlippedTensors, lambda: None, become=lambda _: torch.ones(2, dtype=torch.cfloat).conj().imag
+    ),
     "an array": Row(Arrays, lambda: np.zeros(2), lambda x: x.fill(3)),
     "an array of objects": Row(Arrays, lambda: np.array([[1], None], dtype=object), lambda x: x[0].append(2)),
+    "an array in a file": Row(MemoryMaps, lambda: np.memmap(__file__, mode="r")),
     "a list": Row(Lists, lambda: [1, [2]], lambda x: x[1].append((3, x))),
     "a tuple": Row(Tuples, lambda: (1, [2]), lambda x: x[1].append(3)),
     "a named tuple": Row(NamedTuples, lambda: Point(1, [2]), become=lambda _: Point(5, [torch.ones(1)])),
@@ -140,24 +252,50 @@ ROWS = {
     "a dict of objects": Row(Dicts, dict, lambda x: x.update({Part(3): [Part(4)]})),
     "a dict made by a function": Row(Dicts, lambda: defaultdict(counting()), lambda x: [x["a"], x["b"]]),
     "a dict made by a class": Row(Classes, lambda: defaultdict(Part), lambda x: x["a"].step()),
+    "a time": Row(Values, lambda: None, become=lambda _: time(3, fold=1, tzinfo=EAST)),
+    "a time of a place": Row(Values, lambda: None, become=lambda _: datetime(2026, 1, 1, tzinfo=ZONE)),
+    **{f"a table, {name}": Row(Tables, build, change, become) for name, (build, change, become) in TABLES.items()},
     "a set": Row(Sets, set, lambda x: x.update([5, 3, 1 << 40])),
     "a set of objects": Row(Sets, set, lambda x: x.update([(Color.RED, 2), Color.BLUE])),
     "a frozenset": Row(Sets, frozenset, become=lambda _: frozenset([7, 3])),
     "a deque": Row(Deques, lambda: deque([1], 2), lambda x: x.append([2])),
     "a bytearray": Row(ByteArrays, bytearray, lambda x: x.extend(b"abc")),
     "a value": Row(Values, lambda: range(3), become=lambda _: Fraction(1, 3)),
+    "a logger": Row(Values, lambda: None, become=lambda _: logging.getLogger("a")),
     "an enum": Row(Enums, lambda: Color.RED, become=lambda _: Color.BLUE),
     "an address": Row(Addresses, lambda: None, become=id),
+    "a dict by the ids of its values": Row(
+        Dicts, dict, lambda x: x.update({id(part): part for part in (Part(1), Part(2))})
+    ),
+    "a row of records": Row(Records, lambda: np.zeros(2, dtype=[("a", "f4")])[0], lambda x: x.__setitem__("a", 3)),
+    "a row made late": Row(Records, lambda: None, become=lambda _: np.ones(2, dtype=[("a", "f4")])[0]),
     "a function": Row(Functions, counting, lambda x: x()),
     "a method": Row(Methods, lambda: Part().step, lambda x: x()),
     "a partial": Row(Partials, lambda: partial(counting(), 1, a=[2]), lambda x: x.keywords["a"].append(3)),
     "a weak reference": Row(WeakReferences, lambda: None, become=lambda layer: weakref.ref(layer.weight)),
+    "a weak proxy": Row(WeakReferences, lambda: None, become=lambda layer: [weakref.proxy(layer)]),
+    "a weak set": Row(WeakContainers, weakref.WeakSet, become=lambda layer: weakref.WeakSet([layer])),
+    "a dict of weak keys": Row(WeakContainers, lambda: None, become=lambda x: weakref.WeakKeyDictionary({x: [1]})),
+    "a dict of weak values": Row(WeakContainers, lambda: None, become=lambda x: weakref.WeakValueDictionary(a=x)),
+    "a weak method": Row(WeakReferences, lambda: None, become=lambda x: weakref.WeakMethod(x.forward)),
+    "a method that is gone": Row(WeakReferences, lambda: None, become=lambda _: weakref.WeakMethod(Part().step)),
+    "a view of a dict": Row(Proxies, lambda: MappingProxyType({"a": [1]}), lambda x: x["a"].append(2)),
+    "the items of a dict": Row(Proxies, lambda: None, become=lambda _: {"a": [1]}.items()),
     "a count": Row(Counts, lambda: itertools.count(3), next),
     "a cursor": Row(Cursors, lambda: iter([1, 2, 3]), next),
+    "a cursor over a text": Row(Cursors, lambda: iter("abc"), next),
+    "a cursor from the end": Row(Cursors, lambda: reversed([1, 2]), lambda x: [*x]),
     "an iterator": Row(Iterators, lambda: itertools.cycle([1, 2]), lambda x: [next(x) for _ in range(5)]),
     "a data set": Row(DataSets, lambda: TensorDataset(torch.zeros(2)), lambda x: x.tensors[0].add_(1)),
     "a generator": Row(Generators, lambda: np.random.default_rng(1), lambda x: [x.spawn(1), x.random()]),
     "a generator of torch": Row(Generators, torch.Generator, lambda x: x.manual_seed(3)),
+    "a masked array": Row(MaskedArrays, lambda: np.ma.array([1.0, 2.0], mask=[0, 1]), masked),
+    "an array without a mask": Row(MaskedArrays, lambda: np.ma.array([1, 2]), lambda x: x.__setitem__(0, 5)),
+    "a hard mask": Row(MaskedArrays, lambda: None, become=lambda _: np.ma.array([1], mask=[1], hard_mask=True)),
+    "an array of the user's": Row(DerivedArrays, lambda: np.zeros(2).view(Vector), lambda x: with_attribute(x).fill(3)),
+    "a matrix": Row(DerivedArrays, lambda: None, become=lambda _: np.array([[1.0]]).view(np.matrix)),
+    "records": Row(DerivedArrays, lambda: None, become=lambda _: np.rec.array([(1, 2.0)], names=["a", "b"])),
+    "a data type": Row(DataTypes, lambda: np.dtype("f4"), become=lambda _: np.dtype([("a", ">i2"), ("b", "M8[s]")])),
     "a scalar": Row(Scalars, lambda: np.float32(1), become=lambda _: np.float64(2)),
     "numbers": Row(Numbers, lambda: array("d", [1]), lambda x: x.append(2.5)),
     "an object": Row(UserObjects, lambda: SimpleNamespace(a=[1]), with_attribute),
@@ -167,8 +305,9 @@ ROWS = {
     "an object with a state": Row(Statefuls, lambda: GradScaler("cpu"), lambda x: x.load_state_dict(SCALED)),
     "an object of a library": Row(AttributeObjects, lambda: json.JSONEncoder(indent=2), with_attribute),
     "one that can be closed": Row(LibraryObjects, selectors.SelectSelector),
+    **{f"taken apart, {name}": Row(Reduced, *rest) for name, rest in TAKEN_APART.items()},
     "a graph": Row(Graphs, lambda: torch.fx.symbolic_trace(nn.ReLU()).graph),
-    "a constant": Row(Opaque, lambda: logging.getLogger("a")),
+    "a constant": Row(Opaque, lambda: itertools),
     "a block": Row(Blocks, deque, lambda x: x.extend(transitions())),
     "a block of objects": Row(Blocks, list, lambda x: x.extend({"a": Part(n), "b": torch.ones(n)} for n in [5] * 300)),
     "a large value": Row(LeftOut, lambda: nested(70)),
@@ -223,12 +362,42 @@ def test_items_of_a_block_share_what_they_shared() -> None:
     assert type(held[5].y[4]) is np.float32
 
 
+def test_items_of_a_set_are_those_held_before_and_after_it() -> None:
+    """The set is walked after one of its objects, and before the other ones."""
+    for number in range(8):
+        trained, resumed = Holding(set), Holding(set)
+        objects = Objects.of_module(trained), Objects.of_module(resumed)
+        parts = [Part(count) for count in range(number)]
+        trained.held, trained.first, trained.last = {*parts}, parts[-1:], parts
+
+        objects[1].load_state_dict(objects[0].state_dict())
+
+        assert {*map(id, resumed.held)} == {*map(id, resumed.last)}
+        assert [part.count for part in resumed.first] == [part.count for part in parts[-1:]]
+        assert [part.count for part in resumed.last] == [*range(number)]
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_an_item_of_a_derived_set_is_shared_with_an_attribute(is_built: bool) -> None:
+    trained, resumed = Holding(lambda: None), Holding(lambda: None)
+    for module in (trained, resumed) if is_built else ():
+        module.newest = Part(1)
+        module.held = Group([module.newest])
+    objects = Objects.of_module(trained), Objects.of_module(resumed)
+    part = Part(5)
+    trained.held, trained.newest = Group([part]), part
+
+    objects[1].load_state_dict(objects[0].state_dict())
+
+    assert [item.count for item in resumed.held] == [5]
+    assert resumed.newest is next(iter(resumed.held))
+
+
 def kinds_of(value: Any, node: Any) -> set[type]:
     """Return the kind of a value, and those that its node is restored by."""
     found: set[type] = {type(table.kind_of(type(value)))}
-    restore = table.restorer_of(node)
-    if restore is not None:
-        found.add(type(restore.__self__))  # type: ignore[attr-defined]
+    if (kind := table.kind_of_node(node)) is not None:
+        found.add(type(kind))
         for part in getattr(node, "state", {}).values():
             found |= kinds_of(None, part)
         if type(node) is list and len(node) == 1:
@@ -251,8 +420,8 @@ class UserDicts(Kind):
         return self.instance(value, data=walk.node(value.data, f"{path}/data"))
 
     def restore(self, restore: GraphRestore, node: Any, live: Any, path: str) -> Any:
-        target = live if restore.use(live, path, fits=type(live) is UserDict) else restore.set(UserDict(), path)
-        target.data = restore.put(node.state["data"], target.data, f"{path}/data")
+        target = live if restore.claim(live, path, fits=type(live) is UserDict) else restore.record(UserDict(), path)
+        target.data = restore.value(node.state["data"], target.data, f"{path}/data")
         return target
 
 
@@ -260,11 +429,11 @@ def test_a_new_kind_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) ->
     rows = (UserDicts(), *table.KINDS)
     monkeypatch.setattr(table, "KINDS", rows)
     monkeypatch.setattr(table, "_DESCRIBERS", {})
-    monkeypatch.setattr(table, "_RESTORERS", table.restorers(rows))
+    monkeypatch.setattr(table, "_OF_NODES", table.kinds_of_nodes(rows))
     value, live = UserDict(a=[1]), UserDict(a=[0])
 
     node = GraphWalk({}, {}).node(value, "x")
-    found = GraphRestore(GraphWalk({}, {}), {}, torch.device("cpu")).put(node, live, "x")
+    found = GraphRestore(GraphWalk({}, {}), {}, torch.device("cpu")).value(node, live, "x")
 
     assert (node.form, found, found is live) == ("user dict", value, True)
-    assert GraphRestore(GraphWalk({}, {}), {}, torch.device("cpu")).put(node, MISSING, "x") == value
+    assert GraphRestore(GraphWalk({}, {}), {}, torch.device("cpu")).value(node, MISSING, "x") == value

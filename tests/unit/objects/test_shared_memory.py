@@ -17,7 +17,7 @@ from midstride.engine.objects.roots import Root
 pytestmark = pytest.mark.fast
 
 
-def test_numbers_of_multiprocessing_are_shared_and_those_of_ctypes_are_not() -> None:
+def test_numbers_of_multiprocessing_are_shared_unlike_ctypes() -> None:
     raw: Any = multiprocessing.RawArray("d", 2)
     made = [multiprocessing.Value("d"), multiprocessing.Array("d", 2), multiprocessing.RawValue("d"), raw]
     made.append(np.frombuffer(raw))  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ def test_tensors_and_arrays_are_as_their_memory() -> None:
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("r+", True), ("r", True), ("c", False)])
-def test_a_file_in_memory_is_shared_unless_it_is_copied_when_written(mode: Any, expected: bool, tmp_path: Path) -> None:
+def test_a_mapped_file_is_shared_unless_copied_on_write(mode: Any, expected: bool, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(16))
     array = np.memmap(tmp_path / "file", mode=mode)
     assert [is_shared(one) for one in (array, array[1:], np.asarray(array))] == [expected] * 3

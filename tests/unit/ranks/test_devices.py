@@ -3,8 +3,10 @@
 import json
 import socket
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,76 +24,57 @@ from midstride.engine.strategies.ddp import Ddp
 from midstride.engine.training.trainer import Trainer
 from midstride.engine.world import World
 
-#: on a machine with four
-GPUS = [
-    (None, []),
-    (0, []),
-    (3, [0, 1, 2]),
-    (-1, [0, 1, 2, 3]),
-    ([0], [0]),
-    ([1, 3], [1, 3]),
-    ("0", [0]),
-    ("3", [3]),
-    ("1, 3", [1, 3]),
-    ("-1", [0, 1, 2, 3]),
+#: how devices are named -> what names mean, on a machine with four GPUs or without
+MEANT: list[tuple[Callable[..., Any], Any, Any]] = [
+    *((partial(parse_gpus, available=4), given, []) for given in (None, 0)),
+    (partial(parse_gpus, available=4), 3, [0, 1, 2]),
+    *((partial(parse_gpus, available=4), given, [0, 1, 2, 3]) for given in (-1, "-1")),
+    *((partial(parse_gpus, available=4), given, [0]) for given in ([0], "0")),
+    *((partial(parse_gpus, available=4), given, [1, 3]) for given in ([1, 3], "1, 3")),
+    (partial(parse_gpus, available=4), "3", [3]),
+    *((partial(parse_devices, available=0), given, meant) for given, meant in ((None, ([], 1)), ("auto", ([], 1)))),
+    (partial(parse_devices, available=2), "auto", ([0, 1], 2)),
+    (partial(parse_devices, available=0), 3, ([], 3)),
+    (partial(parse_devices, available=4), None, ([0], 1)),
+    (partial(parse_devices, available=4), 3, ([0, 1, 2], 3)),
+    (partial(parse_devices, available=4), [1, 3], ([1, 3], 2)),
+    (partial(parse_devices, available=4), -1, ([0, 1, 2, 3], 4)),
+    *((parse_tpu_cores, given, meant) for given, meant in ((1, (1, None)), (8, (8, None)), ("8", (8, None)))),
+    (parse_tpu_cores, [5], (1, 5)),
 ]
-WRONG = [0.1, -2, False, True, [-1], [None], ["0"], [0, 0], "a", [4], 5, "4", "1, 9", [], "", "0, 0", "-2", [True], {}]
+WRONG_GPUS = [0.1, -2, False, True, [-1], [None], ["0"], [0, 0], "a", [4], 5, "4", "1, 9", [], "", "0, 0", "-2", {}]
+WRONG_CORES = [0, 2, -1, True, 8.0, "5", "[5]", "all", [], [8], [-1], [1, 2], ["1"], {}]
+#: (how they are parsed, what is given, argument, words of the error)
+WRONG: list[tuple[Callable[..., Any], Any, str, str]] = [
+    *((partial(parse_gpus, available=4), one, "gpus", "there are GPUs 0 to 3 here") for one in [*WRONG_GPUS, [True]]),
+    *((lambda given: Trainer(gpus=given), one, "gpus", "there is no GPU here") for one in (1, -1, [0], "0")),
+    *(
+        (partial(parse_devices, available=0), one, "devices", "there is no GPU here")
+        for one in ("2", 0, -1, -3, True, 1.0, [0], "all")
+    ),
+    *(
+        (parse_tpu_cores, one, "tpu_cores", "1 or 8 of them are needed, or a list with the index of one")
+        for one in WRONG_CORES
+    ),
+]
 
 
-@pytest.mark.parametrize(("given", "meant"), GPUS, ids=lambda value: repr(value))
-def test_gpus_mean_what_the_table_says(given: Any, meant: list[int]) -> None:
-    assert parse_gpus(given, available=4) == meant
+def _named(value: Any) -> str:
+    return getattr(value, "func", value).__name__ if callable(value) else repr(value)
 
 
-@pytest.mark.parametrize("given", WRONG, ids=repr)
-def test_other_gpus_are_refused_with_what_was_given_and_what_is_there(given: Any) -> None:
-    with pytest.raises(ValueError) as caught:
-        parse_gpus(given, available=4)
-    assert f"gpus={given!r}" in str(caught.value)
-    assert "there are GPUs 0 to 3 here" in str(caught.value)
+@pytest.mark.parametrize(("parse", "given", "meant"), MEANT, ids=_named)
+def test_devices_mean_what_the_table_says(parse: Callable[..., Any], given: Any, meant: Any) -> None:
+    assert parse(given) == meant
 
 
-@pytest.mark.parametrize("given", [1, -1, [0], "0"], ids=repr)
-def test_gpus_on_a_machine_without_are_refused(given: Any) -> None:
-    with pytest.raises(JobError, match="there is no GPU here") as caught:
-        Trainer(gpus=given)
-    assert f"gpus={given!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "available", "meant"),
-    [
-        (None, 0, ([], 1)),
-        (None, 4, ([0], 1)),
-        ("auto", 0, ([], 1)),
-        ("auto", 2, ([0, 1], 2)),
-        (3, 0, ([], 3)),
-        (3, 4, ([0, 1, 2], 3)),
-        ([1, 3], 4, ([1, 3], 2)),
-        (-1, 4, ([0, 1, 2, 3], 4)),
-    ],
-)
-def test_devices_count_on_the_cpu_where_there_is_no_gpu(given: Any, available: int, meant: Any) -> None:
-    assert parse_devices(given, available) == meant
-
-
-@pytest.mark.parametrize("given", ["2", 0, -1, -3, True, 1.0, [0], "all"], ids=repr)
-def test_other_devices_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match="there is no GPU here") as caught:
-        parse_devices(given, available=0)
-    assert f"devices={given!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize(("given", "meant"), [(1, (1, None)), (8, (8, None)), ("8", (8, None)), ([5], (1, 5))])
-def test_cores_of_a_tpu_are_a_number_or_an_index(given: Any, meant: Any) -> None:
-    assert parse_tpu_cores(given) == meant
-
-
-@pytest.mark.parametrize("given", [0, 2, -1, True, 8.0, "5", "[5]", "all", [], [8], [-1], [1, 2], ["1"], {}], ids=repr)
-def test_other_cores_of_a_tpu_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match="1 or 8 of them are needed, or a list with the index of one") as caught:
-        parse_tpu_cores(given)
-    assert f"tpu_cores={given!r}" in str(caught.value)
+@pytest.mark.parametrize(("parse", "given", "name", "words"), WRONG, ids=_named)
+def test_other_devices_are_refused_with_what_was_given(
+    parse: Callable[..., Any], given: Any, name: str, words: str
+) -> None:
+    with pytest.raises((ValueError, JobError), match=words) as caught:
+        parse(given)
+    assert f"{name}={given!r}" in str(caught.value)
 
 
 def test_the_ranks_of_a_world_choose_among_one_list_of_free_gpus(
@@ -156,9 +139,7 @@ class OtherRanks(SingleProcess):
     ],
     ids=str,
 )
-def test_devices_that_cannot_train_together_are_refused_when_ranks_meet(
-    device: str, others: list[str], refused: str
-) -> None:
+def test_devices_that_do_not_match_are_refused(device: str, others: list[str], refused: str) -> None:
     strategy = Ddp()
     strategy.collective = OtherRanks(*others)
     strategy.attach(World(size=1 + len(others)), [torch.device(device)])

@@ -136,7 +136,7 @@ def test_the_metric_follows_from_the_monitor(monitor: str, chosen: str | None, m
 # --- the line -------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_promoted_is_champion_and_a_roll_back_goes_back_one_by_one(store_url: str) -> None:
+def test_the_last_promoted_is_champion_and_rollback_goes_back(store_url: str) -> None:
     job = job_at(store_url)
     line = ModelRegistry.of(job)
     assert line.current() is None
@@ -153,7 +153,7 @@ def test_the_last_promoted_is_champion_and_a_roll_back_goes_back_one_by_one(stor
     assert [one.run for one in line.champions()] == ["first", "second", "third", "second", "first", "fourth", "first"]
 
 
-def test_of_many_who_promote_at_once_one_wins_and_the_others_are_told(store_url: str) -> None:
+def test_one_of_many_promotions_wins_and_others_are_told(store_url: str) -> None:
     job, runs = job_at(store_url), [f"run-{number}" for number in range(4)]
     promote(job, "champion", None)
     gate, told, won = threading.Barrier(len(runs)), [], []
@@ -209,7 +209,7 @@ def folder_in_place(path: Path) -> None:
         (folder_in_place, "000003.json cannot be read: Is a directory"),
     ],
 )
-def test_a_damaged_champion_is_named_and_ends_no_more_than_it_decides(
+def test_a_damaged_champion_is_named_and_others_count(
     tmp_path: Path, damage: Callable[[Path], object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = job_at(str(tmp_path))
@@ -251,9 +251,7 @@ def test_a_warm_start_is_planned_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"other weights!!!")])
-def test_a_champion_whose_weights_are_lost_is_told_of_with_a_way_out(
-    tmp_path: Path, damage: Callable[[Path], Any]
-) -> None:
+def test_lost_weights_of_a_champion_have_a_way_out(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
     job = job_at(str(tmp_path), nightly={"warm_start": True}, module="midstride.engine:TrainingModule", module_args={})
     promote(job, "first", None)
     planned = NightlyRun.begin(job, "2026-03-01").job
@@ -318,8 +316,8 @@ def test_champions_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert command("champion", "rollback", url) == 0
     assert "digits-2026-03-01 is champion of digits again, after digits-2026-03-02" in capsys.readouterr().out
     assert command("champion", "rollback", url) == 2
-    assert "none to go back to" in capsys.readouterr().err
+    assert "no earlier one to restore" in capsys.readouterr().err
     promote(job_at(url, name="letters"), "letters-2026-03-01", None)
     assert command("champion", "rollback", url) == 2
-    assert "say --job, one of digits, letters" in capsys.readouterr().err
+    assert "choose one with --job: digits, letters" in capsys.readouterr().err
     assert command("champion", "show", url, "--job", "letters") == 0

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from torch import Tensor, nn, ones
-from torch.optim import SGD
+from support.nets import Net
+from torch import Tensor, ones
 from torch.utils.data import DataLoader
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import UserError
 from midstride.engine.processes.process_identity import process_identity
@@ -20,22 +20,19 @@ from midstride.engine.snapshots.lease import acquire
 from midstride.engine.storage.store import Store
 
 
-class FailsAt(TrainingModule):
+class FailsAt(Net):
     def __init__(self, step: int) -> None:
         super().__init__()
-        self.layer, self.step = nn.Linear(1, 1), step
+        self.step = step
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         assert batch_idx != self.step, "as it is asked to"
-        loss = self.layer(batch).mean()
+        loss = super().training_step([batch], batch_idx)
         self.log("loss", loss)
         return loss
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         return DataLoader([ones(1)] * 6)  # type: ignore[arg-type]  # a list is a data set too
-
-    def configure_optimizers(self) -> SGD:
-        return SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize("every_steps", [1, 2])

@@ -115,7 +115,7 @@ def test_a_document_of_another_kind_is_an_error_of_the_engine(pattern: str, run:
                 for marker in folder.rglob("aside.json"):
                     marker.unlink()
 
-    names = [(words, {file.name, file.parent.name, f"{folder} holds no snapshot"}) for words, file in said]
+    names = [(words, {file.name, file.parent.name, f"{folder} has no snapshot"}) for words, file in said]
     assert [words for words, named in names if not any(name in words for name in named)] == []
 
 
@@ -174,6 +174,6 @@ def test_the_key_its_value_and_the_right_type_are_named(run: Path, tmp_path: Pat
     document = json.loads(manifest.read_text())
     del document["checksum"]
     manifest.write_bytes(encode_document({**document, "facts": ["a"]}))
-    words = r"manifest\.json is not what was written: facts is \['a'\], and has to be an object"
+    words = r"manifest\.json has unexpected content: facts is \['a'\] instead of an object"
     with pytest.raises(SnapshotDamaged, match=words):
         SnapshotCatalog(Store.open(folder)).get(manifest.parent.name)

@@ -49,64 +49,54 @@ def test_what_others_put_beside_the_attempts_is_none(tmp_path: Path) -> None:
     assert [one.number for one in log.attempts()] == [1, 2]
 
 
-def test_what_a_retry_cannot_change_is_not_retried() -> None:
-    assert not retry_verdict([Attempt(1, outcome="user_error")], 3).retry
-    assert not retry_verdict([Attempt(1, outcome="done")], 3).retry
-    superseded = Outcome.of(Superseded("x"))
-    assert not retry_verdict([Attempt(1, outcome=superseded.kind, type=superseded.type)], 3).retry
+def ended(number: int, outcome: Kind, **facts: Any) -> Attempt:
+    return Attempt(number, outcome=outcome, **facts)
 
 
-def test_a_stop_is_resumed_and_not_counted() -> None:
-    attempts = [died(1), Attempt(2, outcome="stopped"), died(3)]
-    assert retry_verdict(attempts[:2], 0).retry
-    assert retry_verdict(attempts, 2).retry
-    assert not retry_verdict(attempts, 1).retry
+def failed(number: int, step: int = 7, type: str = "builtins.ValueError") -> Attempt:
+    return died(number, type=type, step=step)
 
 
-def test_retries_count_attempts_without_progress() -> None:
-    attempts = [died(number) for number in (1, 2, 3, 4)]
-    assert [retry_verdict(attempts[:count], 3).retry for count in (1, 2, 3, 4)] == [True, True, True, False]
-    assert not retry_verdict([died(1)], 0).retry
+SUPERSEDED = Outcome.of(Superseded("x"))
+FROM = {"resumed_from": name_of(20, 3)}
+REFILLED = [died(1), died(2), died(3, snapshot=name_of(20, 3)), died(4, **FROM), died(5)]
+#: errors of the engine, the second by the name that an earlier version wrote
+OURS = ("midstride.engine.errors.SnapshotError", "midstride.engine.faults.InjectedFault")
+#: case -> attempts, retries without progress, whether another attempt is made
+RETRIED: dict[str, tuple[list[Attempt], int, bool]] = {
+    "a user's error": ([ended(1, "user_error")], 3, False),
+    "done": ([ended(1, "done")], 3, False),
+    "superseded": ([ended(1, SUPERSEDED.kind, type=SUPERSEDED.type)], 3, False),
+    "a stop": ([died(1), ended(2, "stopped")], 0, True),
+    "a stop does not count": ([died(1), ended(2, "stopped"), died(3)], 2, True),
+    "one too many beside a stop": ([died(1), ended(2, "stopped"), died(3)], 1, False),
+    "no retries": ([died(1)], 0, False),
+    **{f"{count} without progress": ([died(n + 1) for n in range(count)], 3, count < 4) for count in (1, 2, 3, 4)},
+    "a lost attempt counts": ([Attempt(1), Attempt(2)], 1, False),
+    "a newer snapshot refills": (REFILLED, 2, True),
+    "the same step again does not": ([*REFILLED, died(6, **FROM, snapshot=name_of(20, 6))], 2, False),
+    "a place further in it does": ([*REFILLED, died(6, **FROM, snapshot=f"{20:012d}.0003-g000006")], 2, True),
+    "the same error at the same step": ([failed(1), failed(2)], 3, False),
+    "at another step": ([failed(1), failed(2, 8)], 3, True),
+    "another error there": ([failed(1), failed(2, type="builtins.OSError")], 3, True),
+    "the same with a stop between": ([failed(1), ended(2, "stopped"), failed(3)], 3, False),
+    "killed at the same step": ([died(1, step=7), died(2, step=7)], 3, True),
+    **{
+        f"{name.rpartition('.')[2]} of the world": ([failed(1, type=name), failed(2, type=name)], 3, True)
+        for name in OURS
+    },
+}
 
 
-def test_a_lost_attempt_counts() -> None:
-    assert not retry_verdict([Attempt(1), Attempt(2)], 1).retry
+@pytest.mark.parametrize("case", RETRIED)
+def test_a_retry_is_made_if_it_may_help(case: str) -> None:
+    attempts, retries, again = RETRIED[case]
+    assert retry_verdict(attempts, retries).retry == again
 
 
-def test_a_newer_snapshot_refills_them() -> None:
-    attempts = [died(1), died(2), died(3, snapshot=name_of(20, 3)), died(4, resumed_from=name_of(20, 3)), died(5)]
-    assert retry_verdict(attempts, 2).retry
-    again = died(6, resumed_from=name_of(20, 3), snapshot=name_of(20, 6))
-    assert not retry_verdict([*attempts, again], 2).retry
-    further = died(6, resumed_from=name_of(20, 3), snapshot=f"{20:012d}.0003-g000006")
-    assert retry_verdict([*attempts, further], 2).retry
-
-
-def test_the_same_error_at_the_same_step_twice_is_not_bad_luck() -> None:
-    first, second = died(1, type="builtins.ValueError", step=7), died(2, type="builtins.ValueError", step=7)
-    verdict = retry_verdict([first, second], 3)
-    assert (verdict.retry, "builtins.ValueError at step 7" in verdict.reason) == (False, True)
-    assert retry_verdict([first, died(2, type="builtins.ValueError", step=8)], 3).retry
-    assert retry_verdict([first, died(2, type="builtins.OSError", step=7)], 3).retry
-    assert not retry_verdict(
-        [first, Attempt(2, outcome="stopped"), died(3, type="builtins.ValueError", step=7)], 3
-    ).retry
-
-
-def test_being_killed_at_the_same_step_twice_may_be_bad_luck() -> None:
-    assert retry_verdict([died(1, step=7), died(2, step=7)], 3).retry
-
-
-def test_the_worlds_own_errors_may_pass() -> None:
-    name = "midstride.engine.errors.SnapshotError"
-    assert retry_verdict([died(1, type=name, step=7), died(2, type=name, step=7)], 3).retry
-
-
-def test_who_asks_by_hand_gets_as_many_again() -> None:
-    attempts = [died(number, type="builtins.ValueError", step=7) for number in (1, 2)]
-    assert not retry_verdict(attempts, 3).retry
-    third = died(3, type="builtins.ValueError", step=7)
-    assert retry_verdict([*attempts, third], 3, after=2).retry
+def test_a_repeated_error_is_named_and_a_retry_starts_anew() -> None:
+    assert "builtins.ValueError at step 7" in retry_verdict([failed(1), failed(2)], 3).reason
+    assert retry_verdict([failed(1), failed(2), failed(3)], 3, after=2).retry
 
 
 def test_a_snapshot_is_fatal_after_two_deaths_without_a_step() -> None:

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.limit import LIMIT_S
 
 from midstride.engine.errors import (
     JobError,
@@ -12,6 +13,7 @@ from midstride.engine.errors import (
     StoreFull,
     Superseded,
     UserCodeError,
+    UserError,
     WorldError,
 )
 from midstride.engine.launch import rank as worker
@@ -28,12 +30,7 @@ def said(kind: Kind, rank: int, time: float = 0.0, **more: object) -> Outcome:
 @pytest.mark.parametrize(
     ("error", "kind", "code"),
     [
-        (StopRequested("x"), "stopped", 75),
-        (Superseded("x"), "stopped", 75),
-        (KeyboardInterrupt(), "stopped", 75),
-        (JobError("x"), "user_error", 2),
-        (UserCodeError("x"), "user_error", 2),
-        (SnapshotError("x"), "died", 1),
+        (KeyboardInterrupt(), "stopped", 75),  # `test_formats.py` has the errors of the engine
         (RuntimeError("x"), "died", 1),
         (SystemExit(3), "died", 1),
     ],
@@ -67,48 +64,40 @@ def test_the_class_of_an_error_is_kept(
     assert type(caught.value.__cause__) is (cause or type(None))
 
 
-@pytest.mark.parametrize("exit_code", [0, 1, 134, None])
-def test_done_is_done_whatever_the_launcher_says(exit_code: int | None) -> None:
-    assert decide([said("done", 0), said("done", 1)], exit_code, 2).kind == "done"
+CODES = (0, 1, 134, None)
+NEWER = Outcome.of(Superseded("x"))
+#: case -> outcomes of ranks, exit code of the launcher (None: it was asked to stop), ranks; kind and rank decided
+DECIDED: dict[str, tuple[list[Outcome], int | None, int, tuple[str, int | None]]] = {
+    **{f"done, the launcher {code}": ([said("done", 0), said("done", 1)], code, 2, ("done", None)) for code in CODES},
+    "the earliest user error outweighs all": (
+        [said("died", 0, 1.0), said("user_error", 1, 3.0), said("user_error", 2, 2.0), said("stopped", 3)],
+        *(1, 4, ("user_error", 2)),
+    ),
+    "a stop before a death": ([said("stopped", 0, 1.0), said("died", 1, 5.0)], 1, 2, ("stopped", None)),
+    "a death before a stop": ([said("stopped", 0, 5.0), said("died", 1, 1.0)], 1, 2, ("died", 1)),
+    "a stop after a silent death": ([said("stopped", 0)], 1, 2, ("died", None)),
+    "a stop on request, though a rank was killed": ([said("stopped", 0)], None, 2, ("stopped", None)),
+    "a request, and no word": ([], None, 2, ("died", None)),
+    "a newer world outweighs a silent rank": ([NEWER], 1, 2, (NEWER.kind, NEWER.rank)),
+    "the earliest death": ([said("died", 0, 5.0), said("died", 1, 1.0), said("done", 2)], 1, 3, ("died", 1)),
+}
 
 
-def test_the_earliest_user_error_outweighs_all() -> None:
-    outcomes = [said("died", 0, 1.0), said("user_error", 1, 3.0), said("user_error", 2, 2.0), said("stopped", 3)]
-    assert decide(outcomes, 1, 4).rank == 2
+@pytest.mark.parametrize("case", DECIDED)
+def test_outcomes_of_ranks_decide(case: str) -> None:
+    outcomes, exit_code, ranks, (kind, rank) = DECIDED[case]
+    found = decide(outcomes, exit_code, ranks)
+    assert found.kind == kind
+    assert rank is None or found.rank == rank
 
 
-def test_what_came_first_is_told() -> None:
-    assert decide([said("stopped", 0, 1.0), said("died", 1, 5.0)], 1, 2).kind == "stopped"
-    assert decide([said("stopped", 0, 5.0), said("died", 1, 1.0)], 1, 2).kind == "died"
-
-
-def test_a_stop_after_a_silent_death_is_the_launchers_doing() -> None:
-    assert decide([said("stopped", 0)], 1, 2).kind == "died"
-
-
-def test_a_stop_that_was_asked_for_stays_one_though_a_rank_had_to_be_killed() -> None:
-    assert decide([said("stopped", 0)], None, 2).kind == "stopped"
-    assert decide([], None, 2).kind == "died"
-
-
-def test_a_newer_world_outweighs_a_silent_rank() -> None:
-    newer = Outcome.of(Superseded("x"))
-    assert decide([newer], 1, 2) == newer
-
-
-def test_the_earliest_death_is_told() -> None:
-    assert decide([said("died", 0, 5.0), said("died", 1, 1.0), said("done", 2)], 1, 3).rank == 1
-
-
-def test_a_silent_rank_is_the_cause_and_the_others_errors_follow_from_it() -> None:
+def test_a_silent_rank_is_the_cause_of_other_errors() -> None:
     outcome = decide([said("died", 0, error="lost the connection", type="RuntimeError", step=4)], 1, 3)
     assert (outcome.kind, outcome.type, outcome.rank, outcome.step) == ("died", "", 1, 4)
     assert outcome.error.startswith("ranks 1, 2 ended without a word")
     assert outcome.error.endswith("rank 0 then said: lost the connection")
-
-
-def test_nobody_said_anything() -> None:
     assert "signal 9" in decide([], 137, 1).error
+    assert decide([NEWER], 1, 2) == NEWER
 
 
 def test_the_first_word_of_a_rank_is_its_last(tmp_path: Path) -> None:
@@ -136,12 +125,21 @@ def test_events_are_handed_out_once_and_whole(tmp_path: Path) -> None:
 def test_a_rank_that_is_done_leaves_once_the_others_have_spoken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_TOGETHER_S", 60.0)
+    monkeypatch.setattr(worker, "_TOGETHER_S", 2 * LIMIT_S)
     session = Session(tmp_path)
     session.write_outcome(said("done", 0))
     rank = worker.RankProcess(session, World(rank=0, size=2, local_rank=0, local_size=2))
     leaving = threading.Thread(target=rank._wait_for_peers)
     leaving.start()
     session.write_outcome(said("stopped", 1))
-    leaving.join(50)
+    leaving.join(LIMIT_S)
     assert not leaving.is_alive()
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_usable(prefix: str) -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.mkdtemp", none_usable)
+    with pytest.raises(UserError, match="no folder takes temporary files, neither TMPDIR nor /tmp"):
+        Session.create({"run": "a"})

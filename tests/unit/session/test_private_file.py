@@ -16,7 +16,7 @@ from midstride.engine.session.private_file import AnonymousFile, own_folder
 pytestmark = pytest.mark.fast
 
 
-def test_a_file_without_a_name_is_open_to_processes_of_its_user_until_its_end() -> None:
+def test_an_anonymous_file_is_open_to_its_user_only() -> None:
     made = AnonymousFile()
     code = "import os, sys; os.write(os.open(sys.argv[1], os.O_RDWR), b'theirs')"
     assert subprocess.run([sys.executable, "-c", code, made.path], check=True).returncode == 0

@@ -58,7 +58,7 @@ def test_a_full_disk_ends_no_training(monkeypatch: pytest.MonkeyPatch, capfd: py
             view.begin("runs/first")
             view.line("rank 0 says something")
     assert capfd.readouterr().err == (
-        "standard output takes no more (No space left on device): what else it would show is left out\n"
+        "standard output takes no more (No space left on device): further output is dropped\n"
     )
 
 

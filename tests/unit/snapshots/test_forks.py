@@ -8,7 +8,7 @@ from support.snapshot_writers import alone, save_weights, state_at, take
 
 from midstride.engine.errors import EngineError, SnapshotMissing
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
-from midstride.engine.snapshots.forks import fork, pinned, snapshot_at
+from midstride.engine.snapshots.forks import Pins, fork, snapshot_at
 from midstride.engine.snapshots.parent import open_run, parent_of
 from midstride.engine.snapshots.reader import load_weights, read
 from midstride.engine.state.differences import differences
@@ -63,7 +63,7 @@ def test_what_a_fork_needs_stays(runs: str) -> None:
     save_weights(Store.open(f"{runs}/a"), "best", state_at(2)["module"], {"step": 2})
     child, parent = forked(runs, 2), Store.open(f"{runs}/a")
     name = parent_of(child).snapshot  # type: ignore[union-attr]
-    assert pinned(parent) == {name: [f"{runs}/b"]}
+    assert Pins(parent).read() == {name: [f"{runs}/b"]}
     first = snapshot_at(parent, 6)
     take(alone(parent, first.name, keep=2), 7, 8, 9)
     assert steps(parent) == [2, 8, 9]

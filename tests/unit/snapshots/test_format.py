@@ -14,6 +14,7 @@ import pytest
 import torch
 import xxhash
 from safetensors.torch import load_file
+from support.limit import LIMIT_S
 
 from midstride.engine.objects.kinds.table import KINDS
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
@@ -37,6 +38,10 @@ def test_each_form_of_an_instance_is_explained() -> None:
     }
 
 
+def _blocks(data: bytes) -> bytes:
+    return b"".join(xxhash.xxh3_128_digest(data[at : at + 65536]) for at in range(0, len(data), 65536))
+
+
 class Page:
     """A reader made from the page."""
 
@@ -47,10 +52,11 @@ class Page:
         assert xxhash.xxh3_128_hexdigest(plain.encode()) == checksum
         for name, facts in manifest["files"].items():
             data = (folder / name).read_bytes()
-            assert (len(data), xxhash.xxh3_128_hexdigest(data)) == (facts["bytes"], facts["xxh3_128"])
+            assert (len(data), xxhash.xxh3_128_hexdigest(_blocks(data))) == (facts["bytes"], facts["xxh3_128"])
         own = f"rank-{rank:05d}-of-{manifest['world_size']:05d}"
         part = json.loads((folder / f"{own}.json").read_text())
-        assert (manifest["format"], part["format"]) == (2, 2)
+        assert (manifest["format"], part["format"]) == (3, 3)
+        assert base64.b64decode(part["blocks"]) == _blocks((folder / f"{own}.safetensors").read_bytes())
         self.tensors = load_file(folder / f"{own}.safetensors")
         for stem, names in part["elsewhere"].items():
             other = load_file(folder / f"{stem}.safetensors")
@@ -185,7 +191,7 @@ EVERYTHING: dict[str, Any] = {
 def folder(tmp_path: Path) -> Path:
     store = Store.open(tmp_path)
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 1)
-    snapshot = writer.take(Position(3), EVERYTHING, "", {}).future.result(100)
+    snapshot = writer.take(Position(3), EVERYTHING, "", {}).future.result(LIMIT_S)
     assert writer.close(100)
     assert differences(EVERYTHING, read(store, snapshot, 0)) == []
     assert SnapshotCatalog(store).newest_good() == snapshot

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from support.nets import Net
+from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.errors import RunHeld
 from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.session.session import Session
@@ -91,25 +92,11 @@ def test_other_leases_hold_nothing(
         assert holder_of(store) is None
 
 
-class Ones(TrainingModule):
-    """Trains one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        return (self.weight * batch).square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
 def test_a_fit_takes_a_held_run_only_if_told(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "run")
 
     def fit(**options: bool) -> None:
-        Trainer(max_epochs=1).fit(Ones(), DataLoader(torch.ones(4)), run=store.url, **options)
+        Trainer(max_epochs=1).fit(Net(), DataLoader(TensorDataset(torch.ones(4, 1))), run=store.url, **options)
 
     with held(acquire(store, None, process_identity())):
         with pytest.raises(RunHeld):

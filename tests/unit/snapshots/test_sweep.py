@@ -59,7 +59,7 @@ def test_a_folder_in_the_place_of_a_draft_is_swept(tmp_path: Path) -> None:
     assert list((tmp_path / "metrics").iterdir()) == []
 
 
-def test_a_world_that_takes_over_sweeps_what_an_older_one_had_begun(tmp_path: Path) -> None:
+def test_a_new_world_sweeps_unfinished_files_of_an_older_one(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     acquire(store, None, {})
     drafts = [

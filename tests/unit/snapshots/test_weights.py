@@ -13,7 +13,7 @@ from torch import nn
 from midstride.engine.errors import SnapshotDamaged, SnapshotMissing
 from midstride.engine.snapshots.position import Position
 from midstride.engine.snapshots.reader import load_weights, weights_at
-from midstride.engine.snapshots.retention import needed_weights
+from midstride.engine.snapshots.schedule import needed_weights
 from midstride.engine.state.differences import differences
 from midstride.engine.storage.store import Store
 
@@ -32,16 +32,16 @@ def test_weights_come_back_tied_and_in_their_memory_format(store: Store):
     assert back.facts == facts
 
 
-def test_any_tool_opens_the_tensors_by_name(store: Store):
-    save_weights(store, "best", nn.Linear(2, 3).state_dict(), {"step": 1})
-    assert set(load_file(Path(store.url, "best", NAME, "model.safetensors"))) == {"weight", "bias"}
-
-
 @pytest.mark.parametrize("copied", ["best", f"best/{NAME}"])
 def test_a_copy_of_the_folder_is_read_anywhere(store: Store, tmp_path: Path, copied: str):
     save_weights(store, "best", {"w": torch.ones(3)}, {"step": 1})
     Path(store.url, copied).rename(tmp_path / "elsewhere")
     assert weights_at(tmp_path / "elsewhere").state_dict["w"].tolist() == [1.0] * 3
+
+
+def test_any_tool_opens_the_tensors_by_name(store: Store):
+    save_weights(store, "best", nn.Linear(2, 3).state_dict(), {"step": 1})
+    assert set(load_file(Path(store.url, "best", NAME, "model.safetensors"))) == {"weight", "bias"}
 
 
 @pytest.mark.parametrize("take", [1, 2])

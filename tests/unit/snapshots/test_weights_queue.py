@@ -10,15 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from support.limit import LIMIT_S
+from support.rank_threads import Ranks
 from support.slow_stores import Gated, refuse
-from support.snapshot_writers import alone, take
+from support.snapshot_writers import alone, open_writer, take
 
 from midstride.engine.errors import SnapshotError, StoreFull, StoreSilent, Superseded
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
+from midstride.engine.snapshots.lease import Lease, acquire
 from midstride.engine.snapshots.reader import load_weights
+from midstride.engine.snapshots.weights import download_tensors, newest_weights
 from midstride.engine.snapshots.writer import Writer
+from midstride.engine.state.differences import differences
+from midstride.engine.state.row_shards import no_rows, shard_rows
 from midstride.engine.storage.s3 import S3Store
 from midstride.engine.storage.store import Store
+from midstride.engine.world import World
 
 
 def value_of(store: Store, folder: str = "best") -> float:
@@ -28,7 +36,7 @@ def value_of(store: Store, folder: str = "best") -> float:
 def test_weights_are_those_of_the_moment_and_the_newest_win(writer: Writer, store: Store) -> None:
     gate, weights = Gated(), {"w": torch.ones(9)}
     writer.take(Position(1), {}, "", {}, gate)
-    assert gate.reached.wait(100)
+    assert gate.reached.wait(LIMIT_S)
     for step in (1, 2, 3):  # they come while the thread is busy
         weights["w"].fill_(step)
         writer.save_weights("best", Position(step), weights, {"metrics": {"val/loss": 1.0}, "step": step})
@@ -69,7 +77,7 @@ SEAMS: dict[str, list[tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize("kind", SEAMS)
-def test_a_world_that_sleeps_anywhere_while_it_writes_weights_changes_nothing_that_is_read(
+def test_a_world_suspended_in_writing_weights_changes_no_reading(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     at = str(tmp_path) if kind == "local" else request.getfixturevalue("bucket")
@@ -116,7 +124,7 @@ def _sleeps(store: Store, seams: list[tuple[Any, str]], number: int, patch: pyte
     return True
 
 
-def test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_count(store: Store) -> None:
+def test_weights_after_the_resumed_snapshot_do_not_count(store: Store) -> None:
     older = alone(store)
     older.save_weights("best", Position(1), {"w": torch.ones(3)}, {"step": 1})
     (first,) = take(older, 1)
@@ -128,7 +136,7 @@ def test_weights_beyond_the_snapshot_that_a_newer_world_resumed_from_do_not_coun
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no answer"), OSError(errno.ENOSPC, "No space left on device")])
-def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
+def test_unwritten_weights_go_before_the_next_snapshot(
     error: OSError, writer: Writer, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer.save_weights("best", Position(1), {"w": torch.ones(3)}, {"step": 1})
@@ -153,3 +161,68 @@ def test_weights_that_cannot_be_written_stay_and_go_before_the_next_snapshot(
     else:
         writer.flush_weights()
     assert value_of(store) == 2.0
+
+
+def sharded(store: Store, lease: Lease, world: World, gather: Callable[[object], list[Any]]) -> Writer:
+    return open_writer(store, lease, world, gather, "digits", 3, lambda path: False, None, True)
+
+
+WHOLE = {
+    "odd": torch.arange(3, dtype=torch.uint8),
+    "a": torch.randn(7, 5),
+    "one row": torch.randn(1, 3).half(),
+    "blocks": torch.randn(33, 4000),
+    "wide": torch.randn(5, 2, dtype=torch.complex128),
+}
+OTHERS = {"statistics": torch.tensor(3), "mask": torch.ones(3, dtype=torch.bool)}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_rank_writes_its_rows_of_sharded_weights(store: Store, tmp_path: Path, replicas: int) -> None:
+    lease = acquire(store, None, {})
+
+    def act(world: World, gather: Callable[[object], list[Any]]) -> None:
+        writer, shards = sharded(store, lease, world, gather), world.size // replicas
+        rows = {name: shard_rows(tensor, world.rank % shards, shards) for name, tensor in WHOLE.items()}
+        rows["tied"] = rows["a"]
+        if world.rank >= shards:
+            rows = {name: no_rows(one) for name, one in rows.items()}
+        for step in (1, 2, 3):
+            writer.save_weights("best", Position(step), {**rows, **({} if world.rank else OTHERS)}, {"step": step})
+        writer.flush_weights()
+
+    assert Ranks(4).run(act) == [None] * 4
+    saved = newest_weights(store, "best")
+    assert saved is not None
+    assert saved.position == Position(3)
+    sizes = [saved.manifest["files"][f"{saved.stem(rank)}.safetensors"]["bytes"] for rank in range(4)]
+    assert sum(size > 60_000 for size in sizes) == 4 // replicas
+    back = load_weights(store, "best").state_dict
+    assert differences({**WHOLE, "tied": WHOLE["a"], **OTHERS}, back) == []
+    assert back["tied"].data_ptr() == back["a"].data_ptr()
+    merged = load_file(download_tensors(store, saved, tmp_path / "merged.safetensors"))
+    merged["wide"] = merged["wide"].view(torch.complex128).view(5, 2)  # whose dtype the format has not
+    assert differences({**WHOLE, **OTHERS}, {name: merged[name] for name in (*WHOLE, *OTHERS)}) == []
+    assert len(merged) == len(WHOLE) + len(OTHERS)
+
+
+def test_ranks_agree_on_the_weights_that_one_of_them_has_dropped(store: Store) -> None:
+    lease, gate, found = acquire(store, None, {}), Gated(), list[list[str]]()
+
+    def act(world: World, gather: Callable[[object], list[Any]]) -> None:
+        writer, weights = sharded(store, lease, world, gather), {"w": torch.ones(1)}
+        writer.take(Position(1), {}, "", {}, committed=lambda *_: gate("snapshot_write") if world.rank else None)
+        writer.save_weights("best", Position(2), weights, {})
+        if world.rank:
+            assert gate.reached.wait(LIMIT_S)
+            writer.save_weights("best", Position(3), weights, {})  # the thread has written none yet
+            gate.open.set()
+        else:
+            writer.flush_weights()
+            found.append(store.list("best"))
+            writer.save_weights("best", Position(3), weights, {})
+        writer.flush_weights()
+
+    assert Ranks(2).run(act) == [None] * 2
+    assert found == [[]]
+    assert store.list("best") == ["000000000003-g000001"]

@@ -106,7 +106,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_where_a_table_cannot_be_the_items_are_there_all_the_same(case: str) -> None:
+def test_without_its_table_a_set_has_its_items(case: str) -> None:
     items = {3, 4, 5}
     right: dict[str, Any] = {"size": 8, "slots": [3, 4, 5], "removed": [6], "finger": 7}
     found: set[Any] = {9}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.child_process import in_child
 from support.hostile_files import RANK, STATE, Parts
+from support.limit import LIMIT_S
 
 from midstride.engine.errors import SnapshotDamaged, SnapshotError
 from midstride.engine.snapshots.catalog import SnapshotCatalog
@@ -20,12 +21,14 @@ from midstride.engine.state.codec import encode_lazily
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
 
+Attack = Callable[[Parts], object]
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     store = Store.open(tmp_path / "run")
     writer = Writer(store, acquire(store, None, {}), World(), lambda value: [value], "digits", 1)
-    snapshot = writer.take(Position(3), STATE, "", {}).future.result(30)
+    snapshot = writer.take(Position(3), STATE, "", {}).future.result(LIMIT_S)
     assert writer.close(10.0)
     return tmp_path / "run" / "snapshots" / snapshot.name
 
@@ -46,84 +49,68 @@ def _told_larger(parts: Parts) -> None:
     parts.header["module/turned"] |= {"shape": [10**15], "data_offsets": [0, 4 * 10**15]}
 
 
+def _in_tree(value: Any) -> Attack:
+    return lambda parts: parts.part["tree"].update(x=value)
+
+
+def _of_array(number: int, **changes: Any) -> Attack:
+    return lambda parts: parts.part["tree"]["arrays"][number].update(changes)
+
+
+def _of_tensor(tensor: str, **changes: Any) -> Attack:
+    return lambda parts: parts.entries[tensor].update(changes)
+
+
+def _with_file(name: str) -> Attack:
+    return lambda parts: parts.manifest["files"].update({name: {"bytes": 1, "xxh3_128": ""}})
+
+
+WITHOUT_STATE = {"$": "instance", "form": "weak", "kind": "m:A", "state": "eval"}
 #: what is done on purpose -> part of the words
-ATTACKS: dict[str, tuple[Callable[[Parts], object], str]] = {
-    "an instance without a state": (
-        lambda parts: parts.part["tree"].update(x={"$": "instance", "form": "weak", "kind": "m:A", "state": "eval"}),
-        "an instance has a form, a kind and a state",
-    ),
-    "a scalar that is a pointer": (
-        lambda parts: parts.part["tree"].update(x={"$": "scalar", "dtype": "|O", "bytes": "41" * 8}),
-        "no dtype of plain values",
-    ),
-    "a container that stands where none is": (
-        lambda parts: parts.part["tree"].update(x={"$": "again", "at": ["nowhere"]}),
-        "KeyError",
-    ),
-    "a container that stands in itself": (
-        lambda parts: parts.part["tree"].update(x=[{"$": "again", "at": ["x"]}]),
-        "KeyError",
-    ),
-    "an array of pointers": (lambda parts: parts.part["tree"]["arrays"][0].update(dtype="|O"), "no dtype of plain"),
-    "pointers in a field": (
-        lambda parts: parts.part["tree"]["arrays"][0].update(dtype=[["a", "|O"]]),
-        "no dtype of plain values",
-    ),
-    "a dtype by another name": (lambda parts: parts.entries["weight"].update(dtype="load"), "no dtype 'load'"),
-    "a quantised dtype": (lambda parts: parts.entries["turned"].update(dtype="qint8"), "no dtype 'qint8'"),
-    "an attribute of torch": (
-        lambda parts: parts.part["tree"].update(x={"$": "dtype", "value": "classes"}),
-        "no dtype 'classes'",
-    ),
-    "strides beyond the file": (lambda parts: parts.entries["row"].update(strides=[1000]), "a view of element"),
-    "an offset before it": (lambda parts: parts.entries["row"].update(offset=-4), "no shape or strides"),
-    "an offset beyond it": (lambda parts: parts.entries["row"].update(offset=10**18), "a view of element"),
-    "a shape beyond it": (lambda parts: parts.entries["row"].update(shape=[10**15]), "a view of element"),
-    "a view that seems endless": (
-        lambda parts: parts.entries["row"].update(shape=[10**15], strides=[0]),
+ATTACKS: dict[str, tuple[Attack, str]] = {
+    "an instance without a state": (_in_tree(WITHOUT_STATE), "an instance has a form, a kind and a state"),
+    "a pointer for a scalar": (_in_tree({"$": "scalar", "dtype": "|O", "bytes": "41" * 8}), "no dtype of plain values"),
+    "a container that stands where none is": (_in_tree({"$": "again", "at": ["nowhere"]}), "KeyError"),
+    "a container that stands in itself": (_in_tree([{"$": "again", "at": ["x"]}]), "KeyError"),
+    "an array of pointers": (_of_array(0, dtype="|O"), "no dtype of plain"),
+    "pointers in a field": (_of_array(0, dtype=[["a", "|O"]]), "no dtype of plain values"),
+    "a dtype by another name": (_of_tensor("weight", dtype="load"), "no dtype 'load'"),
+    "a quantised dtype": (_of_tensor("turned", dtype="qint8"), "no dtype 'qint8'"),
+    "an attribute of torch": (_in_tree({"$": "dtype", "value": "classes"}), "no dtype 'classes'"),
+    "strides beyond the file": (_of_tensor("row", strides=[1000]), "a view of element"),
+    "an offset before it": (_of_tensor("row", offset=-4), "no shape or strides"),
+    "an offset beyond it": (_of_tensor("row", offset=10**18), "a view of element"),
+    "a shape beyond it": (_of_tensor("row", shape=[10**15]), "a view of element"),
+    "a view without an end": (
+        _of_tensor("row", shape=[10**15], strides=[0]),
         "a view of 1000000000000000 elements",
     ),
-    "a tensor blown up by strides": (
-        lambda parts: parts.entries["turned"].update(shape=[10**12], strides=[0]),
-        "invalid for input of size",
-    ),
-    "strides that overlap": (lambda parts: parts.entries["turned"].update(strides=[1, 1]), "strides (1, 1)"),
-    "more dimensions than any": (lambda parts: parts.entries["turned"].update(shape=[1] * 99), "no shape or strides"),
-    "a size that is no number": (lambda parts: parts.entries["turned"].update(shape=[True]), "no shape or strides"),
-    "an array larger than its bytes": (
-        lambda parts: parts.part["tree"]["arrays"][0].update(shape=[10**12]),
-        "48 bytes for an array",
-    ),
-    "a scalar larger than its bytes": (
-        lambda parts: parts.part["tree"]["arrays"][2].update(dtype="<f8"),
-        "4 bytes for a scalar",
-    ),
+    "a tensor blown up": (_of_tensor("turned", shape=[10**12], strides=[0]), "invalid for input of size"),
+    "strides that overlap": (_of_tensor("turned", strides=[1, 1]), "strides (1, 1)"),
+    "more dimensions than any": (_of_tensor("turned", shape=[1] * 99), "no shape or strides"),
+    "a size that is no number": (_of_tensor("turned", shape=[True]), "no shape or strides"),
+    "an array larger than its bytes": (_of_array(0, shape=[10**12]), "48 bytes for an array"),
+    "a scalar larger than its bytes": (_of_array(2, dtype="<f8"), "4 bytes for a scalar"),
     "truth that is neither": (
         lambda parts: setattr(parts, "body", bytes([7]) * len(parts.body)),
-        "truth values holds others",
+        "booleans holds bytes other than 0 and 1",
     ),
     "a header longer than the file": (lambda parts: setattr(parts, "length", 2**60), "a header of"),
     "tensors larger than the file": (_told_larger, "for tensor module/turned"),
-    "a tensor that is not there": (lambda parts: parts.entries["row"].update(name="another"), "KeyError: 'another'"),
-    "a kind that is not there": (lambda parts: parts.entries["row"].update({"$": "pickle"}), "KeyError: 'pickle'"),
+    "a tensor that is not there": (_of_tensor("row", name="another"), "KeyError: 'another'"),
+    "a kind that is not there": (_of_tensor("row", **{"$": "pickle"}), "KeyError: 'pickle'"),
     "nested without end": (_nested, "nested deeper"),
     "another's folder": (
         lambda parts: parts.part["elsewhere"].update({"../../secret": ["x"]}),
         "KeyError: '../../secret.safetensors'",
     ),
-    "files above the folder": (
-        lambda parts: parts.manifest["files"].update({"../../x": {"bytes": 1, "xxh3_128": ""}}),
-        "names a file '../../x': it is not in its folder",
-    ),
-    "files from the root": (
-        lambda parts: parts.manifest["files"].update({"/etc/passwd": {"bytes": 1, "xxh3_128": ""}}),
-        "names a file '/etc/passwd'",
-    ),
+    "files above the folder": (_with_file("../../x"), "names the file '../../x', which is outside its folder"),
+    "files from the root": (_with_file("/etc/passwd"), "names the file '/etc/passwd'"),
     "a world without a size": (
         lambda parts: parts.manifest.update(world_size="2"),
-        "world_size is '2', and has to be an integer",
+        "world_size is '2' instead of an i",
     ),
-    "files that are none": (lambda parts: parts.manifest.update(files=[1]), "files is [1], and has to be an object"),
+    "files that are none": (lambda parts: parts.manifest.update(files=[1]), "files is [1] instead of an object"),
 }
 
 
@@ -180,12 +167,6 @@ def test_only_files_are_read_and_no_link_is_followed(folder: Path, name: str, ch
     change(folder / name)
     with pytest.raises(SnapshotDamaged, match=r"cannot be read|is missing|has \d+ bytes"):
         load(folder)
-
-
-def test_snapshots_may_be_kept_on_another_disk(folder: Path) -> None:
-    folder.parent.rename(folder.parents[1] / "disk")
-    folder.parent.symlink_to(folder.parents[1] / "disk")
-    assert [*load(folder)] == [*STATE]
 
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/hostname"])

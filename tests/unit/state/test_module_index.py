@@ -72,6 +72,20 @@ def test_members_are_those_of_torch(change: str) -> None:
         assert {*map(id, now.tensors)} == {*map(id, [*net.parameters(), *net.buffers()])}
 
 
+def test_a_kept_lookup_lasts_until_it_is_forgotten() -> None:
+    net = _net()
+    index = ModuleIndex(net)
+    with index.kept():
+        before = index.now()
+        net.append(nn.Linear(1, 1))
+        assert index.now() is before
+        index.forget()
+        after = index.now()
+        assert [*after.modules] == [*dict(net.named_modules())]
+        assert index.now() is after
+    assert index.now() is not after
+
+
 def test_persistence_changes_the_version() -> None:
     net = _net()
     index = ModuleIndex(net)

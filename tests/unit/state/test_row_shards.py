@@ -1,14 +1,10 @@
 """Rows of tensors: sharded as `torch.chunk` does, and the same bits however often they are sharded anew."""
 
-from collections import OrderedDict
-
 import pytest
 import torch
 
 from midstride.engine.errors import NotExact
-from midstride.engine.state.codec import decode, encode
-from midstride.engine.state.differences import differences
-from midstride.engine.state.row_shards import RowShard, join_rows, reshard_rows, shard_rows
+from midstride.engine.state.row_shards import find_rows, join_rows, rows_of_rank, shard_rows
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 6, 33])
@@ -22,19 +18,17 @@ def test_rows_are_dealt_as_chunk_deals_them(rows: int, size: int) -> None:
     assert join_rows([*shards, *shards]).equal(whole)  # of two replicas
 
 
-def test_a_tree_is_cut_anew_for_any_number_of_ranks() -> None:
-    whole = {"weight": torch.randn(7, 2), "empty": torch.randn(1)}
-
-    def trees(size: int) -> list[OrderedDict[str, object]]:
-        return [
-            OrderedDict(state={0: {n: shard_rows(w, rank, size) for n, w in whole.items()}}, groups=[(1, "adam")])
-            for rank in range(size)
-        ]
-
-    now = trees(3)
-    for size in (2, 4, 1, 3):
-        now = [reshard_rows(now, rank, size) for rank in range(size)]
-        assert differences(now, trees(size)) == []
+@pytest.mark.parametrize("now", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("was", [1, 2, 3, 4])
+def test_the_rows_of_any_rank_are_found_in_any_world(was: int, now: int) -> None:
+    for rows in (0, 1, 2, 7):
+        held = [rows_of_rank(rows, rank, was) for rank in range(was)]
+        for rank in range(now):
+            wanted = rows_of_rank(rows, rank, now)
+            for replicas in (1, 2):
+                found = find_rows(held * replicas, wanted, rows)
+                assert [row for _, part in found for row in part] == [*wanted]
+                assert all(part.start >= held[old].start and part.stop <= held[old].stop for old, part in found)
 
 
 def test_row_shards_that_do_not_make_a_whole_are_refused() -> None:
@@ -42,12 +36,3 @@ def test_row_shards_that_do_not_make_a_whole_are_refused() -> None:
     for wrong in (shards[:1], shards[1:], [*shards, shards[1]]):
         with pytest.raises(NotExact, match="row"):
             join_rows(wrong)
-
-
-def test_a_piece_is_written_and_read() -> None:
-    tree = {"module": {"weight": shard_rows(torch.randn(5, 2), 1, 2), "none": shard_rows(torch.randn(1), 1, 2)}}
-    encoded = encode(tree)
-    assert set(encoded.tensors) == {"module/weight", "module/none"}
-    found = decode(encoded.document, encoded.tensors)
-    assert type(found["module"]["weight"]) is RowShard
-    assert differences(tree, found) == []

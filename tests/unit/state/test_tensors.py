@@ -54,11 +54,6 @@ def test_a_tensor_keeps_bits_dtype_shape_and_strides(name: str):
         assert back.stride() == tensor.stride()
 
 
-def test_all_tensors_at_once_are_the_same_as_each_alone():
-    tensors = _tensors()
-    assert differences(tensors, through_files(tensors)) == []
-
-
 def test_names_are_readable_and_unique():
     tree = {
         "module": {"conv1.weight": torch.zeros(2)},
@@ -89,16 +84,6 @@ def test_the_copy_is_the_staging():
     assert back["list"] == [1]
     back["weight"].fill_(2)
     assert encoded.tensors["weight"].sum() == 0
-
-
-def test_tied_tensors_are_written_once_and_stay_tied():
-    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    module[1].weight = module[0].weight
-    encoded = encode(module.state_dict())
-    assert list(encoded.tensors) == ["0.weight"]
-    back = through_files(module.state_dict())
-    back["0.weight"].fill_(5)
-    assert torch.equal(back["1.weight"], torch.full((3, 3), 5.0))
 
 
 def test_views_of_one_buffer_keep_sharing_it():

@@ -1,4 +1,4 @@
-"""Local files written past the page cache."""
+"""Local files: written past the page cache, and whole or as they were before."""
 
 import errno
 import json
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.limit import LIMIT_S
 
 from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.catalog import Position, SnapshotCatalog
@@ -16,6 +17,7 @@ from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.writer import Writer
 from midstride.engine.state.differences import differences
 from midstride.engine.storage import local
+from midstride.engine.storage.draft import draft_of
 from midstride.engine.storage.store import Store
 
 SIZES = [2**20 - 1, 2**20, 2**20 + 1, 2**20 + 4096, 9 * 2**20 + 4097]
@@ -80,7 +82,32 @@ def test_a_file_system_without_it_is_written_through_the_cache(
 
 def test_long_files_are_hashed_while_they_are_written(writer: Writer, store: Store) -> None:
     tree = {"w": torch.randn(600_000)}
-    snapshot = writer.take(Position(1), tree, "", {}).future.result(100)
+    snapshot = writer.take(Position(1), tree, "", {}).future.result(LIMIT_S)
     SnapshotCatalog(store).verify(snapshot)
     assert differences(tree, read(store, snapshot, 0)) == []
     assert json.loads(json.dumps(snapshot.manifest)) == snapshot.manifest
+
+
+def test_a_file_is_replaced_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("before")
+    with draft_of(path) as draft:
+        draft.write_text("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def fill_disk(path: Path) -> None:
+    with draft_of(path) as draft:
+        draft.write_text("aft")
+        raise OSError("no space")
+
+
+def test_of_a_file_that_could_not_be_written_nothing_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("before")
+    with pytest.raises(OSError, match="no space"):
+        fill_disk(path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

@@ -15,12 +15,7 @@ import pytest
 from aiobotocore.client import AioBaseClient
 from botocore.exceptions import ClientError
 
-from midstride.engine.errors import (
-    JobError,
-    SnapshotDamaged,
-    StoreFull,
-    StoreUnsafe,
-)
+from midstride.engine.errors import JobError, SnapshotDamaged, StoreFull, StoreUnsafe
 from midstride.engine.snapshots.lease import leases
 from midstride.engine.storage import store as storing
 from midstride.engine.storage.checksums import decode_document, encode_document
@@ -105,7 +100,7 @@ def test_processes_take_every_generation_once(where: str, each: int, request: py
         ("file", [], r"file cannot be written: .*Name a folder.*snapshots\.url"),
         (256 * "a", [], r"File name too long.*Give it a shorter name.*snapshots\.url"),
         ("link/runs", [], r"leads nowhere: '.*link'\. Mount the target of the link, or correct.*snapshots\.url"),
-        ("", ["nothing", "folder", "file"], "file is a file, and has to be a folder: move it away"),
+        ("", ["nothing", "folder", "file"], "file is a file where a folder is needed: move it away"),
     ],
 )
 def test_a_store_that_cannot_be_written_is_refused(url: str, folders: list[str], said: str, tmp_path: Path):
@@ -187,10 +182,7 @@ ANSWERED: dict[str, tuple[type[Exception], str]] = {
     "XMinioStorageFull": (StoreFull, "Free some space: the same command then resumes the run."),
     "XMinioAdminBucketQuotaExceeded": (StoreFull, "Free some space: the same command then resumes the run."),
     "QuotaExceeded": (StoreFull, "Free some space: the same command then resumes the run."),
-    "ExpiredToken": (
-        StoreUnsafe,
-        "Renew AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
-    ),
+    "ExpiredToken": (StoreUnsafe, "Renew AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN"),
     "RequestTimeTooSkewed": (StoreUnsafe, "Set the clock of this machine right"),
 }
 
@@ -242,7 +234,10 @@ number = 7
             "own_stores:Half",
             "mine:// is the store own_stores:Half, which has no create, find, list, remove, size, stream",
         ),
-        ("own_stores:number", "mine:// is own_stores:number, which is no store: derive it from midstride.engine.Store"),
+        (
+            "own_stores:number",
+            "mine:// is own_stores:number, which is not a store: derive it from midstride.engine.Store",
+        ),
         ("own_stores:None_", "mine:// is the store own_stores:None_, which cannot be imported: AttributeError("),
         ("no_such_stores:Mine", "mine:// is the store no_such_stores:Mine, which cannot be imported: ModuleNotFound"),
     ],

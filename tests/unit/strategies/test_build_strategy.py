@@ -38,8 +38,8 @@ def test_a_row_names_the_options_of_its_class_or_what_it_needs(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dpp", "no strategy 'dpp'; there are: ddp"),
-        ("deepspeed", "no strategy 'deepspeed' here: say sharded or fully_sharded"),
+        ("dpp", "no strategy 'dpp': choose one of ddp"),
+        ("deepspeed", "no strategy 'deepspeed' here: use sharded or fully_sharded"),
         ("nowhere:Ddp", "needs nowhere"),
         ("torch:Ddp2", "Ddp2 is not in torch; a class is needed that inherits midstride.engine.Strategy"),
         ("torch.nn:ReLU", "ReLU is <class 'torch.nn.modules.activation.ReLU'>; a class is needed that inherits"),
@@ -88,12 +88,7 @@ class Wide(ReplicatesParameters):
         (OWN, {}, JobError, r"strategy_args.width: is missing; \S+ needs it"),
         (OWN, {"width": "3"}, UserCodeError, r"TypeError: unsupported operand .*\s+raised in building"),
         ("import math\nmath.nothing", {}, UserCodeError, r"AttributeError: .* 'nothing'\s+raised in import of"),
-        (
-            UNWRITTEN,
-            {},
-            JobError,
-            r"has no is_replicated: write is_replicated\(self, path\)\n.*\n.*wrap\(self, step\)",
-        ),
+        (UNWRITTEN, {}, JobError, r"has no is_replicated: write is_replicated\(self, path\)\n.*\n.*wrap\(self, step\)"),
         (UNBUILT, {}, JobError, r'no name: write name = "\.\.\." in the class\n.*call super\(\).__init__\(TorchColl'),
     ],
     ids=["mistyped", "missing", "raises", "import", "unwritten", "unbuilt"],

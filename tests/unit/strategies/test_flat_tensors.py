@@ -48,7 +48,7 @@ def test_what_exceeds_a_bucket_travels_in_several() -> None:
     assert bucket_indices(tensors, 32) == [[0, 2], [1], [3], [4]]
 
 
-def test_the_gradients_of_replicas_are_added_in_their_order_and_frozen_weights_have_none() -> None:
+def test_gradients_of_replicas_are_added_in_their_order() -> None:
     weight, frozen = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3), requires_grad=False)
     broadcast: Callable[..., tuple[Tensor, ...]] = _Broadcast.apply
     copies = broadcast([CPU] * 3, weight, frozen)

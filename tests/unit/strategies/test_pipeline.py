@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.nets import Net
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -53,15 +54,8 @@ class Headed(Module):
         self.head = nn.Linear(2, 1)
 
 
-class Whole(TrainingModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.layer(batch[0]).mean()
-
-    configure_optimizers = Module.configure_optimizers
+class Whole(Net):
+    inputs = 2
 
 
 def tied() -> nn.Sequential:
@@ -188,5 +182,5 @@ def test_no_other_cut_costs_less(layers: list[tuple[int, bool]], stages: int) ->
 def test_layers_that_share_a_parameter_stay_together() -> None:
     layers = list(tied())
     assert balance_stages([1.0, 1.0, 1.0, 1.0], layers, 2) in ([1, 3], [3, 1])
-    with pytest.raises(UserError, match="layers that share something need one stage"):
+    with pytest.raises(UserError, match="layers that share parameters must be in one stage"):
         balance_stages([1.0] * 4, layers, 4)

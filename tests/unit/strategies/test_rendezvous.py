@@ -1,22 +1,25 @@
 """Where ranks meet: in a private file of one machine, or at another machine, which is named if nothing knows it."""
 
 import fcntl
+import json
 import os
 import re
 import socket
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 from unittest import mock
 
 import pytest
 import torch
+from support.flow_runs import wait_for
 from support.launched import at, in_step
 
 from midstride.engine.errors import EngineError, JobError, WorldError
 from midstride.engine.processes.loopback import ADDRESS
-from midstride.engine.processes.process_identity import local_world_id
-from midstride.engine.session.private_file import own_folder
+from midstride.engine.processes.process_identity import local_world_id, process_identity
+from midstride.engine.session.private_file import open_own, own_folder
 from midstride.engine.strategies import rendezvous
 from midstride.engine.strategies.torch_collective import TorchCollective
 from midstride.engine.world import World
@@ -35,7 +38,7 @@ MEETINGS = {
 @pytest.mark.parametrize("launcher", MEETINGS)
 def test_a_machine_that_is_not_known_is_named(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
     environment, what = MEETINGS[launcher]
-    words = rf"no address is known for {NOWHERE} \({what}\), where the ranks meet: .*; let that name resolve"
+    words = rf"no address is known for {NOWHERE} \({what}\), where the ranks meet: .*; make that name resolve"
     with (
         mock.patch.dict(os.environ, environment),
         mock.patch.object(rendezvous, "_KNOWN_S", 0.2),
@@ -64,10 +67,10 @@ def test_a_port_that_rank_0_cannot_listen_at_is_named(port: str, error: type[Eng
 
 #: of each rank: what it prints while it waits, and its error in the end
 WAITS = [
-    ("rank 0 of 3 waits for ranks 1, 2, not connected yet; for [0-9]+ s more", "waited 0 s for ranks 1, 2: see what"),
+    ("rank 0 of 3 waits for ranks 1, 2, not connected yet; for [0-9]+ s more", "waited 0 s for ranks 1, 2: see their"),
     (
         "rank 1 of 3 waits for rank 0, which has not written yet into .*; for [0-9]+ s",
-        "rank 0 did not write into .* where to meet",
+        "rank 0 did not write its address into",
     ),
 ]
 
@@ -123,15 +126,32 @@ def test_the_file_of_another_world_whose_ranks_meet_now_stays(folder: Path) -> N
     assert list(folder.iterdir()) == [other]
 
 
+def test_what_a_killed_world_has_left_is_no_address(folder: Path) -> None:
+    """Rank 0 has the lock before it empties the file."""
+    path, looks = folder / "mine", list[Path]()
+    path.write_text(json.dumps({"path": "/proc/9/fd/9", "by": {**process_identity(), "began": -1}}))
+
+    def look(at: Path) -> BinaryIO:
+        looks.append(at)
+        return open_own(at)
+
+    first, other = (World(rank=rank, size=2, local_rank=rank, local_size=2) for rank in range(2))
+    with mock.patch.object(rendezvous, "open_own", look), ThreadPoolExecutor() as ranks, path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        joins = ranks.submit(rendezvous._local_store, other, path)
+        wait_for(lambda: len(looks) > 2 or joins.done(), "rank 1 to look")
+        assert not joins.done(), joins.exception()
+        held.close()
+        assert rendezvous._local_store(first, path)
+        assert joins.result()
+
+
 @pytest.mark.parametrize("rank", range(2))
 def test_a_rank_that_waits_in_vain_says_so_and_ends(
     rank: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module, (printed, error) = TorchCollective(), WAITS[rank]
-    with (
-        mock.patch.multiple(rendezvous, _SILENT_S=0.05, _CONNECTED_S=0.2),
-        pytest.raises(WorldError, match=error),
-    ):
+    with mock.patch.multiple(rendezvous, _SILENT_S=0.05, _CONNECTED_S=0.2), pytest.raises(WorldError, match=error):
         module.init_process_group(World.from_environment(of_rank(rank, "mpirun")), torch.device("cpu"))
     assert len(re.findall(printed, capsys.readouterr().err)) == 1
     assert list(folder.iterdir()) == []

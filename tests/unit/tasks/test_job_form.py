@@ -8,10 +8,11 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from midstride.engine.config.job import TrainingJob
+from midstride.flows.evaluate import evaluate
 from midstride.flows.nightly import nightly
 from midstride.flows.train import train
 
-FLOWS: list[Callable[..., Any]] = [train.fn, nightly.fn]
+FLOWS: list[Callable[..., Any]] = [train.fn, nightly.fn, evaluate.fn]
 JOB = {"name": "a", "module": "m:A", "data": "m:B", "trainer": {"max_epochs": 1}, "folder": "/x"}
 WHOLE = TrainingJob.model_validate({**JOB, "snapshots": {"url": "/runs"}}).model_dump(mode="json")
 

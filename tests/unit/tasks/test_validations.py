@@ -7,8 +7,8 @@ import pytest
 
 from midstride.engine.config.options import MonitorOptions
 from midstride.engine.session.events import Event
+from midstride.tasks.monitor import Validations
 from midstride.tasks.resources import artifact_key, resource
-from midstride.tasks.validations import Validations
 
 #: mode of the monitor, the value of each validation, what the last line says of the best ("" for nothing); and what
 #: earlier attempts found best, at which step

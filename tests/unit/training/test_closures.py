@@ -4,28 +4,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support.nets import Net
+from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.errors import UserError
 from midstride.engine.state.differences import differences
 
 
-class Line(TrainingModule):
+class Line(Net):
     """Learns y = 2x."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(1, 1)
         self._calls: list[str] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return mse_loss(self.layer(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Curved(Line):
@@ -66,7 +63,7 @@ class SharpnessDeclared(Sharpness):
     """Declares that it needs its closure."""
 
     def step(self, closure: Any) -> Any:
-        with torch.enable_grad():
+        with torch.no_grad():  # as the step of most runs
             closure()
         return super().step(closure)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import BestCheckpoint, Trainer, TrainingModule
-from midstride.engine.errors import UserCodeError
+from midstride.engine.errors import JobError, UserCodeError, UserError
 from midstride.engine.snapshots.reader import weights_at
 
 DATA = TensorDataset(torch.rand(16, 4, generator=torch.Generator().manual_seed(0)))
@@ -41,9 +41,9 @@ class Net(TrainingModule):
         return torch.optim.AdamW(self.parameters(), lr=0.1)
 
 
-def _fit(made: Callable[[], Any], run: Path, dies_at: int = -1) -> Any:
+def _fit(made: Callable[[], Any], run: Path, dies_at: int = -1, **more: Any) -> Any:
     DIES_AT[0] = dies_at
-    options: dict[str, Any] = {"snapshots": {"every_steps": 1}, "callbacks": [BestCheckpoint("loss")]}
+    options: dict[str, Any] = {"snapshots": {"every_steps": 1}, "callbacks": [BestCheckpoint("loss")], **more}
     trainer = Trainer(max_epochs=2, seed=7, enable_progress_bar=False, **options)
     trainer.fit(module := made(), DataLoader(DATA, 8), run=run)
     return module
@@ -87,3 +87,61 @@ def test_a_layer_that_is_also_used_uncompiled_is_left_alone(tmp_path: Path) -> N
     module = _fit(Both, tmp_path / "run")
     assert module.net._compiled_call_impl is None
     assert module.fast is not module.net
+
+
+class Layers(Net):
+    """Calls layers, never itself, and one of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.ModuleList([nn.Linear(3, 2)])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.global_step == DIES_AT[0]:
+            raise LookupError("dies")
+        loss: Tensor = self.more[0](self.net(batch[0])).square().mean()
+        self.log("loss", loss)
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [Net, Layers])
+def test_the_option_compiles_what_a_step_calls(
+    kind: type[Net], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    name = f"noting_{kind.__name__.lower()}"
+    torch._dynamo.register_backend(backend, name)
+    with pytest.raises(UserCodeError, match="dies"):
+        _fit(kind, tmp_path / "run", dies_at=2, compile={"backend": name})
+    assert compiled
+    module = _fit(kind, tmp_path / "run")
+    assert "compiled was True and is False: sums may differ in their last bits" in caplog.text
+    names = weights_at(tmp_path / "run" / "best").state_dict.keys()
+    assert names == module.state_dict().keys()
+    assert not any("_orig_mod" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"mod": "default"}, "compile.mod: is unknown, did you mean compile.mode"),
+        ({"mode": "fast"}, "compile.mode: should be"),
+        ({"mode": "default", "options": {}}, "mode or options: leave one out"),
+    ],
+)
+def test_faulty_options_are_named(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        Trainer(max_epochs=1, compile=given)
+
+
+def test_a_strategy_that_copies_the_module_refuses() -> None:
+    with pytest.raises(JobError, match="compile with strategy dp, which calls copies"):
+        Trainer(max_epochs=1, strategy="dp", compile=True).fit(Net(), DataLoader(DATA, 8))
+    with pytest.raises(UserError, match="compile: Invalid backend: 'none'"):
+        Trainer(max_epochs=1, compile={"backend": "none"}).fit(Net(), DataLoader(DATA, 8))

@@ -119,7 +119,7 @@ def test_weights_that_no_file_can_hold_are_those_before_the_end(
 ) -> None:
     for _ in range(2):
         _fit(Quantized, tmp_path / "run")
-        assert "last has the weights before on_train_end" in caplog.text
+        assert "`last` holds the weights from before on_train_end" in caplog.text
         found = weights_at(tmp_path / "run" / "last").state_dict
         assert found.keys() == Quantized().state_dict().keys()
 

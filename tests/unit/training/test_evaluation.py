@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nets import Net
 from torch import Tensor
 from torch.nn.functional import dropout
 from torch.utils.data import DataLoader
@@ -18,20 +19,15 @@ from midstride.engine import Callback, Trainer, TrainerInterface, TrainingModule
 from midstride.engine.errors import UserError
 
 
-class Doubling(TrainingModule):
+class Doubling(Net):
     """Trains a weight; what is evaluated is the batch alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
         self._seen: list[Any] = []
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        loss: Tensor = self.layer(batch[:, None]).square().mean()
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return super().training_step([batch[:, None]], batch_idx)
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         self.log("test/rows", float(len(batch)), reduce_fx="sum")
@@ -59,7 +55,7 @@ def test_an_evaluation_stands_where_the_fit_before_it_ended(evaluate: str) -> No
     assert (trainer.current_epoch, trainer.global_step) == (2, 6)
 
 
-def test_predictions_are_of_all_batches_whatever_a_test_is_limited_to() -> None:
+def test_limits_of_a_test_do_not_limit_predictions() -> None:
     trainer = Trainer(limit_test_batches=1, enable_progress_bar=False)
     assert trainer.test(Doubling(), rows()) == {"test/rows": 2.0}
     assert torch.cat(trainer.predict(Doubling(), rows())).tolist() == [0, 2, 4, 6, 8, 10]
@@ -180,7 +176,7 @@ def quiet(**options: Any) -> Trainer:
         (lambda trainer, module: quiet().test(module.inner, rows()), "Doubling"),
     ],
 )
-def test_a_call_that_would_take_trainer_or_module_from_a_fit_is_refused(call: Any, same: str) -> None:
+def test_a_call_with_the_trainer_or_module_of_a_fit_is_refused(call: Any, same: str) -> None:
     with pytest.raises(UserError, match=f"is called inside trainer.fit of the same {same}, which it would change"):
         quiet(max_epochs=1, callbacks=[InTheFit(call)]).fit(Dropping(), rows())
 
@@ -194,7 +190,7 @@ def test_a_call_inside_an_evaluation_is_refused_too() -> None:
         quiet().test(Nesting(), rows())
 
 
-def test_another_trainer_evaluates_a_copy_in_a_fit_which_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_another_trainer_evaluates_a_copy_inside_a_fit(tmp_path: Path) -> None:
     def logged(name: str, *callbacks: Callback) -> str:
         trainer = quiet(max_epochs=3, callbacks=callbacks)
         trainer.fit(Dropping(), rows(), run=tmp_path / name)

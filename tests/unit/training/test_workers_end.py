@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support.nets import Net
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from midstride.engine import Trainer, TrainingModule
+from midstride.engine import Trainer
 from midstride.engine.errors import UserCodeError
 
 
@@ -19,10 +20,10 @@ class Stream(IterableDataset[Tensor]):
         return iter(torch.ones(8, 1))
 
 
-class Line(TrainingModule):
+class Line(Net):
     def __init__(self, loader: Callable[[], Any], raises_at: int | None = None) -> None:
         super().__init__()
-        self.layer, self.loader, self.raises_at = nn.Linear(1, 1), loader, raises_at
+        self.loader, self.raises_at = loader, raises_at
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if batch_idx == self.raises_at:
@@ -34,9 +35,6 @@ class Line(TrainingModule):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return batch
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def train_dataloader(self) -> Any:
         return self.loader()

@@ -1,0 +1,66 @@
+"""Signals that ask a process to stop are known to each of its threads, whoever handles them."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.flow_runs import wait_for
+
+from midstride.tasks import stop_requests
+from midstride.tasks.stop_requests import listen, stop_signal_since
+
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@pytest.fixture(autouse=True)
+def _handled() -> Iterator[None]:
+    before = {number: signal.signal(number, lambda *_: None) for number in HANDLED}
+    assert listen()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_known_since_it_came(number: signal.Signals) -> None:
+    start = time.monotonic()
+    assert stop_signal_since(start) is None
+    signal.raise_signal(number)
+    wait_for(lambda: stop_signal_since(start) == number, "the signal")
+    assert stop_signal_since(time.monotonic()) is None
+
+
+def test_another_signal_is_no_request_to_stop() -> None:
+    start = time.monotonic()
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGTERM)  # they are read in order
+    wait_for(lambda: stop_signal_since(start) == signal.SIGTERM, "the signal that follows")
+
+
+def test_an_event_loop_that_listened_before_still_does() -> None:
+    async def heard() -> None:
+        came = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, came.set)
+        assert listen()
+        signal.raise_signal(signal.SIGUSR1)
+        await came.wait()
+
+    asyncio.run(heard())
+    assert listen(), "the loop has switched it off"
+    start = time.monotonic()
+    signal.raise_signal(signal.SIGTERM)
+    wait_for(lambda: stop_signal_since(start), "the signal")
+
+
+def test_a_signal_to_a_fork_is_none_to_its_parent() -> None:
+    start = time.monotonic()
+    if not (child := os.fork()):
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(0 if stop_requests._listener is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    signal.raise_signal(signal.SIGINT)
+    wait_for(lambda: stop_signal_since(start), "a signal of its own")
+    assert stop_signal_since(start) == signal.SIGINT
