@@ -390,39 +390,47 @@ class _WeightsQueue:
 
     def flush(self, count: int) -> None:
         """Write the waiting weights up to number `count`; those not written for an error wait on."""
-        with self._lock:
-            numbers = [number for number in self._open if number <= count]
-            waiting = [one.number for one in self._waiting]
-        if not numbers:
+        left = self._taken(count)
+        if left is None:
             return
-        everyone = self._committer.exchange("weights were not written", waiting)
-        chosen = self._taken([number for number in numbers if all(number in one for one in everyone)], count)
-        while chosen:
-            try:
-                committed = self._committer.commit(chosen[0].request, before=lambda: None)
-            except BaseException:
+        try:
+            everyone = self._committer.exchange("weights were not written", [one.number for one in left])
+            left = self._agreed(left, everyone)
+            while left:
+                committed = self._committer.commit(left[0].request, before=lambda: None)
                 with self._lock:
-                    self._waiting[:0] = chosen
-                    self._open[:0] = [one.number for one in chosen]
-                    self._drop_unneeded()
-                raise
+                    self._free.append(left.pop(0).buffer)
+                if self._retention is not None:
+                    self._retention.add(committed, pending=self.pending)
+        except BaseException:
             with self._lock:
-                self._free.append(chosen.pop(0).buffer)
-            if self._retention is not None:
-                self._retention.add(committed, pending=self.pending)
+                self._waiting[:0] = left
+                self._open[:0] = [one.number for one in left]
+                self._drop_unneeded()
+            raise
+
+    def _taken(self, count: int) -> list[_Waiting] | None:
+        """Take weights up to number `count` out of the queue, where none is dropped any more.
+
+        None if all of them are over on every rank.
+        """
+        with self._lock:
+            taken = [one for one in self._waiting if one.number <= count]
+            is_over = all(number > count for number in self._open)
+            self._waiting = [one for one in self._waiting if one.number > count]
+            self._open = [number for number in self._open if number > count]
+        return None if is_over else taken
+
+    def _agreed(self, taken: list[_Waiting], everyone: list[list[int]]) -> list[_Waiting]:
+        """Return those of `taken` that no rank has dropped."""
+        shared = set(everyone[0]).intersection(*everyone)
+        with self._lock:
+            self._free += [one.buffer for one in taken if one.number not in shared]
+        return [one for one in taken if one.number in shared]
 
     def close(self) -> None:
         """End the thread that computes checksums."""
         self._committer.close()
-
-    def _taken(self, numbers: list[int], count: int) -> list[_Waiting]:
-        """Return the waiting weights of these `numbers`, and drop others up to `count`."""
-        with self._lock:
-            over = [one for one in self._waiting if one.number <= count]
-            self._waiting = [one for one in self._waiting if one.number > count]
-            self._open = [number for number in self._open if number > count]
-            self._free += [one.buffer for one in over if one.number not in numbers]
-        return [one for one in over if one.number in numbers]
 
     def _drop_unneeded(self) -> None:
         needed: list[_Waiting] = []

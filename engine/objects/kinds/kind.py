@@ -43,13 +43,16 @@ class Kind:
         raise NotImplementedError(f"{type(self).__name__} makes nodes of its own, and needs a method restore")
 
     def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield the nodes in `node` that `lost_part` looks at, each with the live value at its place or MISSING."""
+        """Yield the nodes in `node`, each with its live value.
+
+        Those that `lost_part` looks at; MISSING stands for no value.
+        """
         yield from ()
 
     def lost_part(self, restore: "GraphRestore", node: Any, live: Any, *, is_late: bool) -> Any:
-        """Return `node`, or a node in it, that cannot be made and that `live` lacks, such as a socket.
+        """Return a node that cannot be made and that `live` lacks, such as a socket's.
 
-        None if there is none.
+        It is `node` or a node in it; None if there is none.
 
         Args:
             restore: the restore, which looks at the nodes in this one.

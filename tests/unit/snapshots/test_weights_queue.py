@@ -226,3 +226,30 @@ def test_ranks_agree_on_the_weights_that_one_of_them_has_dropped(store: Store) -
     assert Ranks(2).run(act) == [None] * 2
     assert found == [[]]
     assert store.list("best") == ["000000000003-g000001"]
+
+
+def test_weights_that_ranks_agreed_to_write_are_not_dropped(store: Store) -> None:
+    lease = acquire(store, None, {})
+
+    def act(world: World, gather: Callable[[object], list[Any]]) -> None:
+        newer: list[str] = []
+
+        def save(step: int) -> str:
+            return writer.save_weights("best", Position(step), {"w": torch.full((1,), float(step))}, {})
+
+        def gather_slowly(value: object) -> list[Any]:
+            answers = gather(value)
+            if world.rank and not newer:  # training goes on while the thread of this rank exchanges
+                newer.append("")
+                newer[0] = save(2)
+            return answers
+
+        writer = sharded(store, lease, world, gather_slowly)
+        save(1)
+        writer.flush_weights()
+        newer = newer or [save(2)]
+        writer.flush_weights()
+        assert newer == ["000000000002-g000001"]
+
+    assert Ranks(2).run(act) == [None] * 2
+    assert value_of(store) == 2.0
