@@ -242,11 +242,27 @@ class HorovodCollective(Collective):
         return _SideChannel(self, self._rank, self._channels)
 
     def _open_store(self) -> Store:
-        """Serve a store on rank 0 and broadcast its address; return a client of it on other ranks."""
+        """Serve a store on rank 0 and broadcast its address; return a client of it on other ranks.
+
+        Rank 0 can be done with the store before it is used, so it waits until all have connected.
+
+        Raises:
+            WorldError: some rank could not connect.
+        """
         host = os.environ.get("HOROVOD_HOSTNAME", "localhost")
         mine = TCPStore(host, 0, is_master=True, wait_for_workers=False) if self._rank == 0 else None
         host, port = self.broadcast((host, mine.port if mine else 0))
-        return mine or TCPStore(host, port, is_master=False)
+        store, failure = mine, ""
+        if store is None:
+            try:
+                store = TCPStore(host, port, is_master=False)
+            except (RuntimeError, OSError) as error:
+                failure = str(error).partition("\n")[0]
+        faults = {rank: fault for rank, fault in enumerate(self.gather(failure)) if fault}
+        if store is None or faults:
+            rank, fault = next(iter(faults.items()))
+            raise WorldError(f"rank {rank} could not connect to the store of rank 0 at {host}:{port}: {fault}")
+        return store
 
 
 class _Exchange:

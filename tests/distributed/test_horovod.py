@@ -6,7 +6,10 @@ import json
 import math
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from laws.horovod_world import needs_horovod, run_horovod_ranks
 from laws.lives import SampleData, Tangled
 from support.limit import LIMIT_S
@@ -193,6 +197,56 @@ class Unsuited(TrainingModule):
 
 
 @needs_horovod
+class TwoThreads:
+    """Gathers of two threads. `has_moved` is set once rank 0 is in its second one."""
+
+    def __init__(self) -> None:
+        self.values, self.met = [None, None], threading.Barrier(2, timeout=LIMIT_S)
+        self.has_moved, self.gathers = threading.Event(), 0
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self.gathers += rank == 0
+        if self.gathers == 2:
+            self.has_moved.set()
+        self.values[rank] = value
+        self.met.wait()
+        found = [*self.values]
+        self.met.wait()
+        return found
+
+
+@needs_horovod
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_rank_0_serves_its_store_until_all_have_connected(is_reachable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from midstride.engine.strategies import horovod
+
+    threads, returned = TwoThreads(), list[int]()
+
+    def store(host: str, port: int, is_master: bool, **options: Any) -> Any:
+        assert is_master or threads.has_moved.wait(LIMIT_S)
+        if not is_master and (returned or not is_reachable):
+            raise dist.DistNetworkError("no one listens")
+        return SimpleNamespace(port=7)
+
+    def open_store(rank: int) -> str:
+        collective: Any = horovod.HorovodCollective()
+        collective._rank, collective.gather = rank, partial(threads.gather, rank)
+        try:
+            collective._open_store()
+        except WorldError as error:
+            return str(error)
+        finally:
+            returned.append(rank)
+            threads.has_moved.set()
+        return "connected"
+
+    monkeypatch.setattr(horovod, "TCPStore", store)
+    with ThreadPoolExecutor(2) as ranks:
+        found = [*ranks.map(open_store, range(2))]
+    refused = "rank 1 could not connect to the store of rank 0 at localhost:7: no one listens"
+    assert found == ["connected" if is_reachable else refused] * 2
+
+
 def test_what_cannot_be_summed_is_named() -> None:
     sparse, wave = build_strategy("horovod").module_errors(Unsuited())
     assert "words has sparse gradients" in sparse
