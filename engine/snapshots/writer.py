@@ -121,7 +121,7 @@ class Writer:
     ) -> PendingSnapshot:
         """Copy this rank's state and have it written; every rank calls this at the same position.
 
-        Called again at the position of the one before, it returns that one.
+        Called again at the position of the one before, it waits for that one, and returns it unless it was dropped.
 
         Args:
             position: where the run stands.
@@ -303,7 +303,8 @@ class Writer:
 
     @staticmethod
     def _was_dropped(pending: PendingSnapshot) -> bool:
-        return pending.future.done() and isinstance(pending.future.exception(), StoreSilent)
+        """Return whether a snapshot was dropped, once its end is known, which is the same on all ranks."""
+        return isinstance(pending.future.exception(), StoreSilent)
 
     def _drop(self, request: SnapshotRequest, error: StoreSilent) -> None:
         name = self._committer.name_of(request)

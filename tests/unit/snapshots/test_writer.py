@@ -4,6 +4,7 @@ import errno
 import gc
 import re
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, load_file
 from support.limit import LIMIT_S
+from support.rank_threads import Ranks
 from support.slow_stores import Gated
+from support.snapshot_writers import open_writer
 
 from midstride.engine.errors import SnapshotError, StoreSilent, UnsupportedState
 from midstride.engine.snapshots.buffer_pool import LONG_WAIT_S, Buffer, BufferPool
@@ -201,6 +204,41 @@ def test_where_a_snapshot_was_dropped_one_is_taken_anew_and_once(writer: Writer,
     assert catalog.snapshots() == [committed]
     catalog.verify(committed)
     assert catalog.rows() == ["step\n1\n"]
+
+
+def test_all_ranks_take_a_dropped_snapshot_anew(store: Store) -> None:
+    lease, asks, met = acquire(store, None, {}), threading.Event(), threading.Barrier(2, timeout=LIMIT_S)
+    is_anew = list[bool]()
+
+    def act(world: World, gather: Callable[[object], list[Any]]) -> None:
+        def silent(phase: str) -> None:
+            raise ConnectionError("no answer")
+
+        def gather_late(value: object) -> list[Any]:
+            answers = gather(value)
+            assert world.is_first or asks.wait(LIMIT_S)  # its thread learns late that rank 0's store is silent
+            return answers
+
+        def exception(timeout: float | None = None) -> BaseException | None:
+            asks.set()
+            return of_first(timeout)
+
+        writer = open_writer(store, lease, world, gather_late, "digits", 3)
+        first = writer.take(Position(1), {}, "", {}, silent if world.is_first else lambda phase: None)
+        of_first = first.future.exception
+        if world.is_first:
+            assert isinstance(of_first(LIMIT_S), StoreSilent)
+        else:
+            vars(first.future)["exception"] = exception
+        is_anew.append(writer.take(Position(1), {}, "", {}) is not first)
+        asks.set()
+        met.wait()
+        if all(is_anew):
+            writer.flush()
+
+    assert Ranks(2).run(act) == [None] * 2
+    assert is_anew == [True] * 2
+    assert len(SnapshotCatalog(store).snapshots()) == 1
 
 
 def test_commits_are_reported_in_order(writer: Writer, store: Store) -> None:
