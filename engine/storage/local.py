@@ -1,5 +1,6 @@
 """Local folders as a store: rename and link are atomic, and fsync makes them durable."""
 
+import _thread
 import contextlib
 import errno
 import fcntl
@@ -9,9 +10,9 @@ import os
 import shutil
 import stat
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
+from queue import SimpleQueue
 from typing import Protocol, TypeVar
 from uuid import uuid4
 
@@ -250,11 +251,13 @@ class _Syncs:
     """Makes files and folders durable at the same time: a disk syncs several as fast as one.
 
     A process ends without waiting for these threads. It would wait for those of a pool, and so for a disk that hangs.
+    To start a `threading.Thread` takes until it runs, which is long while another thread trains.
     """
 
     def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
-        self._errors: list[Exception] = []
+        self._ends: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._running = 0
+        self._errors: list[BaseException] = []
 
     def begin(self, sync: Callable[[T], None], what: T) -> None:
         """Call `sync` in a thread."""
@@ -262,17 +265,20 @@ class _Syncs:
         def act() -> None:
             try:
                 sync(what)
-            except Exception as error:
-                self._errors.append(error)
+            except BaseException as error:
+                self._ends.put(error)
+            else:
+                self._ends.put(None)
 
-        thread = threading.Thread(target=act, name="midstride-sync", daemon=True)
-        thread.start()
-        self._threads.append(thread)
+        _thread.start_new_thread(act, ())
+        self._running += 1
 
     def wait(self) -> None:
         """Wait until all calls have ended."""
-        for thread in self._threads:
-            thread.join()
+        while self._running:
+            if (error := self._ends.get()) is not None:
+                self._errors.append(error)
+            self._running -= 1
 
     def finish(self) -> None:
         """Wait for all calls; raise the first error."""
