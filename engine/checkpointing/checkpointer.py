@@ -103,7 +103,7 @@ class Checkpointer:
         """Raise the errors of a snapshot of `state`: parts that cannot be written or restored."""
         with collector_paused(), state.reading():
             encode_lazily(state_of(state.parts))
-        check_restores(state.parts, "before the first step")
+        check_restores(state.parts, "before the first step", state.reading)
 
     def resume(self, resume: Resume, *, take_over: bool = True) -> bool:
         """Restore the newest good snapshot, or that named by `resume`; return whether there is one.
@@ -192,7 +192,7 @@ class Checkpointer:
         if not self._is_verified:
             self._is_verified = True
             with self._warnings.merge_ranks():
-                check_restores(self.parts, "after the first step")
+                check_restores(self.parts, "after the first step", self._state.reading)
         self._is_due |= self._schedule.is_due(progress.val_batch if progress.validating else progress.step)
         if self._is_due and self._is_complete() and self._data_changes.allow_snapshot():
             self.take()

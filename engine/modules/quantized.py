@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import NotExact
-from midstride.engine.modules.torch_internals import load_state_dict
+from midstride.engine.modules.torch_internals import keeps_state_as_torch, load_state_dict
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.row_shards import is_distributed
 
@@ -26,6 +26,16 @@ class ModuleWeights:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+
+    @property
+    def is_library_code(self) -> bool:
+        """Whether torch alone saves and loads the weights, without code of the user's."""
+        members = ModuleIndex.of(self._module).now()
+        tensors = members.tensors
+        are_plain = {*map(type, tensors)}.issubset(_PLAIN) and {tensor.layout for tensor in tensors} <= {torch.strided}
+        # Torch refuses to copy to elements that share memory.
+        has_places = are_plain and all(tensor.is_contiguous() for tensor in tensors)
+        return has_places and keeps_state_as_torch(members.modules.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights by name."""

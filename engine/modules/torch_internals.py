@@ -5,9 +5,10 @@
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +19,8 @@ __all__ = [
     "compile_calls",
     "is_compiled",
     "is_hooked",
+    "is_on",
+    "keeps_state_as_torch",
     "load_state_dict",
     "parameters_of",
     "transient_buffers",
@@ -29,6 +32,18 @@ __all__ = [
 _COMPILE = "torch._dynamo.eval_frame"
 #: how torch loads the state of a module, unless its class or a library has a way of its own
 _LOAD_STATE_DICT = nn.Module.load_state_dict
+#: methods of modules that save and load their state, and their hooks on that
+_STATE_METHODS = frozenset(
+    [
+        *("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"),
+        *("get_extra_state", "set_extra_state", "__getattr__"),
+    ]
+)
+_STATE_HOOKS = (
+    *("_state_dict_hooks", "_state_dict_pre_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+_MOVES = frozenset({"to", "_apply"})
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -87,6 +102,31 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """Return the module that `torch.compile` has wrapped; `module` itself if it was not."""
     found = wrapped_by_compile(module)
     return module if found is None else found[0]
+
+
+def keeps_state_as_torch(modules: Collection[nn.Module]) -> bool:
+    """Return whether torch's methods save and load the state of `modules`, without hooks."""
+    own = [*map(vars, modules)]
+    return _have_torchs(modules, _STATE_METHODS) and not any(any(one.get(name) for one in own) for name in _STATE_HOOKS)
+
+
+def is_on(module: nn.Module, device: torch.device) -> bool:
+    """Return whether `module.to(device)` would change nothing."""
+    modules = [*module.modules()]
+    if not _have_torchs(modules, _MOVES):
+        return False
+    parameters = [one for part in modules for one in part._parameters.values() if one is not None]
+    buffers = [one for part in modules for one in part._buffers.values()]
+    grads = [parameter.grad for parameter in parameters]
+    return {one.device for one in (*parameters, *buffers, *grads) if one is not None} <= {device}
+
+
+def _have_torchs(modules: Collection[nn.Module], methods: frozenset[str]) -> bool:
+    """Return whether the `methods` of all `modules` are torch's own."""
+    kinds: set[type[nn.Module]] = {*map(type, modules)}
+    if not all(getattr(kind, name).__module__.startswith("torch.nn.modules.") for kind in kinds for name in methods):
+        return False
+    return all(methods.isdisjoint(vars(one)) for one in modules)
 
 
 def load_state_dict(module: nn.Module, weights: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.opaque import WATCHED
 from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.restore import GraphRestore
-from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_hooks, module_roots
+from midstride.engine.objects.roots import EveryOwner, QuietOwners, Root, module_anchors, module_hooks, module_roots
 from midstride.engine.objects.walk import AsBuilt, GraphWalk
 from midstride.engine.objects.watch import NoUnwritableWarnings, RegisteredHooks, UnwritableWarnings, shown
 from midstride.engine.seeds import Generators
@@ -175,7 +175,7 @@ class Objects(AlikeOnRanks):
         self._unwritable.ignore(self._read)
 
     def _unwritable_in_data(self) -> dict[str, object]:
-        walk, roots = self._walk(self._quiet)
+        walk, roots = self._walk(EveryOwner())
         for root in [root for root in roots if root.is_data]:
             root.nodes(walk)
         return {**walk.opaque, **walk.held, **walk.large}

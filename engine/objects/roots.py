@@ -27,6 +27,7 @@ from midstride.engine.objects.walk import LOWEST_ADDRESS, GraphWalk
 from midstride.engine.state.module_index import Members
 
 __all__ = [
+    "EveryOwner",
     "QuietOwners",
     "Root",
     "class_and_global_state",
@@ -176,6 +177,18 @@ class QuietOwners:
         if self._tensors.get(name) is not type(tensor) or vars(tensor):
             return False
         return not (getattr(tensor, _TENSOR_HOOKS[0]) or getattr(tensor, _TENSOR_HOOKS[1], None))
+
+
+class EveryOwner(QuietOwners):
+    """All layers and tensors, for walks in data only."""
+
+    def is_quiet_module(self, path: str, module: nn.Module) -> bool:
+        """Return True."""
+        return True
+
+    def is_quiet_tensor(self, name: str, tensor: Tensor) -> bool:
+        """Return True."""
+        return True
 
 
 def _is_small_and_plain(value: object) -> bool:

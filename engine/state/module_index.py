@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
+from operator import methodcaller
 from typing import Any
 
 from torch import Tensor, nn
@@ -108,12 +109,14 @@ class _Contents:
     """The children, parameters and buffers of each of `owners`, in one list."""
 
     def __init__(self, owners: Sequence[nn.Module]) -> None:
-        containers = members_of(owners)
-        self.values = [*chain.from_iterable([container.values() for container in containers])]
-        transient = [(number, {*own}) for number, own in enumerate(transient_buffers_of(owners)) if own]
-        names = [*chain.from_iterable(containers)]
+        containers, transient = members_of(owners), transient_buffers_of(owners)
+        sizes = [*map(len, containers)]
+        filled = [*compress(containers, sizes)]  # a third of them
+        self.values = [*chain.from_iterable(map(methodcaller("values"), filled))]
+        names = [*chain.from_iterable(filled)]
+        hidden = [(number, {*own}) for number, own in enumerate(transient) if own] if any(transient) else []
         #: everything that the names of members depend on; the same ids mean that the same members are shared
-        self.facts = [*map(len, containers)], names, [*map(id, self.values)], transient
+        self.facts = sizes, names, [*map(id, self.values)], hidden
 
 
 class _Names:

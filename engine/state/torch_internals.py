@@ -44,6 +44,7 @@ def is_view_of_one(tensor: Tensor, others: Iterable[Tensor]) -> bool:
 
 
 _MEMBERS = "_modules", "_parameters", "_buffers"
+_TRANSIENT = itemgetter("_non_persistent_buffers_set")
 
 
 def members_of(modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
@@ -56,7 +57,10 @@ def members_of(modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
 
 def transient_buffers_of(modules: Sequence[nn.Module]) -> list[set[str]]:
     """Return the names of the own buffers of each module that its state_dict leaves out."""
-    return [module._non_persistent_buffers_set for module in modules]
+    try:
+        return [*map(_TRANSIENT, map(vars, modules))]
+    except KeyError:  # a module of TorchScript
+        return [module._non_persistent_buffers_set for module in modules]
 
 
 def has_plain_names(module: nn.Module, submodules: Iterable[nn.Module]) -> bool:

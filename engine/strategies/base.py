@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.torch_internals import is_on
 from midstride.engine.strategies.collective import Collective, SingleProcess
 from midstride.engine.strategies.layer_faults import max_norm_errors, sparse_tensor_errors
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
@@ -97,7 +98,8 @@ class Strategy(ABC):
             scope: the context in which the module's steps run.
             first_batch: reads the first training batch, for a strategy that measures; None in an evaluation.
         """
-        module.to(self.device)
+        if not is_on(module, self.device):
+            module.to(self.device)
 
     def setup_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
         """Change the results of `configure_optimizers` before their state is loaded."""

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,6 +156,32 @@ def test_weights_are_loaded_as_torch_loads_them(name: str, change: str) -> None:
     assert [*now] == [*right]
     assert all(torch.equal(torch.as_tensor(now[key]), torch.as_tensor(right[key])) for key in right)
     assert memory == {key: tensor.data_ptr() for key, tensor in found.named_parameters()}
+
+
+#: modules whose state or place is not torch's own business alone -> what is
+USERS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a method": (lambda net: net.append(Own(2, 2)), "state"),
+    "a method of one": (lambda net: setattr(net[0], "state_dict", nn.Module().state_dict), "state"),
+    "extra state and a hook": (lambda net: net.append(Renamed()), "state"),
+    "a hook of saving": (lambda net: net[0].register_state_dict_post_hook(lambda *_: None), "state"),
+    "a hook before saving": (lambda net: net[0].register_state_dict_pre_hook(lambda *_: None), "state"),
+    "a hook of loading": (lambda net: net[0].register_load_state_dict_post_hook(lambda *_: None), "state"),
+    "a way to move": (
+        lambda net: net.append(type("Still", (nn.Linear,), {"_apply": lambda own, *_: own})(1, 1)),
+        "place",
+    ),
+    "a buffer elsewhere": (lambda net: net[0].register_buffer("b", torch.ones(1, device="meta")), "place"),
+    "a weight elsewhere": (lambda net: setattr(net[0], "cache", nn.Parameter(torch.ones(1, device="meta"))), "place"),
+}
+
+
+@pytest.mark.parametrize("what", ["nothing", *USERS])
+def test_modules_that_are_torchs_own_business_are_told(what: str) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.LSTM(2, 2), nn.Sequential())
+    change, of = USERS.get(what, (lambda net: None, ""))
+    change(net)
+    assert modules.keeps_state_as_torch([*net.modules()]) == (of != "state")
+    assert modules.is_on(net, torch.device("cpu")) == (of != "place")
 
 
 def test_a_flipped_view_shares_the_memory() -> None:
