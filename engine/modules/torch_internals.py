@@ -124,7 +124,8 @@ def is_on(module: nn.Module, device: torch.device) -> bool:
 def _have_torchs(modules: Collection[nn.Module], methods: frozenset[str]) -> bool:
     """Return whether the `methods` of all `modules` are torch's own."""
     kinds: set[type[nn.Module]] = {*map(type, modules)}
-    if not all(getattr(kind, name).__module__.startswith("torch.nn.modules.") for kind in kinds for name in methods):
+    found = [getattr(kind, name) for kind in kinds for name in methods]
+    if not all(str(getattr(one, "__module__", "")).startswith("torch.nn.modules.") for one in found):
         return False
     return all(methods.isdisjoint(vars(one)) for one in modules)
 
