@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,16 +18,20 @@ from typing import IO
 from midstride.engine.errors import EngineError
 from midstride.engine.processes.child_processes import end_within
 from midstride.engine.processes.lifetime import die_with_parent
-from midstride.engine.processes.loopback import free_port
+from midstride.engine.processes.loopback import ADDRESS
 from midstride.engine.session.private_file import own_secret
 
 __all__ = ["PASSWORD_FILE", "ServerError", "api", "name_faults", "need_server"]
 
-_PORTS_TRIED = 3
 _LAST_LINES = 20
 _LONGER = "give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300"
 # As Prefect runs an ephemeral server (prefect.server.api.server), but detached from our signals.
 _APPLICATION = "prefect.server.api.server:create_app"
+_SERVE = """
+import socket, sys, uvicorn
+config = uvicorn.Config(sys.argv[1], factory=True, log_level="error", lifespan="on")
+uvicorn.Server(config).run([socket.socket(fileno=int(sys.argv[2]))])
+"""
 
 
 #: characters that Prefect's server refuses in names
@@ -127,24 +132,23 @@ def _embedded(timeout_s: float, login: str) -> Iterator[str]:
     from midstride.tasks.server_outage import server_ended_if
 
     with tempfile.TemporaryFile() as log:  # without a name: nothing to sweep up after a SIGKILL
-        for _ in range(_PORTS_TRIED):
-            port = free_port()
-            process = _start(port, log, login)
-            try:
-                if _ready(process, f"http://127.0.0.1:{port}/api", timeout_s):
-                    try:
-                        with server_ended_if(partial(_has_ended, process)):
-                            yield f"http://127.0.0.1:{port}/api"
-                    finally:
-                        if not _has_ended(process):
-                            _drain()
-                    return
-                if process.poll() is None:
-                    raise _start_error(
-                        f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log, _LONGER
-                    )
-            finally:
-                _stop(process)
+        with socket.socket() as bound:  # a port that is only chosen here could be another server's by then
+            bound.bind((ADDRESS, 0))
+            address = f"http://{ADDRESS}:{bound.getsockname()[1]}/api"
+            process = _start(bound, log, login)
+        try:
+            if _ready(process, address, timeout_s):
+                try:
+                    with server_ended_if(partial(_has_ended, process)):
+                        yield address
+                finally:
+                    if not _has_ended(process):
+                        _drain()
+                return
+            if process.poll() is None:
+                raise _start_error(f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log, _LONGER)
+        finally:
+            _stop(process)
         raise _start_error("Prefect's embedded server ended before it answered", log, _home_remedy())
 
 
@@ -172,9 +176,8 @@ def _drain() -> None:
         worker.drain_all(timeout=5)
 
 
-def _start(port: int, log: IO[bytes], login: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "uvicorn", "--factory", _APPLICATION]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on"]
+def _start(bound: socket.socket, log: IO[bytes], login: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", _SERVE, _APPLICATION, str(bound.fileno())]
     environment = os.environ | {
         "PREFECT_UI_ENABLED": "0",
         "PREFECT__SERVER_EPHEMERAL": "1",
@@ -189,13 +192,14 @@ def _start(port: int, log: IO[bytes], login: str) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        pass_fds=[bound.fileno()],
         start_new_session=True,
         preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
     )
 
 
 def _ready(process: "subprocess.Popen[bytes]", address: str, timeout_s: float) -> bool:
-    """Wait for the server's answer. Return False if it ended (port taken) or never answers."""
+    """Wait for the server's answer. Return False if it ended or never answers."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
         try:

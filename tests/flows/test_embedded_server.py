@@ -1,10 +1,12 @@
 """An embedded server that does not start is told from one that is slow; what it said is shown."""
 
 import shutil
+import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect import get_client
@@ -48,6 +50,25 @@ def test_a_server_that_does_not_start_says_why(case: str, monkeypatch: pytest.Mo
     said = pytest.raises(server.ServerError, match=words)
     with temporary_settings(settings), said, server.api(lambda text: nullcontext()):
         pass
+
+
+def test_no_other_server_gets_the_port_before_the_embedded_one_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, taken = server._ready, []
+
+    def with_a_rival(process: Any, address: str, timeout_s: float) -> bool:
+        port = int(address.split(":")[2].partition("/")[0])
+        with socket.socket() as rival:
+            rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            with pytest.raises(OSError, match="in use"):
+                rival.bind(("127.0.0.1", port))
+        taken.append(port)
+        return ready(process, address, timeout_s)
+
+    monkeypatch.setattr(server, "_ready", with_a_rival)
+    monkeypatch.setattr(server, "_APPLICATION", "no_such_module:create_app")
+    with pytest.raises(server.ServerError), server._embedded(LIMIT_S, ""):
+        pass
+    assert len(taken) == 1
 
 
 @contextmanager
