@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import SnapshotError, StopSignal
@@ -180,7 +180,7 @@ def train_as_rank(run: Run, world: World) -> Outcome:
     from midstride.engine.runs.report_files import write_report
 
     die_with_parent(os.getppid())
-    _prepare_process()
+    _prepare_process(sys.stderr)
     show_crashes()  # no launcher of ours does
     trainings: list[Trainer | ScriptJob] = []
     try:
@@ -198,9 +198,10 @@ def train_as_rank(run: Run, world: World) -> Outcome:
         return outcome
 
 
-def _prepare_process() -> None:
+def _prepare_process(stacks: IO[Any]) -> None:
     print_whole_lines()
-    faulthandler.register(DUMP_STACKS, all_threads=True)  # the launcher asks for it when we hang
+    # The launcher asks for them when we hang. In one log, those of several ranks would be mixed.
+    faulthandler.register(DUMP_STACKS, stacks, all_threads=True)
     # Importing torch takes seconds; a stop in that time is a stop, not a death. `fit` has its own handler.
     signal.signal(signal.SIGTERM, _stop_early)
     signal.signal(signal.SIGINT, _stop_early)
@@ -210,12 +211,12 @@ def _prepare_process() -> None:
 def main() -> None:
     """Be the rank that the environment says this process is."""
     tie_to_parent()
-    _prepare_process()
+    session, world = Session(sys.argv[1]), World.from_environment()
+    _prepare_process(session.stacks(world.rank).open("ab"))  # it stays open
     with contextlib.suppress(ValueError):  # what `python -m` put there is not importable elsewhere
         sys.path.remove(str(Path.cwd()))
-    session = Session(sys.argv[1])
     os.environ[Session.VARIABLE] = str(session.folder)
-    sys.exit(RankProcess(session, World.from_environment()).run())
+    sys.exit(RankProcess(session, world).run())
 
 
 if __name__ == "__main__":

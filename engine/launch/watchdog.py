@@ -5,6 +5,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["DUMP_STACKS", "Hang", "RunningClock", "Straggler", "Watchdog", "write_stacks"]
 
-#: the signal at which a rank writes the Python stack of its every thread to the log
+#: the signal at which a rank writes the Python stack of its every thread to its file in the session
 DUMP_STACKS = signal.SIGUSR2
 
 WINDOW_S = 30.0  # over which ranks are compared
 _BATCHES = 20  # that every rank must have done in it
 _SLOW_FACTOR = 1.5  # a straggler takes so many times as long as the others,
 _SLOW_SHARE = 0.1  # and they wait for it for this share of the time
-_LOOK_S = 0.1  # between two looks at the log to which a rank writes its stacks
-_LOOKS = 4  # so many looks without growth: it has written them
+_LOOK_S = 0.1  # between two looks at the files to which ranks write their stacks
+_LOOKS = 4  # so many looks without growth: they have written them
 _NO_STACKS_S = 4.0  # the longest wait for them
 _LONGEST_GAP_S = 2.0  # between two looks of a process that runs
 
@@ -184,7 +185,7 @@ class Watchdog:
 
     def write_stacks(self) -> None:
         """Make every rank write the Python stacks of its threads to the world's log."""
-        write_stacks(dict(enumerate(self.heartbeats())), self._session.log)
+        write_stacks(dict(enumerate(self.heartbeats())), self._session, self._session.log)
 
 
 def _waited_for(readings: list[HeartbeatReading]) -> tuple[tuple[int, ...], str]:
@@ -203,31 +204,42 @@ def _waited_for(readings: list[HeartbeatReading]) -> tuple[tuple[int, ...], str]
     return (), ""
 
 
-def write_stacks(ranks: Mapping[int, HeartbeatReading], log: Path) -> None:
-    """Make this machine's ranks write the Python stacks of all threads to `log`, their output."""
-    for rank, reading in ranks.items():
-        suspended = is_suspended(reading.pid)
-        doing = "suspended: it writes nothing" if suspended else reading.phase.name.lower()
-        with log.open("ab") as file:
+def write_stacks(ranks: Mapping[int, HeartbeatReading], session: Session, log: Path) -> None:
+    """Append the Python stacks of this machine's ranks, which write them side by side, to `log`."""
+    suspended = {rank for rank, reading in ranks.items() if is_suspended(reading.pid)}
+    before = {rank: _size(session.stacks(rank)) for rank in ranks}
+    asked = [rank for rank, reading in ranks.items() if _ask_for_stacks(reading.pid) and rank not in suspended]
+    _wait_for_stacks({session.stacks(rank): before[rank] for rank in asked})
+    with log.open("ab") as file:
+        for rank, reading in ranks.items():
+            doing = "suspended: it writes nothing" if rank in suspended else reading.phase.name.lower()
             file.write(f"\n--- rank {rank}, process {reading.pid}, {doing}\n".encode())
-            size = file.tell()
-        try:
-            if reading.pid:
-                os.kill(reading.pid, DUMP_STACKS)
-                if not suspended:
-                    _wait_for_stacks(log, size)
-        except ProcessLookupError:
-            continue
+            with suppress(FileNotFoundError):  # it has not come so far as to open it
+                file.write(session.stacks(rank).read_bytes()[before[rank] :])
 
 
-def _wait_for_stacks(log: Path, before: int) -> None:
-    """Wait until `log` has grown from `before` bytes and grows no more.
+def _ask_for_stacks(pid: int) -> bool:
+    """Return whether there is a process `pid` to ask."""
+    try:
+        if pid:
+            os.kill(pid, DUMP_STACKS)
+    except ProcessLookupError:
+        return False
+    return bool(pid)
 
-    That takes seconds on a busy machine.
+
+def _wait_for_stacks(before: Mapping[Path, int]) -> None:
+    """Wait until each file has grown from so many bytes, and none grows any more.
+
+    That takes seconds on a busy machine. Silent ranks share the longest wait.
     """
-    until, size, looks = time.monotonic() + _NO_STACKS_S, before, 0
-    while looks < _LOOKS and time.monotonic() < until:
+    until, sizes, looks = time.monotonic() + _NO_STACKS_S, dict(before), 0
+    while before and looks < _LOOKS and time.monotonic() < until:
         time.sleep(_LOOK_S)
-        found = log.stat().st_size
-        looks = looks + 1 if before < found == size else 0
-        size = found
+        found = {path: _size(path) for path in before}
+        looks = looks + 1 if found == sizes and all(found[path] > before[path] for path in before) else 0
+        sizes = found
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -5,6 +5,7 @@
     outcome-rank-00000.json   how each rank ended, written by that rank
     heartbeat-rank-00000      what each rank is doing
     crash-rank-00000          Python's stack, where native code has crashed the rank
+    stacks-rank-00000         stacks of the rank's threads, which the launcher asks for when the ranks hang
     ranks                     how many there are, where that is not the job's to say: nodes come and go
     log.txt                   every line the world printed
     launcher.lock             held by the process that launches the world
@@ -116,6 +117,10 @@ class Session:
     def heartbeat(self, rank: int) -> Path:
         """Return the heartbeat file of `rank`."""
         return self.folder / f"heartbeat-rank-{rank:05d}"
+
+    def stacks(self, rank: int) -> Path:
+        """Return the file to which `rank` writes the Python stacks of its threads."""
+        return self.folder / f"stacks-rank-{rank:05d}"
 
     @property
     def log(self) -> Path:

@@ -153,7 +153,7 @@ class NodeReport:
 
     def _write_stacks(self, asked: int) -> None:
         if self._session is not None:
-            write_stacks(_readings(self._session), self._node_session.log)
+            write_stacks(_readings(self._session), self._session, self._node_session.log)
         self._stacks_written = asked
 
     def _begin(self, number: int) -> None:

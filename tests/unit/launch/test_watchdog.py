@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,27 +201,37 @@ def test_a_round_that_hangs_has_time_to_write_its_stacks(tmp_path: Path) -> None
     assert of_round.stacks_are_late()
 
 
-#: a rank that takes its time to write its stacks
+#: ranks that take their time to write their stacks: each waits until all are asked
 SLOW_TO_WRITE = """
-import signal, sys, time
+import pathlib, signal, sys, time
+asked = pathlib.Path(sys.argv[1])
 def write(*_):
+    asked.touch()
+    while len([*asked.parent.glob("asked-*")]) < 3:
+        time.sleep(0.01)
     time.sleep(0.5)
-    print("its stack", flush=True)
+    print("stack of", asked.name, flush=True)
 signal.signal(signal.SIGUSR2, write)
-print("up", flush=True)
+asked.with_name("up-" + asked.name).touch()
 while True:
     time.sleep(600)
 """
 
 
-def test_stacks_of_a_rank_on_a_busy_machine_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_ranks_on_a_busy_machine_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked side by side, and each stands below the line of its rank."""
     monkeypatch.setattr(watchdog, "_LOOK_S", 0.01)
     monkeypatch.setattr(watchdog, "_NO_STACKS_S", LIMIT_S)
-    log = tmp_path / "log.txt"
-    with log.open("ab") as out, subprocess.Popen([sys.executable, "-c", SLOW_TO_WRITE], stdout=out) as rank:
-        try:
-            wait_for(lambda: "up" in log.read_text(), "the rank")
-            write_stacks({0: HeartbeatReading(pid=rank.pid)}, log)
-            assert log.read_text().endswith("its stack\n")
-        finally:
-            rank.kill()
+    session, log = Session(tmp_path), tmp_path / "log.txt"
+    with ExitStack() as ended:
+        ranks = {}
+        for rank in range(3):
+            out = ended.enter_context(session.stacks(rank).open("ab"))
+            command = [sys.executable, "-c", SLOW_TO_WRITE, str(tmp_path / f"asked-{rank}")]
+            process = ended.enter_context(subprocess.Popen(command, stdout=out))
+            ended.callback(process.kill)
+            ranks[rank] = HeartbeatReading(pid=process.pid)
+        wait_for(lambda: len([*tmp_path.glob("up-*")]) == 3, "the ranks")
+        write_stacks(ranks, session, log)
+    found = [text.splitlines()[1] for text in log.read_text().split("\n--- rank ")[1:]]
+    assert found == [f"stack of asked-{rank}" for rank in range(3)]
