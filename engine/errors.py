@@ -175,6 +175,10 @@ class StopRequested(EngineError):
         return [f"midstride: {self}"]
 
 
+class ReplayEnd(StopRequested):
+    """A replay has come to its last step, which ends the fit."""
+
+
 class StopSignal(BaseException):
     """Raised by a signal handler in the main thread, and converted to `StopRequested`.
 

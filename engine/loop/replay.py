@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.checkpointing.step_trace import StepTrace
-from midstride.engine.errors import StopRequested, UserError
+from midstride.engine.errors import ReplayEnd, UserError
 from midstride.engine.loop.attempt import Attempt
 from midstride.engine.session.replay_plan import RESULT, TRACE, ReplayPlan
 
@@ -68,7 +68,7 @@ class LoopReplay:
         """Write the result, and end the script on all ranks.
 
         Raises:
-            StopRequested: always.
+            ReplayEnd: always.
         """
         context, rows = attempt.context, ""
         if self.plan.snapshots_at:
@@ -85,7 +85,7 @@ class LoopReplay:
             place = Path(self.plan.folder, TRACE.format(rank=context.world.rank))
             place.write_text(json.dumps(self._trace.steps))
         context.collective.gather(None)  # no rank ends while another still exchanges
-        raise StopRequested(f"replayed up to step {self.plan.until}")
+        raise ReplayEnd(f"replayed up to step {self.plan.until}")
 
 
 def _logged(rows: str) -> dict[str, float]:

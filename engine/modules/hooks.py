@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from midstride.engine.code_origin import is_user_class, is_written_by_user
 from midstride.engine.config.lightning_names import LIGHTNING_HOOKS, REFUSED_BY_LIGHTNING
 from midstride.engine.config.overrides import override_faults
-from midstride.engine.errors import UserCodeError
+from midstride.engine.errors import ReplayEnd, UserCodeError
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import MODE_HOOKS, DataModule, TrainingModule
 from midstride.engine.modules.module_hooks import ModuleHooks
@@ -31,6 +31,7 @@ class Hooks:
 
     def __init__(self, trainer: "TrainerInterface", module: TrainingModule, callbacks: Sequence[Callback]) -> None:
         self._by_name: dict[str, list[tuple[str, Callable[..., Any], tuple[Any, ...]]]] = {}
+        self._has_told = False  #: whether `on_exception` was called
         for callback in callbacks:
             for name in _hook_names(Callback):
                 if getattr(type(callback), name) is not getattr(Callback, name):
@@ -75,13 +76,19 @@ class Hooks:
             if of == "all" or (of == "callbacks") == bool(first):
                 call_user_code(where, hook, *first, *arguments)
 
-    def call_on_exception(self, error: BaseException) -> None:
-        """Call `on_exception` with the user's error, if it is theirs; log errors in hooks."""
+    def call_on_exception(self, error: BaseException, verb: str) -> None:
+        """Call `on_exception` once with the error that ends the call `verb`.
+
+        That is the user's own if it is theirs. The end of a replay is no error. Errors in the hooks are logged.
+        """
+        if self._has_told or isinstance(error, ReplayEnd):
+            return
+        self._has_told = True
         cause = error.__cause__ if isinstance(error, UserCodeError) and error.__cause__ is not None else error
         try:
             self.call("on_exception", cause)
         except Exception as failed:
-            log.warning("%s, while the call fails for another reason", failed)
+            log.warning("%s\nIt was called because %s failed with %s: %s", failed, verb, type(cause).__name__, cause)
 
 
 def own_hook(owner: object, name: str) -> Callable[..., Any] | None:

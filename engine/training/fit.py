@@ -164,10 +164,10 @@ class Fit:
             yield
         except KeyboardInterrupt as error:
             at_once = True
-            self.context.hooks.call_on_exception(error)
+            self.context.hooks.call_on_exception(error, "fit")
             raise
         except Exception as error:
-            self.context.hooks.call_on_exception(error)
+            self.context.hooks.call_on_exception(error, "fit")
             cause = error if self.checkpointer is None else self.checkpointer.cause_of(error)
             if self._last_seen is not None and self._is_loss_of_rank(cause):
                 raise WorldError(self._lost_rank_message(cause, self._last_seen)) from error

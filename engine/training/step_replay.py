@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from midstride.engine.checkpointing.step_trace import StepTrace
-from midstride.engine.errors import StopRequested, UserError
+from midstride.engine.errors import ReplayEnd, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.session.replay_plan import RESULT, TRACE, ReplayPlan
@@ -31,7 +31,7 @@ from midstride.engine.training.operation_trace import OperationTrace
 from midstride.engine.trees import convert, named_leaves, other_length, samples_in
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["ReplayEnd", "StepReplay"]
+__all__ = ["StepReplay"]
 
 #: steps before the last one that the page shows
 _STEPS_BEFORE = 4
@@ -39,10 +39,6 @@ _STEPS_BEFORE = 4
 _TOO_MANY, _SHOWN = 1024, 8
 #: relative difference of a batch's loss from the mean over its samples that counts as rounding
 _ROUNDING = 1e-3
-
-
-class ReplayEnd(StopRequested):
-    """Ends a fit where its replay ends."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ from midstride.engine.config.options import (
 )
 from midstride.engine.data.loader import FitLoaders, ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
-from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.errors import EngineError, JobError, ReplayEnd, UserError
 from midstride.engine.fault_injection import FaultPlan, PhaseWatcher
 from midstride.engine.formatting import format_value
 from midstride.engine.lightning.adapt import adapt
@@ -101,7 +101,7 @@ from midstride.engine.training.calls import BoundCallback, ensure_not_running, r
 from midstride.engine.training.context import EvaluationContext
 from midstride.engine.training.evaluation import EvaluationLoop, EvaluationStage, PredictionLoop, setup_evaluation
 from midstride.engine.training.fit import Fit, earlier_facts
-from midstride.engine.training.step_replay import ReplayEnd, StepReplay
+from midstride.engine.training.step_replay import StepReplay
 from midstride.engine.user_code import call_user_code
 from midstride.engine.world import World
 
@@ -336,7 +336,7 @@ class Trainer(TrainerInterface):
         self.reset_callbacks()
         options = self.options
         determinism = Determinism(options.deterministic, on=is_recorded, benchmark=options.benchmark)
-        with self._prepare(module, data, "fit") as ready, determinism:
+        with self._errors_told("fit"), self._prepare(module, data, "fit") as ready, determinism:
             self.last_fit = None
             try:
                 self.is_fitting = True
@@ -507,7 +507,7 @@ class Trainer(TrainerInterface):
         # setup draws the same random numbers on every rank and in every attempt.
         seed_call(self.settings.seed, device_generator(self.strategy))
         attach(module, self)
-        self.context = replace(self.context, module=module)
+        self.context = replace(self.context, module=module, hooks=Hooks(self, module, self.callbacks))
         self.loaders, self.given_loaders = None, {}
         self._datamodule = data if isinstance(data, DataModule) else None
         if isinstance(data, LightningData):
@@ -526,20 +526,28 @@ class Trainer(TrainerInterface):
             yield self.context
 
     @contextmanager
+    def _errors_told(self, verb: str) -> Iterator[None]:
+        """Call `on_exception` with an error of the block, from the call of `setup` on."""
+        before = self.context
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            if self.context is not before:
+                self.context.hooks.call_on_exception(error, verb)
+            raise
+
+    @contextmanager
     def _evaluation(
         self, module: TrainingModule, data: Any, stage: EvaluationStage, ckpt_path: str | os.PathLike[str] | None
     ) -> Iterator[list[ResumableLoader]]:
         """Prepare an evaluation, with a copy of the counts of the last fit; yield its loaders."""
         preparing = self._prepare(module, data, stage, ckpt_path)
-        with preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
+        with self._errors_told(stage), preparing as ready, closing(self._loaders(module, evaluate=data)) as loaders:
             resumables = setup_evaluation(ready, stage, loaders)
             self.given_loaders = loaders.given
             self.context = replace(ready, progress=replace(ready.progress, validating=False))
             try:
                 yield resumables
-            except (Exception, KeyboardInterrupt) as error:
-                ready.hooks.call_on_exception(error)
-                raise
             finally:
                 self.context = ready
                 self.metric_logger.begin(stage, closed="reduced")

@@ -238,6 +238,7 @@ ERRORS = {
     "StrategyUnavailable": (2, "user_error"),
     "RunHeld": (2, "user_error"),
     "StopRequested": (75, "stopped"),
+    "ReplayEnd": (75, "stopped"),
     "Superseded": (75, "stopped"),
     "Overtaken": (1, "died"),
     "WorldError": (1, "died"),

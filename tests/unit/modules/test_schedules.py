@@ -1,5 +1,7 @@
 """Callbacks for the course of a fit: windows, layers that begin to train, the k best weights, time, errors."""
 
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,10 +193,31 @@ def test_hooks_learn_of_an_exception(fails: bool, caplog: pytest.LogCaptureFixtu
     with pytest.raises(UserCodeError, match="dies"):
         fit(None, catching, dies_in=0)
     assert catching.caught == ["LookupError('dies')"]
-    assert ("of the hook" in caplog.text) == fails
+    why = "of the hook\nraised in Catching.on_exception\nIt was called because fit failed with LookupError: dies"
+    assert bool(re.search(why, caplog.text)) == fails
     with pytest.raises(RuntimeError, match="mat1"):
         Trainer(callbacks=[catching]).predict(Net(), DataLoader(TensorDataset(torch.ones(2, 3))))
     assert len(catching.caught) == 2
+
+
+@pytest.mark.parametrize("verb", ["fit", "predict"])
+@pytest.mark.parametrize("place", ["setup", "train_dataloader predict_dataloader", "configure_optimizers"])
+def test_hooks_learn_of_an_exception_before_the_first_batch(verb: str, place: str) -> None:
+    class Failing(Net):
+        pass
+
+    def fails(*arguments: Any) -> None:
+        raise LookupError("early")
+
+    for name in place.split():
+        setattr(Failing, name, fails)
+    net, catching = Failing(), Catching()
+    trainer = Trainer(max_epochs=1, callbacks=[catching], enable_progress_bar=False)
+    data = DataLoader(TensorDataset(torch.ones(2, 2))) if "loader" not in place else None
+    is_called = place != "configure_optimizers" or verb == "fit"
+    with pytest.raises(UserCodeError, match="early") if is_called else nullcontext():
+        getattr(trainer, verb)(net, data)
+    assert catching.caught == net.caught == ["LookupError('early')"] * is_called
 
 
 def test_throughput_is_measured_and_in_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.checkpointing.identity import environment_of
+from midstride.engine.errors import ReplayEnd
 from midstride.engine.runs.replay import changes_between, replay_environment
 from midstride.engine.runs.run_difference import Cause, first_cause
 from midstride.engine.session.replay_plan import TRACE, ReplayPlan
 from midstride.engine.storage.store import Store
-from midstride.engine.training.step_replay import ReplayEnd
 
 Act = Callable[["Net"], object]
 #: steps traced, and the step at which a cause is planted
