@@ -9,6 +9,7 @@ import json
 import math
 import pdb
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from midstride.engine.checkpointing.step_trace import StepTrace
 from midstride.engine.errors import ReplayEnd, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.torch_internals import TorchDispatchMode
 from midstride.engine.session.replay_plan import RESULT, TRACE, ReplayPlan
 from midstride.engine.strategies.mixins import ModelParallel, RunsBackward, RunsLanes
 from midstride.engine.strategies.step import loss_in
@@ -39,6 +41,8 @@ _STEPS_BEFORE = 4
 _TOO_MANY, _SHOWN = 1024, 8
 #: relative difference of a batch's loss from the mean over its samples that counts as rounding
 _ROUNDING = 1e-3
+#: namespaces of torch's operations that exchange data with other ranks
+_EXCHANGES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
 
 
 @dataclass
@@ -155,7 +159,9 @@ class StepReplay:
                 _debug(context.trainer, context.module, batch)
             if self._has_page and _is_whole(context):
                 self._position = context.progress.state_dict()
-                self._before = {name: value.detach().clone() for name, value in _tensors_of(context.module).items()}
+                # On the host: a GPU that the run fills has no room for its weights twice.
+                tensors = _tensors_of(context.module).items()
+                self._before = {name: value.detach().to("cpu", copy=True) for name, value in tensors}
         self.page["samples"].append(everyone)
         if self._before:
             self._batches.append((progress.batch, batch))
@@ -167,7 +173,7 @@ class StepReplay:
         """
         tensors, samples = _tensors_of(context.module), self.page["samples"]
         before, now = ({name: value.shape for name, value in one.items()} for one in (self._before, tensors))
-        if before != now:
+        if any(context.collective.gather(before != now)):  # of one rank is enough: all gather the losses, or none
             return
         with torch.no_grad():
             for name, value in tensors.items():
@@ -255,23 +261,42 @@ def _losses_by_sample(context: FitContext, batch: Any, index: int) -> list[float
     Dropout and batch norm of the training mode depend on the whole batch.
     """
     module, count = context.module, samples_in(batch)
-    counts = context.collective.gather(count)
-    if {*counts} != {count} or count > _TOO_MANY or other_length(batch, count) is not None or _has_others(batch):
+    is_possible = 0 < count <= _TOO_MANY and other_length(batch, count) is None and not _has_others(batch)
+    if context.collective.gather(count if is_possible else None) != [count] * context.world.size:
         return None
 
     def loss_of(part: Any) -> float:
         loss: Tensor = loss_in(context.scope.run(module.training_step, part, index))
         return float(loss)
 
+    alone = _Alone() if context.world.size > 1 else nullcontext()
     module.eval()
     try:
-        with torch.no_grad(), context.metric_logger.muted():
+        with torch.no_grad(), context.metric_logger.muted(), alone:
             whole = loss_of(batch)
             each = [loss_of(_sample(batch, number)) for number in range(count)]
     except Exception:  # such a step has no losses by sample
         return None
     is_mean = not math.isfinite(whole) or math.isclose(sum(each) / count, whole, rel_tol=_ROUNDING, abs_tol=1e-6)
     return each if is_mean else None
+
+
+class _Alone(TorchDispatchMode):
+    """Refuses exchanges with other ranks, which might not come to them."""
+
+    def __init__(self) -> None:
+        initialize: Any = super().__init__  # which has no types
+        initialize()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation.
+
+        Raises:
+            RuntimeError: it is an exchange.
+        """
+        if func.namespace in _EXCHANGES:
+            raise RuntimeError(f"{func} in a step that only this rank computes")
+        return func(*args, **(kwargs or {}))
 
 
 def _has_others(batch: Any) -> bool:

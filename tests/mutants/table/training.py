@@ -401,4 +401,13 @@ TRAINING = [
         "bool(files) and files[-1].startswith(_DISTRIBUTED) and not files[-1].startswith(_TENSORS)",
         "bool(files) and files[-1].startswith(_DISTRIBUTED)",
         "test_user_code.py"),
+    Mutant("a rank whose buffer grows in a replayed step leaves the others waiting", "StepReplay._note_largest",
+        "any(context.collective.gather(before != now))", "before != now",
+        "test_ranks_agree_on_the_losses_of_samples[a buffer grows]"),
+    Mutant("the end of a replay is told as an error", "Hooks.call_on_exception",
+        "self._has_told or isinstance(error, ReplayEnd)", "self._has_told",
+        "test_a_step_is_given_with_its_gradients"),
+    Mutant("an error in a fit is told twice", "Hooks.call_on_exception",
+        "self._has_told = True", "pass",
+        "test_hooks_learn_of_an_exception"),
 ]
