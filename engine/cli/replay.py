@@ -25,7 +25,7 @@ from midstride.engine.snapshots.parent import open_run
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.urls import absolute_url
 
-__all__ = ["is_of_loop", "job_run", "launch_quietly", "replay"]
+__all__ = ["is_of_loop", "job_run", "launch_quietly", "replay", "show_causes"]
 
 RunUrl = Annotated[str, Parameter(help="A run of a job: a folder or an fsspec URL. It can be training.")]
 Step = Annotated[int, Parameter(help="Number of the step, from 1.")]
@@ -126,10 +126,17 @@ def _show(found: Replayed, step: int) -> None:
         print(printable(f"replayed {steps} of {found.url} from {origin}: {_verdict(found)}"))
     for name, reason in found.damaged.items():
         print(printable(f"  snapshot {name} is damaged: {reason}"))
-    for line in found.changed if found.difference else ():
-        print(printable(f"  since the run: {line}"))
+    if found.difference:
+        show_causes(found.changed)
     if found.page:
         _show_page(found.page, step)
+
+
+def show_causes(changed: Sequence[str]) -> None:
+    """Print what has `changed` since a run that differs; if nothing has, what to do."""
+    same = "versions, hardware and code are those of the run, so its data have changed, or a step is not repeatable"
+    for line in [f"since the run: {one}" for one in changed] or [f"{same}: midstride check JOB --determinism"]:
+        print(printable(f"  {line}"))
 
 
 def _verdict(found: Replayed) -> str:
@@ -156,7 +163,7 @@ def _show_page(page: dict[str, Any], step: int) -> None:
     for name, value in lines:
         console.print(f"  {name}  {value}", highlight=False, markup=False, soft_wrap=True)
     steps = page.get("steps", ())
-    if len(steps) > 1:
+    if len(steps) > 1 and any(one.get("losses") or "gradient" in one for one in steps):
         _show_steps(console, steps)
     if largest := page.get("largest"):
         rows = [[str(one["sample"]), str(one["rank"]), format_number(one["loss"])] for one in largest]

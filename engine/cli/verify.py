@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from midstride.engine.cli.output import AsJson, print_json, show_error
-from midstride.engine.cli.replay import job_run, launch_quietly
+from midstride.engine.cli.replay import job_run, launch_quietly, show_causes
 from midstride.engine.cli.stop_signals import stoppable
 from midstride.engine.formatting import printable
 
@@ -34,8 +34,7 @@ def verify(url: RunUrl, /, *, first: First = None, last: Last = None, as_json: A
         print(printable(f"{found.url} differs. First at {found.difference}"))
         if found.row:
             print(printable(f"first row: {found.row}"))
-        for line in found.changed:
-            print(printable(f"since the run: {line}"))
+        show_causes(found.changed)
     if found.equal and not as_json:
         steps = ", ".join(dict.fromkeys(map(str, found.equal)))
         print(printable(f"computed from step {found.start}: the whole state is equal at step {steps}"))

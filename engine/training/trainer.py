@@ -866,7 +866,7 @@ class Trainer(TrainerInterface):
         hooks, module, strategy = self.context.hooks, self.context.module, self.strategy
         self.context.finite_losses.check(loss)
         hooks.call("on_before_backward", loss)
-        self.context.inject_fault("backward")
+        self.context.inject_fault("backward", None, loss)
         buckets = gradient_buckets(strategy)
         with nullcontext() if buckets is None else buckets.backward(module.parameters()):
             self.context.precision.backward(loss, own_hook(module, "backward") or Tensor.backward, **options)
