@@ -14,6 +14,7 @@ from midstride.engine.config.options import SnapshotOptions, checked_options
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.loggers.build_logger import logger_errors
 from midstride.engine.modules.progress import Progress
+from midstride.engine.session.replay_plan import ReplayPlan
 
 __all__ = ["LoopArguments", "ScriptJob", "running", "script_job"]
 
@@ -124,6 +125,7 @@ class ScriptJob:
         job, world = self.job, self.job.world
         if faults := self._disagreements(given, default):
             raise JobError.of(f"{job.script} as a script of job {job.name}", faults)
+        is_replay = ReplayPlan.from_environment() is not None  # in another folder, and told to no tracker
         named = [options.in_project(job.name) for options in job.loggers]
         accelerator = given.accelerator if world.accelerator == "auto" else world.accelerator
         deterministic = job.trainer.deterministic
@@ -134,7 +136,7 @@ class ScriptJob:
             seed=job.seed,
             snapshots=job.snapshots,
             accept_change=(*accepted, *job.accept_change),
-            loggers=named or given.loggers,
+            loggers=() if is_replay else named or given.loggers,
             deterministic=given.deterministic if deterministic is None else deterministic,
             accelerator=accelerator,
             gpus=world.gpus,
@@ -147,11 +149,12 @@ class ScriptJob:
 
     def _disagreements(self, given: LoopArguments, default: SnapshotOptions) -> list[str]:
         job, world, pairs = self.job, self.job.world, list[tuple[str, Any, str, Any]]()
-        if given.run is not None:
+        is_replay = ReplayPlan.from_environment() is not None
+        if given.run is not None and not is_replay:
             pairs.append(("run", given.url, "its run is", self.url))
         if given.seed is not None:
             pairs.append(("seed", given.seed, "the job has seed:", job.seed))
-        if given.snapshots is not default:
+        if given.snapshots is not default and not is_replay:
             said = given.snapshots
             chosen = said.model_dump(exclude_unset=True) if isinstance(said, SnapshotOptions) else dict(said or {})
             for name, value in chosen.items():

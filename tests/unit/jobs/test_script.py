@@ -1,5 +1,6 @@
 """The script of a job: what its Loop takes from the job, how it ends, and what `check` says of it."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from midstride.engine.config.job import TrainingJob
-from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.config.options import SnapshotOptions
+from midstride.engine.errors import EngineError, JobError, ReplayEnd, UserError
 from midstride.engine.jobs.build import build_module
 from midstride.engine.jobs.check import job_errors
 from midstride.engine.jobs.evaluate import evaluate, evaluate_with_champion
@@ -15,7 +17,9 @@ from midstride.engine.jobs.script import run_script
 from midstride.engine.launch.launch import launch
 from midstride.engine.loop.script_job import ScriptJob
 from midstride.engine.runs.forked_job import as_forked
+from midstride.engine.runs.replay import quiet_copy, replay_environment
 from midstride.engine.runs.run import Run
+from midstride.engine.session.replay_plan import RESULT, ReplayPlan
 from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.storage.store import Store
 
@@ -92,6 +96,19 @@ def test_a_disagreement_shows_both_values(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(JobError, match=words):
         run(make_job(tmp_path, SCRIPT.format(arguments=arguments)), "first")
+
+
+def test_a_script_that_names_run_snapshots_and_tracker_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = "'runs/first', snapshots={'every_steps': 4}, loggers=['tensorboard']"
+    job = make_job(tmp_path, SCRIPT.format(arguments=arguments))
+    copy = quiet_copy(job.model_copy(update={"snapshots": SnapshotOptions()}), "first", str(tmp_path / "copy"))
+    with replay_environment(ReplayPlan(str(tmp_path), 3)), pytest.raises(ReplayEnd):
+        run(copy.job, copy.name)
+    assert json.loads((tmp_path / RESULT).read_text())["page"]["step"] == 3
+    assert [*tmp_path.rglob("events.out*")] == []
 
 
 @pytest.mark.parametrize(
