@@ -223,6 +223,8 @@ class Objects(AlikeOnRanks):
             self._fill(root, nodes, restore)
             if root.owner is not None:
                 self._delete_attributes(root, nodes, state_dict.get("deleted", []), change)
+            elif root.values.keys() - nodes.keys():  # hooks that training has removed
+                restore.mark_changed()
             if root.is_ordered:
                 keep_order(root.owner, nodes)
         paths = {root.path for root in roots}

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from midstride.engine.code_origin import is_user_class, is_user_file, is_user_module
+from midstride.engine.code_origin import is_user_class, is_user_file, is_user_module, module_of
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, has_slots, set_attribute
 from midstride.engine.objects.kinds.functions import Cached, is_users_cache
@@ -48,7 +48,7 @@ _OURS = frozenset({"_trainer", "device", "_is_replica", "_compiled_call_impl", "
 _COMPOSABLE = "__composable_api_state_key"
 #: classes of tensors whose attributes are walked; other classes manage their attributes themselves
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
-_HOOKS = tuple(name for name in INTERNAL if name.endswith("_hooks"))
+_HOOKS = tuple(sorted(name for name in INTERNAL if name.endswith("_hooks")))
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -254,7 +254,7 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
     modules = user_modules(kinds)
     named = [value for module in modules for value in vars(module).values()]
     kinds.update(value for value in named if isinstance(value, type) and is_user_class(value))
-    for kind in sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__)):
+    for kind in sorted(kinds, key=lambda kind: (module_of(kind), kind.__qualname__)):
         yield from _of_class(kind)
     for function in dict.fromkeys(code for code in map(_code_of, named) if isinstance(code, types.FunctionType)):
         yield from _of_function(function)
