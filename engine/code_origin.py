@@ -6,7 +6,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-__all__ = ["is_python_file", "is_user_class", "is_user_file", "is_user_module", "is_written_by_user"]
+__all__ = ["is_python_file", "is_user_class", "is_user_file", "is_user_module", "is_written_by_user", "module_of"]
 
 _PYTHON = tuple({*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")), str(Path(os.__file__).parent)})
 _INSTALLED = tuple({sysconfig.get_paths()[key] for key in ("purelib", "platlib")})
@@ -33,7 +33,13 @@ def _is_installed(path: str) -> bool:
 
 def is_user_class(kind: type) -> bool:
     """Return whether a class was written by the user."""
-    return is_user_module(kind.__module__)
+    return is_user_module(module_of(kind))
+
+
+def module_of(kind: type) -> str:
+    """Return the name of a class's module; "" if code has set another value or none."""
+    name: object = kind.__module__
+    return name if isinstance(name, str) else ""
 
 
 def is_written_by_user(owner: object, name: str) -> bool:

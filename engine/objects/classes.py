@@ -23,7 +23,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from midstride.engine.code_origin import is_user_class
+from midstride.engine.code_origin import is_user_class, module_of
 from midstride.engine.metrics.torchmetrics_internals import is_kind_of_metric, set_anew
 from midstride.engine.objects.attributes import attributes_of, made_by, new_locks
 from midstride.engine.objects.kinds.kind import MISSING
@@ -96,7 +96,7 @@ def is_library(kind: type) -> bool:
     """Return whether `kind` is a library's class, whose attributes may not be all its state."""
     if kind_name(kind) in _BY_ATTRIBUTES | _IN_EACH_ATTEMPT or issubclass(kind, nn.Module):
         return False
-    if kind.__module__.startswith(_OF_TORCH) and kind.__module__ in sys.modules:
+    if module_of(kind).startswith(_OF_TORCH) and module_of(kind) in sys.modules:
         return False
     return not is_user_class(kind)
 
@@ -154,7 +154,7 @@ def _is_made_of_attributes(kind: Any) -> bool:
     """Return whether `kind` is a library's, in Python, and pickled by a state."""
     if not is_library(kind) or issubclass(kind, (*_OF_LOADERS, *BASES, tuple, Enum)):
         return False
-    if is_of_a_process(kind.__module__) or kind in copyreg.dispatch_table:
+    if is_of_a_process(module_of(kind)) or kind in copyreg.dispatch_table:
         return False
     base = made_by(kind)
     is_open = hasattr(kind, "close") and not any(kind_name(one) in _CLOSED_FREELY for one in kind.__mro__)
@@ -203,7 +203,7 @@ def class_called(kind: str, live: Any, base: type) -> Any:
         return None
     is_known = issubclass(found, _MADE_ANEW) or (issubclass(found, tuple) and hasattr(found, "_fields"))
     is_known = is_known or issubclass(found, Enum) or keeps_attributes(found)
-    is_known = is_known or _can_state_attributes(found) or found.__module__.startswith(_OF_TORCH)
+    is_known = is_known or _can_state_attributes(found) or module_of(found).startswith(_OF_TORCH)
     return found if is_known or is_user_class(found) or kind in _BY_ATTRIBUTES else None
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.objects.attributes import attributes_of, delete_attribute, items_of, own_dict, set_attribute
 from midstride.engine.objects.kinds.generators import MAIN_GENERATORS, Generator, get_state, set_state
 from midstride.engine.objects.kinds.kind import MISSING
@@ -119,7 +120,7 @@ def shared_with_module(owner: object, module: nn.Module) -> dict[str, object]:
 
 def _is_mutable(value: object) -> bool:
     is_code = isinstance(value, (types.FunctionType, types.MethodType, partial, *_GENERATORS, tuple, frozenset))
-    return not is_code and (isinstance(value, _CONTAINERS) or not _is_library(type(value).__module__))
+    return not is_code and (isinstance(value, _CONTAINERS) or not _is_library(module_of(type(value))))
 
 
 def _used_by_reading(owner: object, seen: set[int]) -> Iterator[tuple[str, object]]:
@@ -181,7 +182,7 @@ def _unlike_data(value: Collection[Any], items: Iterable[tuple[Any, Any]]) -> It
 
 def _used_by_class(kind: type) -> Iterator[tuple[str, object]]:
     """Yield class attributes, and what the functions that reading an instance calls use."""
-    if _is_library(kind.__module__):
+    if _is_library(module_of(kind)):
         return
     names = [name for name in _CALLED if isinstance(_static(kind, name), types.FunctionType)]
     for name in names:  # grows by what they call in turn
@@ -213,13 +214,13 @@ def _used_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
             yield from ((f" (global {path})", value) for path, value in inner if value is not None)
         elif isinstance(used, type):
             yield from ((f" (global {name}){path}", value) for path, value in _called_on(used, names))
-        elif isinstance(used, _FOLLOWED) or not _is_library(type(used).__module__):
+        elif isinstance(used, _FOLLOWED) or not _is_library(module_of(type(used))):
             yield f" (global {name})", used
 
 
 def _called_on(kind: type, names: Iterable[str]) -> Iterator[tuple[str, object]]:
     """Yield attributes `names` of `kind`, and what making and calling an instance uses."""
-    if _is_library(kind.__module__):
+    if _is_library(module_of(kind)):
         return
     for name in {*names, "__init__", *_CALLED}:
         value = _static(kind, name)

@@ -11,6 +11,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.objects.attributes import own_dict
 from midstride.engine.state.tensor_digest import tensor_digest
 from midstride.engine.state.torch_internals import indices_and_values
@@ -32,7 +33,7 @@ def is_large(value: Any) -> bool:
         return sum(part.nbytes for part in indices_and_values(value)) > LARGE_BYTES
     if isinstance(value, (Tensor, np.ndarray)):
         return bool(value.nbytes > LARGE_BYTES)
-    if callable(getattr(type(value), "memory_usage", None)) and type(value).__module__.startswith("pandas"):
+    if callable(getattr(type(value), "memory_usage", None)) and module_of(type(value)).startswith("pandas"):
         return len(value) > LARGE_ITEMS or int(np.sum(value.memory_usage())) > LARGE_BYTES
     if not issubclass(type(value), (list, tuple, dict, set, frozenset, deque)):
         return False

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from midstride.engine.code_origin import is_user_class, is_user_module
+from midstride.engine.code_origin import is_user_class, is_user_module, module_of
 from midstride.engine.objects.classes import keeps_attributes
 from midstride.engine.state.object_nodes import kind_text
 
@@ -22,7 +22,7 @@ _WRAPPERS = (classmethod, staticmethod, types.MethodType)
 
 def user_modules(kinds: Iterable[type]) -> list[types.ModuleType]:
     """Return the user's modules that define `kinds`, and those they refer to, by name."""
-    names = _reached(frozenset(kind.__module__ for kind in kinds), len(sys.modules))
+    names = _reached(frozenset(module_of(kind) for kind in kinds), len(sys.modules))
     return [sys.modules[name] for name in names if name in sys.modules]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from midstride.engine.code_origin import is_user_class
+from midstride.engine.code_origin import is_user_class, module_of
 from midstride.engine.errors import EngineError
 from midstride.engine.objects.attributes import made_by, set_attribute
 from midstride.engine.objects.classes import BASES, CONTAINERS, is_library, is_of_a_process, sets_state
@@ -141,7 +141,7 @@ def _is_maker(name: str, kind: type) -> bool:
     module, _, function = name.partition(":")
     if name in (_NEW, kind_name(kind)):
         return True
-    owners = {base.__module__.partition(".")[0].lstrip("_") for base in kind.__mro__ if base is not object}
+    owners = {module_of(base).partition(".")[0].lstrip("_") for base in kind.__mro__ if base is not object}
     return module.partition(".")[0].lstrip("_") in owners and _MAKER.search(function) is not None
 
 
@@ -171,7 +171,7 @@ def _is_reducible(kind: Any) -> bool:
     if not isinstance(kind, type) or issubclass(kind, _OTHERS) or kind_name(kind).startswith("midstride.engine"):
         return False
     is_free = any(kind_name(base) in _CLOSED_FREELY for base in kind.__mro__)
-    if not is_free and (is_of_a_process(kind.__module__) or hasattr(kind, "close") or hasattr(kind, "__del__")):
+    if not is_free and (is_of_a_process(module_of(kind)) or hasattr(kind, "close") or hasattr(kind, "__del__")):
         return False
     default: Any = object
     names = ("__reduce__", "__reduce_ex__", "__getstate__")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.objects.kinds.opaque import OPAQUE
 from midstride.engine.objects.kinds.plain import PLAIN, VALUES
@@ -46,7 +47,7 @@ class Tables(Kind):
 
     def matches(self, kind: type) -> bool:
         """Return whether `kind` is one of these classes of pandas."""
-        module = kind.__module__
+        module = module_of(kind)
         is_missing = kind.__name__ in _NO_VALUES and module.startswith("pandas.")
         return module in _MODULES or module.startswith(_INSIDE) or is_missing
 
