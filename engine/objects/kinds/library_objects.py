@@ -10,10 +10,11 @@ from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from midstride.engine.code_origin import is_user_class
+from midstride.engine.code_origin import is_user_class, module_of
 from midstride.engine.objects.attributes import attributes_of, is_cached, made_by
 from midstride.engine.objects.classes import (
     has_attributes,
@@ -92,7 +93,7 @@ class Pipelines(Opaque):
 
     def matches(self, kind: type) -> bool:
         """Return whether `kind` is one of torchdata's."""
-        return kind.__module__.startswith("torchdata.nodes")
+        return module_of(kind).startswith("torchdata.nodes")
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the class; in data, of which copies are read, the loader keeps the position."""
@@ -112,9 +113,10 @@ class Graphs(Opaque):
         return kind_name(kind) == "torch.fx.graph:Graph"
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
-        """Return the class; the number of nodes is compared."""
+        """Return the class; the nodes are compared, to say that training has changed them."""
         walk.meet(value, path)
-        walk.constants[path] = f"{kind_name(type(value))} {len(value.nodes)} nodes"
+        nodes = repr([(node.op, node.target, node.args, node.kwargs) for node in value.nodes])
+        walk.constants[path] = f"{kind_name(type(value))} {xxhash.xxh3_64_hexdigest(nodes.encode())}"
         return self.instance(value)
 
 
