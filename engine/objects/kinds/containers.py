@@ -116,6 +116,8 @@ class NamedTuples(Kind):
         kind = class_called(node.kind, live, tuple)
         if kind is None:
             return restore.mark_stale(path, node.kind, live)
+        if restore.keep_whole(node, live, path):
+            return live
         items = restore.items(node.state["items"], live if type(live) is kind else (), path)
         if len(items) != len(kind._fields):
             return restore.mark_stale(path, f"{node.kind} of {len(items)} fields", live)

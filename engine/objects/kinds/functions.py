@@ -82,7 +82,9 @@ class Functions(Kind):
         if not is_same or (code is not None and code_digest(live) != code):
             found = restore.find_function(node.kind, code)
             if not is_same and not restore.claim(found, path, fits=found is not None):
-                return restore.mark_stale(path, node.kind, live)
+                if found is None or found.__code__.co_freevars:
+                    return restore.mark_stale(path, node.kind, live)
+                found = _copied(found)  # each object of a class may have its own
             live = live if found is None else found
         if code is not None and code_digest(live) != code:  # the code was changed since the snapshot
             restore.mark_changed()
@@ -96,6 +98,13 @@ class Functions(Kind):
         if "attributes" in node.state:
             restore.attributes(node.state["attributes"], live, path)
         return live
+
+
+def _copied(function: types.FunctionType) -> types.FunctionType:
+    """Return another function with the same code, which has no closure."""
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    setattr(made, "__kwdefaults__", function.__kwdefaults__)  # noqa: B010  # an attribute of Python's
+    return made
 
 
 def _is_called(live: Any, kind: str) -> bool:
