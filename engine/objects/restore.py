@@ -8,8 +8,10 @@ distinct when the snapshot was taken stay distinct, and shared objects are share
 import itertools
 import types
 from collections.abc import Container, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +52,7 @@ class GraphRestore:
         self._known = {**{path: value for path, value in walk.seen.values()}, **anchors}
         self._made: dict[str, object] = {}
         self._used: dict[int, object] = {id(value): value for value in anchors.values()}
-        self.memory, self.arrays = RestoredMemory(device), FilledArrays()
+        self.memory = RestoredMemory(device)
         self._left_out: set[int] | None = None
         #: nodes without a lost part and their live values, by their ids, which no later ones get
         self._whole: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
@@ -71,6 +73,11 @@ class GraphRestore:
             return self.mark_stale(path, f"the same as {node.path}", live) if found is MISSING else found
         restorer = kind_of_node(node)
         return node if restorer is None else restorer.restore(self, node, live, path)
+
+    @cached_property
+    def arrays(self) -> FilledArrays:
+        """The live arrays, of which a restore fills some in place."""
+        return FilledArrays(value for _, value in self._walk.seen.values() if isinstance(value, np.ndarray))
 
     def items(self, nodes: Any, before: Any, path: str) -> list[Any]:
         """Return the items that `nodes` describe, each filled into the live item at its index."""
@@ -174,6 +181,10 @@ class GraphRestore:
         if self._walk.base_of(live) is not None:  # a parameter's memory, and the node is apart from it
             return False
         return self.memory.fits(live, node)
+
+    def is_in_weight(self, array: "np.ndarray[Any, Any]") -> bool:
+        """Return whether an array lies in the memory of a parameter or buffer."""
+        return self._walk.array_view(array) is not None
 
     def weight_at(self, rows: Tensor) -> str | None:
         """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""

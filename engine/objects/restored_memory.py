@@ -1,11 +1,13 @@
 """Maps memory of a snapshot's tensors and arrays to that of live ones with their values."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from midstride.engine.objects.array_memory import ArrayMemory, bounds_of
 from midstride.engine.state.differences import differences
 
 __all__ = ["FilledArrays", "RestoredMemory"]
@@ -68,47 +70,56 @@ class RestoredMemory:
 
 
 class FilledArrays:
-    """Arrays of numpy, and rows of them, that a restore has filled in place."""
+    """Arrays of numpy, their rows, and tensors in them, filled in place by a restore.
 
-    def __init__(self) -> None:
-        self._filled: dict[int, list[tuple[Any, Any]]] = {}  # by the id of the owner of their memory
+    Args:
+        arrays: the live arrays.
+    """
+
+    def __init__(self, arrays: Iterable[Any]) -> None:
+        self._memory = ArrayMemory(arrays)
+        self._filled: dict[int | None, list[tuple[Any, Any]]] = {}  # by the start of their memory
+
+    def holds(self, live: Tensor) -> bool:
+        """Return whether a tensor lies in the memory of an array."""
+        return live.is_cpu and _has_address(live) and self._memory.start_of(live) is not None
 
     def fill(self, live: Any, saved: Any) -> bool:
         """Fill `live` and return True, unless this would change one that was filled before.
 
         Arrays that share memory in this attempt can have been apart when the snapshot was taken.
         """
-        filled = self._filled.setdefault(id(_owner_of(live)), [])
+        if isinstance(live, Tensor):
+            live, saved = live.detach(), saved.detach()
+        filled = self._filled.setdefault(self._memory.start_of(live) if live.nbytes else None, [])
         if not filled:
             _assign(live, saved)
         elif differences(live, saved):
-            before = live.copy()
+            before = live.clone() if isinstance(live, Tensor) else live.copy()
             _assign(live, saved)
-            memory = _memory_of(live)
-            if any(np.may_share_memory(memory, _memory_of(one)) and differences(one, its) for one, its in filled):
+            if any(_overlap(live, one) and differences(one, its) for one, its in filled):
                 _assign(live, before)
                 return False
         filled.append((live, saved))
         return True
 
 
-def _owner_of(array: Any) -> Any:
-    while (base := getattr(array, "base", None)) is not None:
-        array = base
-    return array
-
-
 def _assign(live: Any, saved: Any) -> None:
-    if isinstance(live, np.ndarray):
+    if isinstance(live, Tensor):
+        live.copy_(saved)
+    elif isinstance(live, np.ndarray):
         live[...] = saved
     else:
         for name in saved.dtype.names:
             live[name] = saved[name]
 
 
-def _memory_of(value: Any) -> Any:
-    """Return an array in the memory of an array or a row."""
-    return value if isinstance(value, np.ndarray) or not value.nbytes else np.frombuffer(value, dtype=np.uint8)
+def _overlap(one: Any, other: Any) -> bool:
+    """Return whether arrays, rows or tensors may have memory in common."""
+    if not (one.nbytes and other.nbytes):
+        return False
+    (start, end), (begin, stop) = bounds_of(one), bounds_of(other)
+    return start < stop and begin < end
 
 
 def _further_bytes(live: Tensor, saved: Tensor) -> int:

@@ -8,7 +8,7 @@ again on resume. An object that no file can hold becomes an opaque instance, of 
 
 import operator
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from midstride.engine.objects.array_memory import address_of, owner_of
 from midstride.engine.objects.kinds.opaque import LEFT_OUT
 from midstride.engine.objects.kinds.plain import ADDRESSES, PLAIN
 from midstride.engine.objects.kinds.table import describer_of, kind_of
@@ -84,7 +85,6 @@ class GraphWalk:
         self.anchors, self._tensors, self._copied = anchors, tensors, copied
         #: whether what is large is left out, as data are
         self.is_small = False
-        self._storages: dict[int, str] | None = None
         self.seen: dict[int, tuple[str, object]] = {}
         self.opaque: dict[str, object] = {}  #: what no file can hold, by path
         self.constants: dict[str, str] = {}  #: functions, classes and the like, by path
@@ -225,18 +225,33 @@ class GraphWalk:
 
     def base_of(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter or buffer in whose memory `tensor` lies."""
-        if self._storages is None:
-            strided = {name: t for name, t in self._tensors.items() if has_memory(t)}
-            self._storages = {t.untyped_storage().data_ptr(): name for name, t in strided.items()}
         return self._storages.get(tensor.untyped_storage().data_ptr()) if has_memory(tensor) else None
+
+    @cached_property
+    def _storages(self) -> dict[int, str]:
+        strided = {name: tensor for name, tensor in self._tensors.items() if has_memory(tensor)}
+        return {tensor.untyped_storage().data_ptr(): name for name, tensor in strided.items()}
 
     def view(self, tensor: Tensor) -> View | None:
         """Return `tensor` as a view of a parameter's memory; None if it is not in any."""
         name = self.base_of(tensor)
-        if name is None or self._tensors[name].dtype != tensor.dtype:
+        if name is None:
             return None
-        offset = int(tensor.storage_offset()) - int(self._tensors[name].storage_offset())
-        return View(name, tuple(tensor.shape), tensor.stride(), offset) if offset >= 0 else None
+        strides = [stride * tensor.element_size() for stride in tensor.stride()]
+        return _view(name, self._tensors[name], tensor.data_ptr(), tensor.shape, strides, tensor.dtype)
+
+    def array_view(self, array: "np.ndarray[Any, Any]") -> View | None:
+        """Return an array as a view of a parameter's memory; None if it is not in any."""
+        owner = owner_of(array)
+        address = owner.untyped_storage().data_ptr() if isinstance(owner, Tensor) else address_of(owner)
+        name = self._storages.get(address) if array.size else None
+        if name is None:
+            return None
+        try:
+            dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        except TypeError:  # one that torch does not have
+            return None
+        return _view(name, self._tensors[name], address_of(array), array.shape, array.strides, dtype)
 
     def is_view_without_address(self, tensor: Tensor) -> bool:
         """Return whether `tensor` is in a parameter's memory, on a device without addresses."""
@@ -258,3 +273,14 @@ class GraphWalk:
         weights = {name: tensor for name, tensor in self._tensors.items() if is_distributed(tensor)}
         shards = ((name, row_shard_of(tensor)) for name, tensor in weights.items())
         return {(shard.rows.data_ptr(), shard.rows.shape): name for name, shard in shards if shard is not None}
+
+
+def _view(
+    name: str, base: Tensor, address: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+) -> View | None:
+    """Return the view at an address, with strides in bytes; None if `base` has no such elements."""
+    offset, size = address - base.data_ptr(), dtype.itemsize
+    if offset < 0 or min(strides, default=0) < 0 or any(number % size for number in (offset, *strides)):
+        return None
+    other = "" if dtype == base.dtype else str(dtype).removeprefix("torch.")
+    return View(name, tuple(shape), tuple(stride // size for stride in strides), offset // size, other)

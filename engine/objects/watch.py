@@ -1,17 +1,19 @@
 """Warns once of unwritable state: opaque objects, newly shared arrays, changed hooks."""
 
+import ctypes
 import logging
 import types
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from torch import Tensor
 
 from midstride.engine.formatting import format_names
+from midstride.engine.objects.array_memory import ArrayMemory, address_of, bounds_of, owner_of
 from midstride.engine.objects.kinds.opaque import DATA, class_found, is_remade
 from midstride.engine.objects.kinds.tensors import has_memory
 from midstride.engine.objects.user_modules import function_called
@@ -196,12 +198,12 @@ def shown(path: str) -> str:
     return ".".join(names if len(names) <= _LONG else [*names[: _LONG // 2], "...", *names[-2:]])
 
 
-#: bytes of an array beyond which only so many of its elements are sampled with each snapshot
+#: bytes of memory beyond which only so many of them are sampled with each snapshot
 _LARGE_BYTES, _SAMPLES = 1 << 20, 30_000
 
 
 class ArraySharing:
-    """Finds changing arrays that came to share memory with other arrays or tensors.
+    """Finds memory that arrays came to share with other arrays or tensors, and that is written.
 
     Arrays that every attempt builds are filled in place and still share memory in a resumed run; others do not.
     """
@@ -210,78 +212,83 @@ class ArraySharing:
         #: path, place in the memory, strides
         self._built: set[tuple[str, int, tuple[int, ...]]] = set()
         self._named: set[str] = set()
-        #: path -> owner of an array's memory, and a digest
-        self._digests: dict[str, tuple[weakref.ref[Any], int]] = {}
+        self._before: dict[tuple[int, int], _Written] = {}
 
     def begin(self, walk: GraphWalk) -> None:
         """Record which arrays share memory when training begins, as in every attempt."""
-        self._built = {_place(path, value) for group in _groups(walk) for path, value in group.items()}
+        for start, group in _groups(walk):
+            self._built |= {_place(path, value, start) for path, value in group.items()}
+        self.written(walk)
 
     def written(self, walk: GraphWalk) -> list[list[str]]:
-        """Return paths of changed arrays that came to share memory, each group once."""
-        found = []
-        digests: dict[str, tuple[weakref.ref[Any], int]] = {}
-        for group in _groups(walk):
-            is_built = self._built.issuperset(_place(path, value) for path, value in group.items())
-            if is_built or not self._named.isdisjoint(group):
-                continue
-            arrays = {path: value for path, value in group.items() if isinstance(value, np.ndarray)}
-            now = {path: (weakref.ref(_owner_of(value)), _sampled_digest(value)) for path, value in arrays.items()}
-            digests |= now
-            before = {path: self._digests[path] for path in now if path in self._digests}
-            if any(owner() is now[path][0]() and digest != now[path][1] for path, (owner, digest) in before.items()):
+        """Return paths of arrays that came to share memory whose content changes, each group once."""
+        found, now = [], {}
+        for start, group in _groups(walk):
+            bounds = [*map(bounds_of, group.values())]
+            span = min(begin for begin, _ in bounds), max(end for _, end in bounds)
+            now[span] = _Written.of(span, group.values())
+            is_built = self._built.issuperset(_place(path, value, start) for path, value in group.items())
+            if not is_built and self._named.isdisjoint(group) and now[span].is_later(self._before.get(span)):
                 self._named.update(group)
                 found.append([*group])
-        self._digests = digests
+        self._before = now
         return found
 
 
-def _place(path: str, value: Any) -> tuple[str, int, tuple[int, ...]]:
-    """Return the path of an array or tensor, its distance in bytes from its memory, its strides."""
+class _Written(NamedTuple):
+    """Digest of a piece of memory, and the arrays and tensors that keep it alive."""
+
+    digest: int
+    owners: tuple["weakref.ref[Any]", ...]
+
+    @classmethod
+    def of(cls, span: tuple[int, int], members: Iterable[Any]) -> "_Written":
+        """Return the digest of the memory of `members` between two addresses."""
+        memory = np.frombuffer(memoryview((ctypes.c_char * (span[1] - span[0])).from_address(span[0])), dtype=np.uint8)
+        owners = (one if isinstance(one, Tensor) else owner_of(one) for one in members)
+        return cls(_sampled_digest(memory), tuple(map(weakref.ref, owners)))
+
+    def is_later(self, before: "_Written | None") -> bool:
+        """Return whether this is the same memory as `before`, with other content."""
+        if before is None or before.digest == self.digest:
+            return False
+        return not {id(owner()) for owner in before.owners if owner() is not None}.isdisjoint(
+            id(owner()) for owner in self.owners
+        )
+
+
+def _place(path: str, value: Any, start: int) -> tuple[str, int, tuple[int, ...]]:
+    """Return the path of an array or tensor, its distance in bytes from `start`, its strides."""
     if isinstance(value, Tensor):
-        return path, int(value.storage_offset()) * value.element_size(), value.stride()
-    return path, value.__array_interface__["data"][0] - _address(value), value.strides
+        return path, value.data_ptr() - start, value.stride()
+    return path, address_of(value) - start, value.strides
 
 
-def _groups(walk: GraphWalk) -> list[dict[str, Any]]:
-    """Return groups, by path, of arrays and tensors that share memory, at least one an array."""
+def _groups(walk: GraphWalk) -> list[tuple[int, dict[str, Any]]]:
+    """Return groups, by path, of arrays and tensors that share memory, at least one an array.
+
+    Each is with the address where its memory begins.
+    """
     members: dict[int, dict[str, Any]] = {}
-    for path, value in walk.seen.values():
-        if _is_watched(value):
-            members.setdefault(_address(value), {})[path] = value
-    if members:
-        for path, value in walk.seen.values():
-            if isinstance(value, Tensor) and value.is_cpu and has_memory(value):
-                members.get(value.untyped_storage().data_ptr(), {})[path] = value
-    groups = (_overlapping(group) for group in members.values() if len(group) > 1)
-    return [group for group in groups if group]
+    arrays = {path: value for path, value in walk.seen.values() if _is_watched(value)}
+    if not arrays:
+        return []
+    memory = ArrayMemory(arrays.values())
+    tensors = ((path, one) for path, one in walk.seen.values() if isinstance(one, Tensor) and one.is_cpu)
+    for path, value in (*arrays.items(), *((path, one) for path, one in tensors if has_memory(one))):
+        if (start := memory.start_of(value)) is not None:
+            members.setdefault(start, {})[path] = value
+    groups = ((start, _overlapping(group)) for start, group in members.items() if len(group) > 1)
+    return [(start, group) for start, group in groups if group]
 
 
 def _is_watched(value: object) -> bool:
     return type(value) is np.ndarray and value.dtype != object and value.flags.writeable and value.size > 0
 
 
-def _address(array: Any) -> int:
-    """Return the address of the memory of which an array is a view."""
-    owner = _owner_of(array)
-    if isinstance(owner, Tensor):
-        return owner.untyped_storage().data_ptr()
-    address: int = owner.__array_interface__["data"][0]
-    return address
-
-
-def _owner_of(array: Any) -> Any:
-    """Return the array or tensor that owns the memory of an array."""
-    while isinstance(array.base, (np.ndarray, Tensor)):
-        array = array.base
-        if isinstance(array, Tensor):
-            break
-    return array
-
-
 def _overlapping(group: dict[str, Any]) -> dict[str, Any]:
     """Return those of `group` whose elements overlap with those of another member."""
-    bounds = {path: _bounds(value) for path, value in group.items()}
+    bounds = {path: bounds_of(value) for path, value in group.items()}
     found: set[str] = set()
     before = last = ""
     for path in sorted(group, key=bounds.__getitem__):
@@ -293,26 +300,16 @@ def _overlapping(group: dict[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in group.items() if path in found}
 
 
-def _bounds(value: Any) -> tuple[int, int]:
-    """Return the addresses of begin and end of an array or a tensor."""
-    if isinstance(value, np.ndarray):
-        return np.lib.array_utils.byte_bounds(value)
-    length = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    return value.data_ptr(), value.data_ptr() + length * value.element_size()
-
-
 def _share(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return np.shares_memory(one, other)
     return isinstance(one, np.ndarray) or isinstance(other, np.ndarray)  # tensors alone go on to share
 
 
-def _sampled_digest(array: Any) -> int:
-    """Return a digest of an array; of a large one, of elements spread over it."""
-    if array.nbytes > _LARGE_BYTES:
-        per_axis = int(_SAMPLES ** (1 / array.ndim)) + 1
-        array = array[tuple(slice(None, None, max(1, size // per_axis)) for size in array.shape)]
-    return xxhash.xxh3_64_intdigest(array.tobytes())
+def _sampled_digest(memory: "np.ndarray[Any, Any]") -> int:
+    """Return a digest of bytes; of many, of some spread over them."""
+    step = 1 if memory.nbytes <= _LARGE_BYTES else memory.nbytes // _SAMPLES | 1
+    return xxhash.xxh3_64_intdigest(memory[::step].tobytes())
 
 
 class RegisteredHooks:

@@ -285,7 +285,8 @@ def _write_scalar(encoder: _Encoder, value: np.generic, path: str) -> Any:
 
 
 def _write_view(encoder: _Encoder, value: View, path: str) -> Any:
-    return {_TAG: "view", "of": value.of, "shape": [*value.shape], "strides": [*value.strides], "offset": value.offset}
+    entry = {_TAG: "view", "of": value.of, "shape": [*value.shape], "strides": [*value.strides], "offset": value.offset}
+    return {**entry, "dtype": value.dtype} if value.dtype else entry
 
 
 def _write_instance(encoder: _Encoder, value: Instance, path: str) -> Any:
@@ -431,7 +432,9 @@ _READERS: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
     "piece": _Decoder.piece,
     AGAIN: _Decoder.again,
     "same": lambda decoder, node: Same(node["as"]),
-    "view": lambda decoder, node: View(node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"]),
+    "view": lambda decoder, node: View(
+        node["of"], tuple(node["shape"]), tuple(node["strides"]), node["offset"], node.get("dtype", "")
+    ),
     "instance": _Decoder.instance,
     "scalar": lambda decoder, node: scalar_of(bytes.fromhex(node["bytes"]), dtype_of(decoder.value(node["dtype"]))),
 }

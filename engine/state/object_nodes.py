@@ -43,12 +43,14 @@ class View:
         shape: of the view.
         strides: of the view, in elements.
         offset: of the view in that memory, in elements.
+        dtype: name of its dtype if that tensor has another one, such as the real part of complex numbers.
     """
 
     of: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    dtype: str = ""
 
 
 @dataclass

@@ -8,13 +8,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from midstride.engine.code_origin import is_user_class
+from midstride.engine.objects.array_memory import address_of
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.classes import class_called
 from midstride.engine.objects.kinds.kind import MISSING, Kind, is_alike
 from midstride.engine.objects.kinds.opaque import OPAQUE
+from midstride.engine.objects.kinds.tensors import in_memory_of
 from midstride.engine.state.arrays import describe_dtype, dtype_of
+from midstride.engine.state.differences import differences
 from midstride.engine.state.object_nodes import Instance, kind_name, loaded, step
 
 if TYPE_CHECKING:
@@ -38,16 +42,51 @@ class Arrays(Kind):
         if describe_dtype(value.dtype) is None:
             return OPAQUE.describe(walk, value, path)
         walk.meet(value, path)
-        return value
+        if (view := walk.array_view(value)) is not None:
+            return self.instance(value, view=view, **({} if value.flags.writeable else {"read_only": True}))
+        return value if value.flags.writeable else self.instance(value, read_only=value)
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill an array in place if it has the same dtype and shape."""
-        if isinstance(node, Instance):
+        if not isinstance(node, Instance):
+            return _restored_array(restore, node, live, path)
+        if "view" in node.state:
+            return _restored_view(restore, node, live, path)
+        if "read_only" not in node.state:
             return _restored_objects(restore, node, live, path)
-        fits = type(live) is np.ndarray and (live.dtype, live.shape) == (node.dtype, node.shape)  # no array in a file
-        if restore.claim(live, path, fits=fits and live.flags.writeable) and restore.arrays.fill(live, node):
+        saved = node.state["read_only"]
+        is_same = type(live) is np.ndarray and not live.flags.writeable and not differences(live, saved)
+        found = live if restore.claim(live, path, fits=is_same) else _restored_array(restore, saved, live, path)
+        found.setflags(write=False)
+        return found
+
+
+def _restored_view(restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
+    """Return an array in the memory of a weight."""
+    base: Any = restore.find(node.state["view"].of)
+    if not isinstance(base, Tensor) or not base.is_cpu:
+        return restore.mark_stale(path, f"a view of {node.state['view'].of}", live)
+    view = in_memory_of(base, node.state["view"]).numpy()
+    if "read_only" in node.state:
+        view.setflags(write=False)
+    is_same = type(live) is np.ndarray and _place(live) == _place(view)
+    return restore.record(live if is_same else view, path)
+
+
+def _place(array: Any) -> tuple[Any, ...]:
+    return address_of(array), array.shape, array.strides, array.dtype, array.flags.writeable
+
+
+def _restored_array(restore: "GraphRestore", saved: Any, live: Any, path: str) -> Any:
+    """Return a writable array with the values of `saved`, or a live one that has them."""
+    fits = type(live) is np.ndarray and (live.dtype, live.shape) == (saved.dtype, saved.shape)  # no array in a file
+    fits = fits and not restore.is_in_weight(live)
+    if restore.claim(live, path, fits=fits and (live.flags.writeable or live.flags.owndata)):
+        if not live.flags.writeable:
+            live.setflags(write=True)
+        if restore.arrays.fill(live, saved):
             return live
-        return restore.record(node.copy(order="K"), path)  # in memory of its own, so that it can be resized
+    return restore.record(saved.copy(order="K"), path)  # in memory of its own, so that it can be resized
 
 
 def _restored_objects(restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
@@ -124,7 +163,7 @@ class DerivedArrays(Kind):
         """Fill an array in place if it has the same dtype and shape."""
         kind: Any = type(live) if kind_name(type(live)) == node.kind else loaded(node.kind)
         array = node.state["array"]
-        if not (isinstance(kind, type) and self.matches(kind)):
+        if not (isinstance(kind, type) and issubclass(kind, np.ndarray)):
             return restore.mark_stale(path, node.kind, live)
         fits = kind_name(type(live)) == node.kind and (live.dtype, live.shape) == (array.dtype, array.shape)
         fits = restore.claim(live, path, fits=fits and live.flags.writeable)
@@ -132,6 +171,9 @@ class DerivedArrays(Kind):
             live = restore.record(array.view(kind), path)
         restore.attributes(node.state["attributes"], live, path)
         return live
+
+
+_DERIVED = DerivedArrays()
 
 
 class MemoryMaps(Kind):
@@ -148,6 +190,8 @@ class MemoryMaps(Kind):
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the file, and how it is read."""
+        if value.mode is None:  # the result of arithmetic or of `copy`, in memory
+            return _DERIVED.describe(walk, value, path)
         walk.meet(value, path)
         if value.flags.writeable:
             walk.large[path] = value

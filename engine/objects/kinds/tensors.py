@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.objects.kinds.opaque import OPAQUE
 from midstride.engine.objects.restored_memory import RestoredMemory
+from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.object_nodes import Instance, Same, View, instances_in, kind_name, step
 from midstride.engine.state.row_shards import (
     DISTRIBUTED,
@@ -34,6 +35,7 @@ __all__ = [
     "Tensors",
     "Views",
     "has_memory",
+    "in_memory_of",
     "mark_device_tensors",
     "place_device_tensors",
     "placed_tensors",
@@ -64,7 +66,7 @@ class Tensors(Kind):
         plain = value.detach() if value.grad_fn is not None else value
         if other_kind(plain) is not None or walk.is_view_without_address(value):
             return OPAQUE.describe(walk, value, path)
-        own = {name: one for name, one in vars(value).items() if not name.startswith("_")}
+        own = _own_attributes(value)
         if plain.is_cpu and not own and (value.grad_fn is not None or value.grad is None):
             return plain
         state: dict[str, Any] = {} if plain.is_cpu else {"on_device": True}
@@ -74,31 +76,43 @@ class Tensors(Kind):
 
     def restore(self, restore: "GraphRestore", node: Any, live: Any, path: str) -> Any:
         """Fill a tensor in place, or return a new one in the memory that it shared."""
-        before = _gradient_before(live)
-        if not isinstance(node, Instance):
-            target = _restored(restore, node, live, path, was_on_host=True)
-            return _restore_gradient(restore, node, target, before, path)
-        was_on_host = "on_device" not in node.state
-        own = vars(live) if isinstance(live, Tensor) else {}
-        attributes = [(name, own.get(name, MISSING), part) for name, part in node.state.get("attributes", {}).items()]
-        target = _restored(restore, node.state["value"], live, path, was_on_host=was_on_host)
-        for name, value, part in attributes:
-            if (after := restore.value(part, value, step(path, name))) is not MISSING:
+        before, own = _gradient_before(live), _own_attributes(live)
+        state = node.state if isinstance(node, Instance) else {"value": node}
+        target = _restored(restore, state["value"], live, path, was_on_host="on_device" not in state)
+        nodes = state.get("attributes", {})
+        for name, part in nodes.items():
+            if (after := restore.value(part, own.get(name, MISSING), step(path, name))) is not MISSING:
                 setattr(target, name, after)
+        for name in _own_attributes(target).keys() - nodes.keys():  # which training has deleted
+            delattr(target, name)
         return _restore_gradient(restore, node, target, before, path)
 
 
+def _own_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes that user code has set on a tensor."""
+    own = vars(value) if isinstance(value, Tensor) else {}
+    return {name: one for name, one in own.items() if not name.startswith("_")}
+
+
 def _restored(restore: "GraphRestore", value: Tensor, live: Any, path: str, *, was_on_host: bool) -> Any:
-    if restore.claim(live, path, fits=restore.takes(live, value, was_on_host=was_on_host)):
+    if restore.claim(live, path, fits=restore.takes(live, value, was_on_host=was_on_host)) and _fill(
+        restore, live, value
+    ):
         restore.memory.take(live, value)
-        with torch.no_grad():
-            live.detach().copy_(value)
         if live.is_leaf and live.requires_grad != value.requires_grad:
             live.requires_grad_(value.requires_grad)
         return live
     plain = value.detach()
     placed = restore.memory.place(plain, was_on_host=was_on_host)
     return restore.record(value if placed is plain and was_on_host else _leaf_like(value, placed), path)
+
+
+def _fill(restore: "GraphRestore", live: Tensor, value: Tensor) -> bool:
+    """Fill `live`; return False if it lies in an array that was filled with other values."""
+    if restore.arrays.holds(live):
+        return restore.arrays.fill(live, value)
+    live.detach().copy_(value)
+    return True
 
 
 def _leaf_like(value: Tensor, placed: Tensor) -> Tensor:
@@ -180,10 +194,23 @@ class Views(Kind):
         base: Any = restore.find(node.of)
         if not isinstance(base, Tensor):
             return restore.mark_stale(path, f"a view of {node.of}", live)
-        view = base.detach().as_strided(node.shape, node.strides, base.storage_offset() + node.offset)
+        view = in_memory_of(base, node)
         if _is_same_view(live, view):
             return restore.record(live, path)
         return restore.record(view, path)
+
+
+def in_memory_of(base: Tensor, node: View) -> Tensor:
+    """Return the view of the tensor `base` that `node` describes.
+
+    Raises:
+        RuntimeError: it is larger than that memory.
+    """
+    if not node.dtype:
+        return base.detach().as_strided(node.shape, node.strides, base.storage_offset() + node.offset)
+    whole = torch.empty(0, dtype=torch_dtype(node.dtype), device=base.device).set_(base.untyped_storage())
+    start = base.storage_offset() * base.element_size() // whole.element_size()
+    return whole.as_strided(node.shape, node.strides, start + node.offset)
 
 
 def _is_same_view(a: Any, b: Tensor) -> bool:

@@ -421,3 +421,20 @@ class RotatesViews(Small):
         self.seen.resize(self.seen.size + 1, refcheck=False)
         self.seen[-1] = float(batch.sum())
         return 1 + (self.memory * torch.arange(3)).sum() + self.turned[1].sum() + abs(self.seen.sum())
+
+
+class TakesBack(Small):
+    """An array is closed for writing, a tensor loses an attribute; an array shows other numbers of a weight."""
+
+    def build(self) -> None:
+        self.table, self.marked = np.zeros(2), torch.zeros(1)
+        self.marked.tag = 1.0
+        self.row = self.layer.weight.detach().numpy()[0, :1]
+
+    def factor(self, batch: Tensor) -> Any:
+        if self.global_step == 1:
+            self.table.setflags(write=False)
+            del self.marked.tag
+        self.row = self.layer.weight.detach().numpy()[0, int(self.global_step) % 2 :]
+        self.row *= 0.9
+        return 1 + self.table.flags.writeable + hasattr(self.marked, "tag")

@@ -56,6 +56,40 @@ def test_arrays_that_come_to_share_memory_are_named_once(name: str, caplog: pyte
     assert len(caplog.messages) == is_named
 
 
+def other_half(number: int, memory: Any) -> Any:
+    return memory[number % 2 * 2 :][:2]
+
+
+#: what holds memory, what training sees of it at a step, and another array at the same place
+MOVING: dict[str, Callable[[int, Any], Attributes]] = {
+    "an array": lambda number, array: {"array": array, "part": other_half(number, array)},
+    "a tensor of an array": lambda number, array: {
+        "array": array,
+        "part": other_half(number, torch.from_numpy(array[number % 2 :])),
+    },
+    "an array of a tensor": lambda number, tensor: {"whole": tensor, "part": other_half(number, tensor.numpy())},
+    "two that change places": lambda number, array: {
+        "array": array,
+        "x": other_half(number, array),
+        "y": other_half(number + 1, array),
+    },
+}
+
+
+@pytest.mark.parametrize("name", MOVING)
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_view_that_moves_is_named_once_if_its_memory_changes(
+    name: str, writes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory: Any = torch.zeros(5) if name == "an array of a tensor" else np.zeros(5)
+    named = UnwritableWarnings()
+    named.begin(walk(MOVING[name](0, memory)))
+    for number in range(1, 5):
+        memory += int(writes)
+        named.warn(walk(MOVING[name](number, memory)))
+    assert len(caplog.messages) == writes
+
+
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_cache_of_rows_is_named_once_where_it_is_written_to(writes: bool, caplog: pytest.LogCaptureFixture) -> None:
     array, rows = np.zeros((9, 2)), []

@@ -121,6 +121,24 @@ class Part:
         return self.count
 
 
+class Nowhere:
+    """An object of a class that code has taken out of its module."""
+
+    __module__: Any = None
+
+
+def read_only(array: Any) -> Any:
+    array.setflags(write=False)
+    return array
+
+
+class Doubling:
+    """Has a function of its own."""
+
+    def __init__(self) -> None:
+        self.act = lambda value: 2 * value
+
+
 def counting() -> Callable[[], int]:
     counts = [0]
 
@@ -210,6 +228,11 @@ def leaf() -> torch.Tensor:
     return tensor
 
 
+def tagged(tensor: Any) -> Any:
+    tensor.tag = [1]
+    return tensor
+
+
 def with_attribute(value: Any) -> Any:
     value.name = "b"
     return value
@@ -236,14 +259,20 @@ ROWS = {
     "a new tensor": Row(Tensors, lambda: None, become=lambda _: torch.ones(3)),
     "a gradient": Row(Tensors, leaf, lambda x: x.grad.add_(1)),
     "a tensor with an attribute": Row(Tensors, lambda: torch.zeros(2), lambda x: setattr(x, "tag", [1])),
+    "a tensor without an attribute": Row(Tensors, lambda: tagged(torch.zeros(2)), lambda x: delattr(x, "tag")),
     "a view": Row(Views, lambda: None, become=lambda layer: layer.weight.data[0]),
     "a conjugate view": Row(FlippedTensors, lambda: torch.ones(2, dtype=torch.complex64).conj(), lambda x: x.add_(1j)),
     "a negative view": Row(
         FlippedTensors, lambda: None, become=lambda _: torch.ones(2, dtype=torch.cfloat).conj().imag
     ),
     "an array": Row(Arrays, lambda: np.zeros(2), lambda x: x.fill(3)),
+    "a read-only array": Row(Arrays, lambda: np.zeros(2), lambda x: [x.fill(3), x.setflags(write=False)]),
+    "an array that is writable now": Row(Arrays, lambda: read_only(np.zeros(2)), lambda x: x.setflags(write=True)),
+    "an array in a weight": Row(Arrays, lambda: None, become=lambda layer: layer.weight.detach().numpy()[1, ::2]),
+    "the bytes of a weight": Row(Views, lambda: None, become=lambda layer: layer.weight.data.view(torch.uint8)[1]),
     "an array of objects": Row(Arrays, lambda: np.array([[1], None], dtype=object), lambda x: x[0].append(2)),
     "an array in a file": Row(MemoryMaps, lambda: np.memmap(__file__, mode="r")),
+    "an array that was in a file": Row(MemoryMaps, lambda: np.memmap(__file__, mode="r").copy(), lambda x: x.fill(3)),
     "a list": Row(Lists, lambda: [1, [2]], lambda x: x[1].append((3, x))),
     "a tuple": Row(Tuples, lambda: (1, [2]), lambda x: x[1].append(3)),
     "a named tuple": Row(NamedTuples, lambda: Point(1, [2]), become=lambda _: Point(5, [torch.ones(1)])),
@@ -270,6 +299,7 @@ ROWS = {
     "a row of records": Row(Records, lambda: np.zeros(2, dtype=[("a", "f4")])[0], lambda x: x.__setitem__("a", 3)),
     "a row made late": Row(Records, lambda: None, become=lambda _: np.ones(2, dtype=[("a", "f4")])[0]),
     "a function": Row(Functions, counting, lambda x: x()),
+    "a function of each object": Row(UserObjects, Doubling, lambda x: setattr(x, "next", Doubling())),
     "a method": Row(Methods, lambda: Part().step, lambda x: x()),
     "a partial": Row(Partials, lambda: partial(counting(), 1, a=[2]), lambda x: x.keywords["a"].append(3)),
     "a weak reference": Row(WeakReferences, lambda: None, become=lambda layer: weakref.ref(layer.weight)),
@@ -299,6 +329,7 @@ ROWS = {
     "a scalar": Row(Scalars, lambda: np.float32(1), become=lambda _: np.float64(2)),
     "numbers": Row(Numbers, lambda: array("d", [1]), lambda x: x.append(2.5)),
     "an object": Row(UserObjects, lambda: SimpleNamespace(a=[1]), with_attribute),
+    "an object of a class without a module": Row(AttributeObjects, Nowhere, with_attribute),
     "an object made late": Row(UserObjects, lambda: None, become=lambda _: Part(3)),
     "a derived list": Row(UserObjects, Stack, lambda x: with_attribute(x).append([1])),
     "a derived number": Row(DerivedValues, Number, become=lambda _: with_attribute(Number(3))),
