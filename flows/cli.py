@@ -221,7 +221,7 @@ def _run_flow(name: str, job: TrainingJob, arguments: tuple[Any, ...], view: Any
 
 
 def _interrupted() -> Callable[[signal.Signals], KeyboardInterrupt]:
-    """Return a maker of exceptions for signals, the second of which ends this process soon.
+    """Return a maker of exceptions for signals; the second signal ends this process soon.
 
     Its ranks end with it. While its server is away, Prefect would ask it for minutes.
     """

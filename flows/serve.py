@@ -36,7 +36,8 @@ def start_command(name: str) -> str:
 
 async def _serve(runner: Runner) -> None:
     asked, told = asyncio.Event(), set[int]()
-    heeded = [number for number in _ASKED_BY if signal.getsignal(number) != signal.SIG_IGN]  # nohup means what it says
+    # An ignored signal stays ignored, as under nohup.
+    heeded = [number for number in _ASKED_BY if signal.getsignal(number) != signal.SIG_IGN]
 
     running, waiting = asyncio.create_task(runner.start()), asyncio.create_task(asked.wait())
     await asyncio.sleep(0)  # by then it has its own handler of SIGTERM, which ours replaces

@@ -18,7 +18,7 @@ __all__ = ["HookChanges"]
 
 log = logging.getLogger(__name__)
 
-#: parts that hooks of a snapshot add to, or that count what was read
+#: parts that hooks of a snapshot add to, or that count samples and batches read
 _LEFT_OUT = frozenset({"user", "samples", "feeds", "logged", "progress"})
 #: largest number of differences that are named
 _MOST = 3

@@ -125,7 +125,7 @@ def fit(
         show_outcome(outcome)
         if outcome.is_refusal:
             return outcome.code
-        with suppress(OSError, SnapshotError):  # the store has gone: what is to be said has been said
+        with suppress(OSError, SnapshotError):  # the store has gone; the outcome is printed already
             written, _ = write_report(this)
             if loaded.loggers:
                 tell_trackers(this.store, written, loaded.folder)

@@ -86,7 +86,7 @@ def surroundings_fault() -> str:
     except FileNotFoundError:
         return "the current folder has been removed: change to an existing one"
     try:
-        os.write(1, b"\n")  # Python forgets what it could not write
+        os.write(1, b"\n")  # Python drops buffered output that it cannot write
     except OSError as error:
         return f"standard output takes no more ({error.strerror}): further output is dropped"
     return ""

@@ -13,7 +13,7 @@ __all__ = ["escape", "show_table", "table_console"]
 
 #: columns of a terminal on which nothing is wrapped
 _WIDE = 10_000
-#: columns of what is no terminal, such as a file
+#: columns of an output that is no terminal, such as a file
 _WIDTH = 160
 
 

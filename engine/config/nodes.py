@@ -74,7 +74,7 @@ class Nodes:
         if self.most < self.least:
             return [f"nodes {self.least}:{self.most}: at least {self.least} and at most {self.most} is no range"]
         if self.most == 1 and self.batch is None:
-            return []  # one machine: what its ranks cannot do is not for want of others
+            return []  # one machine: more machines would not help its ranks
         if self._shared is None and self.most > self.least:
             return [
                 f"nodes {self.least}:{self.most} without lanes: the number of samples per step would depend on the "

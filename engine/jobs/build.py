@@ -24,7 +24,7 @@ __all__ = ["build_callbacks", "build_data", "build_module", "build_trainer", "de
 
 Built = TypeVar("Built")
 
-#: what of a job decides a run, beside what its Trainer is given
+#: keys of a job that decide a run, beside its Trainer's arguments
 _IDENTITY = ("module", "module_args", "data", "data_args", "weights")
 
 

@@ -74,7 +74,7 @@ def job_errors(
         tried = partial(_training_faults, job, module, data, needed, say, warn)
         faults += _collect(faults, "checking the training", tried) or []
     faults += _quoted_numbers(job) if faults else []
-    return [*dict.fromkeys(faults)]  # a file that cannot be imported fails for module and data alike
+    return [*dict.fromkeys(faults)]  # a file that cannot be imported fails for both module and data
 
 
 def _collect(faults: list[str], doing: str, act: Callable[[], T]) -> T | None:

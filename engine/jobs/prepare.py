@@ -25,7 +25,7 @@ def prepare(run: Run) -> FolderListing:
     if run.job.script is not None:  # which prepares its data itself
         return list_folder(None)
     data = build_data(run.job)
-    _folder_of(data)  # what is wrong with it, before hours of work
+    _folder_of(data)  # raises its faults before hours of work
     try:
         data.prepare_data()
     except EngineError:

@@ -163,7 +163,7 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
 def _first_state(
     a: Store, b: Store
 ) -> tuple[tuple[Snapshot, Snapshot] | None, StateDifference | None, tuple[str, ...]]:
-    """Return the last equal snapshots before a difference, that difference, and what is damaged."""
+    """Return the last equal snapshots before a difference, that difference, and damaged ones."""
     equal, damaged = None, list[str]()
     for ours, theirs in _pairs(a, b):
         try:

@@ -29,7 +29,7 @@ class Phase(IntEnum):
 
     STARTING = 0  #: until its first step is done
     TRAINING = 1
-    EVALUATING = 2  #: a validation, and what is done at the ends of epochs
+    EVALUATING = 2  #: a validation, and hooks at the ends of epochs
     WAITING = 3  #: for a store, or for data to be prepared: as long as it takes
     ENDED = 4
 

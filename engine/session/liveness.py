@@ -14,7 +14,7 @@ __all__ = ["LastSeen"]
 _EVERY_S = 1.0
 #: a rank that has said nothing for so long is gone, or frozen
 _SILENT_S = 3 * _EVERY_S
-#: the store may be what is lost
+#: seconds for a read, as the store itself may be lost
 _READ_S = 5.0
 
 

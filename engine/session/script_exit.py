@@ -43,6 +43,6 @@ def _set_hook() -> None:
             code = error.exit_code if isinstance(error, EngineError) else INTERRUPTED
             if not sys.flags.inspect:
                 end_process(code)
-            raise SystemExit(code)  # under `python -i`, which goes on
+            raise SystemExit(code)  # under `python -i`, which continues
 
     sys.excepthook = uncaught

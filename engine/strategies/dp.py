@@ -86,7 +86,7 @@ def run_on_replicas(
     of other replicas, and to plain attributes of any replica, are dropped.
 
     Args:
-        module: of which replicas are made.
+        module: the module to replicate.
         batch: is cut along its samples.
         devices: one for each chunk; a device can be listed several times.
         step: runs a chunk.

@@ -235,7 +235,7 @@ class Sharded(ModelParallel, ShardsWeights, FixedParameters, Strategy):
         return named if self.world.is_first else {}
 
     def own_weights(self, module: nn.Module, change: WeightsChange) -> dict[str, Any]:
-        """Return this rank's rows of the weights; rank 0's has also what is not sharded."""
+        """Return this rank's rows of the weights; rank 0 adds those that are not sharded."""
         _reshard(module)
         replica = self.world.rank // self.row_shard[1]
         parts = {name: _in_order(_row_shard(value)) for name, value in change(module.state_dict()).items()}

@@ -49,7 +49,7 @@ def _is_of_missing_closure(error: Exception) -> bool:
 
 
 def closure_returning(loss: Tensor | None, optimizer: Optimizer) -> Callable[[], Tensor | None]:
-    """Return a closure for a step of which the gradients are there; it returns `loss`.
+    """Return a closure for a step whose gradients exist; it returns `loss`.
 
     It raises UserError if the optimizer has moved its parameters by then: for these no loss was computed.
     """

@@ -28,7 +28,7 @@ LABEL = {"app.kubernetes.io/name": "midstride-node"}
 _CONTAINER = "node"
 #: in the Secret of a Job
 _SECRET_KEY = "secret"
-#: what the pod of a node has as the launcher's pod has it, and what its container has so
+#: fields that a node's pod copies from the launcher's pod, and fields that its container copies
 _OF_POD = ("affinity", "dnsPolicy", "imagePullSecrets", "nodeSelector", "securityContext", "tolerations", "volumes")
 _OF_CONTAINER = (
     "env",

@@ -97,7 +97,7 @@ def check_bits(first: dict[str, Any], here: dict[str, Any], *, hosts: tuple[str,
 _RANK = "midstride.engine.launch.machines.rank"
 #: a folder that was written elsewhere may be seen a little later, over NFS
 _SEEN_S = 5.0
-#: when there are to be no more restarts, the launcher says
+#: the launcher decides when to stop restarting
 _RESTARTS = 1_000_000
 
 
@@ -165,7 +165,7 @@ def _run_node() -> None:
     os.environ[PARENT] = str(os.getpid())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # until torchrun has its own handler, which does the same
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what is asked of one node is asked of all, by the launcher
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher sends a request to all nodes
     host, _, port = address.rpartition(":")
     try:
         launcher = LauncherConnection(host, int(port), read_secret(None))

@@ -105,7 +105,7 @@ class NodeReport:
             "heard": self._plan.round,
             "waits": self._is_waiting,
             "stacks": self._stacks_written,
-        }  # before what its ranks have left
+        }  # read before the lines and events of its ranks
         return self._launcher.report({**state, "lines": self._lines(), **self._news_of_ranks(), **more})
 
     def _news_of_ranks(self) -> dict[str, Any]:
