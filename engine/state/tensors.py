@@ -252,6 +252,8 @@ def other_kind(tensor: Tensor) -> str | None:
 
 def stage(leaves: Leaves) -> dict[str, Tensor]:
     """Copy all `leaves` to new CPU memory. Return the copies by name and complete their entries."""
+    if not leaves.tensors:  # as in most states of loaders, which may be taken after each batch
+        return {}
     layout = Layout(leaves)
     layout.complete(leaves)
     staged = {}
