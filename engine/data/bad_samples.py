@@ -2,7 +2,9 @@
 
 from typing import Any, NamedTuple
 
-__all__ = ["ON_REQUEST", "BadSample", "PartialBatch", "no_sample_left"]
+from midstride.engine.errors import UserCodeError
+
+__all__ = ["ON_REQUEST", "BadSample", "NoSampleLeft", "PartialBatch", "no_sample_left"]
 
 #: takes the place of the error of a sample in `skip_samples`
 ON_REQUEST = "on request"
@@ -18,6 +20,10 @@ class BadSample(NamedTuple):
 
     sample: str
     error: str
+
+
+class NoSampleLeft(UserCodeError):
+    """Raised on a rank whose batch has no readable sample; its loop tells the other ranks."""
 
 
 class PartialBatch(NamedTuple):

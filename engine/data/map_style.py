@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
-from midstride.engine.data.bad_samples import BadSample, PartialBatch, no_sample_left
+from midstride.engine.data.bad_samples import BadSample, NoSampleLeft, PartialBatch, no_sample_left
 from midstride.engine.data.data_check import SAMPLES, DataCheck, DataDigests, SampleCheck
 from midstride.engine.data.limits import limited, stream_limits
 from midstride.engine.data.loader import ResumableLoader
@@ -23,7 +23,6 @@ from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
 from midstride.engine.data.seeded_dataset import Idle, SeededCollate, SeededDataset, WorkerFailure, format_indices
 from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers
-from midstride.engine.errors import UserCodeError
 from midstride.engine.objects.generator_search import path_to_module
 from midstride.engine.seeds import mix
 
@@ -349,7 +348,7 @@ class MapLoader(ResumableLoader):
         if isinstance(batch, PartialBatch):
             self._bad_samples += (bad := batch.bad)
             if batch.batch is None:
-                raise UserCodeError(f"{no_sample_left(bad)}{self._where(number)}")
+                raise NoSampleLeft(f"{no_sample_left(bad)}{self._where(number)}")
             batch = batch.batch
         indices = self._sampler.pending.popleft()
         self.last_samples = len(indices)

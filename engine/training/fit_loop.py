@@ -5,12 +5,12 @@ between any two batches, of training or of a validation.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from midstride.engine.checkpointing.boundary import StepBoundary
 from midstride.engine.checkpointing.checkpointer import Checkpointer
-from midstride.engine.data.bad_samples import ON_REQUEST, BadSample
+from midstride.engine.data.bad_samples import ON_REQUEST, NoSampleLeft
 from midstride.engine.data.data_check import ensure_same_data
 from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.formatting import format_names
@@ -185,7 +185,7 @@ class FitLoop:
             heartbeat.begin_work()
             batch = self._to_device(self._next(batches))
             heartbeat.end_work(batches=1)
-            self._note_bad(self.loader.take_bad_samples())
+            self._note_bad()
             if progress.batch == 0 or self.loader.begins_pass:
                 self._check_order()
             if not self._has_compared_data:
@@ -228,9 +228,13 @@ class FitLoop:
 
         Raises:
             UserError: the epoch has none.
+            UserCodeError: none of its samples can be read.
         """
         try:
             return next(batches)
+        except NoSampleLeft as error:
+            self._note_bad(error)
+            raise
         except StopIteration:
             epoch = self.progress.epoch
             raise UserError(f"the training data have no batch in epoch {epoch}: the run stops before it") from None
@@ -255,19 +259,29 @@ class FitLoop:
                 )
         ensure_shared_order(context.collective, self.loader, f"epoch {progress.epoch}")
 
-    def _note_bad(self, bad: Sequence[BadSample]) -> None:
-        """Record samples that a rank could not read; fail on all ranks if they are too many."""
+    def _note_bad(self, failure: NoSampleLeft | None = None) -> None:
+        """Record samples that a rank could not read; fail on all ranks if they are too many.
+
+        Args:
+            failure: error of a batch of this rank without a readable sample.
+
+        Raises:
+            UserCodeError: too many samples cannot be read, or none of a batch of another rank.
+        """
         samples, progress, options = self.context.samples, self.progress, self._options.bad_samples
         world, collective = self.context.world, self.context.collective
+        bad = self.loader.take_bad_samples()
         for one in bad:
             if one.error != ON_REQUEST:
                 log.warning("sample %s cannot be read and is left out: %s", one.sample, one.error)
-        found = {world.rank: bad}
-        if options is not None and world.size > 1:
-            found = {} if collective.all_agree(not bad) else dict(enumerate(collective.gather([*bad])))
-        for rank, ones in found.items():
+        found = {world.rank: (bad, failure and str(failure))}
+        if (options is not None or self._options.skip_samples) and world.size > 1:
+            found = {} if collective.all_agree(not bad) else dict(enumerate(collective.gather(found[world.rank])))
+        for rank, (ones, _) in found.items():
             for one in ones:
                 samples.note_bad(progress.epoch, progress.batch, rank, one.sample, one.error)
+        if failure is None and (other := next((text for _, text in found.values() if text), None)) is not None:
+            raise NoSampleLeft(other)
         limit, errors = 0 if options is None else options.skip, samples.bad_samples()
         if len(errors) > limit:
             names = sorted(errors, key=lambda name: (len(name), name))

@@ -95,6 +95,17 @@ def _on_ranks(folder: Path) -> None:
             UserCodeError, match=f"2 samples cannot be read, and bad_samples leaves out 1: {one}, {other}"
         ):
             fit(folder / f"{one} and {other}", 10, skip=1, data=Damaged({one, other}), strategy="ddp")
+    with pytest.raises(UserCodeError, match="none of the 4 samples of a batch can be read; the first is 0"):
+        fit(folder / "a whole batch of rank 0", 10, skip=40, data=Damaged({0, 2, 4, 6}), strategy="ddp")
+    with pytest.raises(UserCodeError, match="skip_samples leaves out all 4 samples of a batch"):
+        fit(
+            folder / "all of them on request",
+            10,
+            skip=0,
+            data=Damaged(set()),
+            strategy="ddp",
+            skip_samples=[0, 2, 4, 6],
+        )
 
 
 def test_ranks_leave_out_the_same_after_a_resume(tmp_path: Path) -> None:
