@@ -8,25 +8,30 @@ from itertools import islice
 from types import CodeType, FunctionType, GeneratorType
 from typing import Any, Self
 
-import xxhash
-
+from midstride.engine.data.iterable.content_digest import content_digest
 from midstride.engine.data.sampler_state import samplers_in
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import own_dict, set_attribute
+from midstride.engine.seeds import mix
 
 __all__ = ["RunningGenerator", "keep_generators"]
 
 
-def keep_generators(sampler: Any) -> None:
-    """Replace generators in `sampler` that have not begun, so that they can begin again."""
+def keep_generators(sampler: Any) -> Any:
+    """Return `sampler`; a generator that has not begun, it or in it, is replaced by one that can begin again."""
+    if isinstance(sampler, GeneratorType):
+        return RunningGenerator.of(sampler) or sampler
     for one in samplers_in(sampler):
         for name, value in [*own_dict(one).items()]:
             if isinstance(value, GeneratorType) and (kept := RunningGenerator.of(value)) is not None:
                 set_attribute(one, name, kept)
+    return sampler
 
 
 class RunningGenerator(Iterator[Any]):
     """An iterator of a generator function; a state or copy draws its earlier items again.
+
+    It has no `close`, which `yield from` would call at the end of an epoch that a limit cuts short.
 
     Args:
         function: generator function.
@@ -57,6 +62,30 @@ class RunningGenerator(Iterator[Any]):
         self._count(item)
         return item
 
+    def send(self, value: Any) -> Any:
+        """Return the next item; a generator that receives values could not draw its items again.
+
+        Raises:
+            NotExact: `value` is not None.
+        """
+        if value is not None:
+            raise self._depends_on("send")
+        return next(self)
+
+    def throw(self, *error: Any) -> Any:
+        """Refuse, since a generator that handles errors could not draw its items again.
+
+        Raises:
+            NotExact: always.
+        """
+        raise self._depends_on("throw")
+
+    def _depends_on(self, method: str) -> NotExact:
+        return NotExact(
+            f"the generator {self._function.__name__} of a sampler is controlled by {method}(), which a resumed run "
+            "cannot repeat. Keep its state in attributes of the sampler, and call the generator function in __iter__."
+        )
+
     def _begin(self) -> Iterator[Any]:
         """Begin, and draw the items before the position again; return the generator.
 
@@ -78,7 +107,7 @@ class RunningGenerator(Iterator[Any]):
 
     def _count(self, item: Any) -> None:
         self._drawn += 1
-        self._digest = xxhash.xxh3_64_intdigest(repr(item).encode(), seed=self._digest)
+        self._digest = mix(self._digest, content_digest(item))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RunningGenerator":
         other = memo[id(self)] = RunningGenerator(self._function, ([], {}))

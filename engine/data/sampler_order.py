@@ -87,9 +87,9 @@ class SamplerOrder(SampleOrder):
         shared: bool = True,
         most: int | None = None,
     ) -> None:
-        keep_generators(sampler)
+        name, sampler = type(sampler).__name__, keep_generators(sampler)
         self._sampler, self._dataset, self._key = sampler, loader.dataset, key
-        self._what = f"the {what} loader's {type(sampler).__name__}"
+        self._what = f"the {what} loader's {name}"
         self._most = ENDLESS if most is None else most
         self._largest = _largest_epoch(sampler, loader.dataset)
         self._state, self._base_seed = SamplerState(sampler, self._dataset), BaseSeed(loader, sampler)
@@ -111,7 +111,7 @@ class SamplerOrder(SampleOrder):
         #: whether no warning of changes within an epoch is due; torch's samplers draw all items at once, too
         self._has_warned = not _is_lazy(sampler)
         digest = self._dry_run()
-        self._name = type(sampler).__name__ + (f", order {digest}" if shared else "")
+        self._name = name + (f", order {digest}" if shared else "")
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from midstride.engine import Trainer
 from midstride.engine.data import StatefulDataLoader
 from midstride.engine.data.dataloader_order import training_loader
 from midstride.engine.data.map_style import MapLoader
+from midstride.engine.data.running_generator import RunningGenerator
 from midstride.engine.data.sampler_order import SamplerOrder, as_items, pack_items, unpack_items
 from midstride.engine.data.sampler_state import SamplerState
 from midstride.engine.errors import NotExact
@@ -458,6 +459,40 @@ def test_a_generator_made_with_its_sampler_is_drawn_again(form: str) -> None:
         again = StatefulDataLoader(range(50), 2, sampler=Infinite(form))
         again.load_state_dict(states[stop - 1])
         assert [batch.tolist() for batch in islice(again, 9 - stop)] == found[stop:]
+
+
+class Item:
+    """An index whose text shows its address."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __index__(self) -> int:
+        return self.index
+
+
+def test_items_of_a_generator_are_compared_by_content() -> None:
+    generator = RunningGenerator(lambda: map(Item, range(9)), ([], {}))  # type: ignore[arg-type]
+    again = copy.deepcopy(generator)
+    assert [next(generator).index for _ in range(4)] == [0, 1, 2, 3]
+    again.load_state_dict(generator.state_dict())
+    assert (generator.send(None).index, next(again).index) == (4, 4)
+    for change in (lambda: generator.send(1), lambda: generator.throw(ValueError())):
+        with pytest.raises(NotExact, match=r"is controlled by (send|throw)\(\)"):
+            change()
+
+
+def test_a_generator_can_be_a_batch_sampler() -> None:
+    def batches() -> Iterator[list[int]]:
+        for size in (3, 1, 4, 2):
+            yield [*range(size)]
+
+    whole = StatefulDataLoader(range(5), batch_sampler=batches())
+    first = next(iter(whole)).tolist()
+    rest = StatefulDataLoader(range(5), batch_sampler=batches())
+    rest.load_state_dict(whole.state_dict())
+    assert [first, *(batch.tolist() for batch in rest)] == [*batches()]
+    assert [*rest] == []  # as in plain PyTorch
 
 
 def test_a_generator_on_a_generator_that_others_draw_from_is_named() -> None:
