@@ -108,6 +108,7 @@ class DataCheck:
         self._start: Nodes = copy.deepcopy(self._data.nodes())
         self._fingerprint = AttributeFingerprint(self._data.owners())
         self._has_begun = False
+        self._is_loaded = False  #: whether the saved state is to be returned as loaded, until a pass begins
         self.is_asked = False  #: whether an answer is due
         self._is_first = False
         self.found: DataDigests | None = None  #: set once by `answered`, and taken by `take`
@@ -121,7 +122,7 @@ class DataCheck:
         """
         if self._has_begun:
             return None
-        self._has_begun, self._is_first = True, is_first
+        self._has_begun, self._is_first, self._is_loaded = True, is_first, False
         if self._has_changed() and not is_first:  # training, on this rank perhaps, had changed them: it was restored
             self._saved, self.found = None, DataDigests(None, None, None, self._where, _machine())
             return None
@@ -165,13 +166,13 @@ class DataCheck:
 
     def state_dict(self) -> dict[str, Any]:
         """Return request and digest of the first attempt's samples, until training changes data."""
-        if self._saved is not None and self._has_changed():
+        if self._saved is not None and not self._is_loaded and self._has_changed():
             self._saved = None
         return {} if self._saved is None else {"checked": self._saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         """Restore the result of `state_dict`."""
-        self._saved = state_dict.get("checked")
+        self._saved, self._is_loaded = state_dict.get("checked"), True
 
 
 def ensure_same_data(everyone: Sequence[Sequence[DataDigests]], *, accepts_change: bool, warns: bool) -> bool:

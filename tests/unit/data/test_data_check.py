@@ -13,7 +13,7 @@ from support import nets
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from midstride.engine import Loop, Trainer
+from midstride.engine import Callback, Loop, Trainer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.data.data_check import ensure_same_data
 from midstride.engine.data.resolve import LoaderSettings, training_reader
@@ -114,6 +114,20 @@ def test_other_data_than_when_a_loop_began_are_refused(others: tuple[int, int], 
 def test_data_that_training_changes_are_not_compared(tmp_path: Path) -> None:
     fit(tmp_path, 1, 4, grades=True)
     fit(tmp_path, 1, 8, grades=True)
+
+
+class Scale(Callback):
+    """Changes the data before the first batch, as a shuffle at the start of an epoch does."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.train_dataloader.dataset.scale += 1.0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_that_change_before_the_first_batch_resume(workers: int, tmp_path: Path) -> None:
+    for steps in (4, 6, 8):
+        rows = fit(tmp_path, 1, steps, workers=workers, callbacks=[Scale()])
+    assert rows.scale == 3.0
 
 
 class Counting(Rows):
