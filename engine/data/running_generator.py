@@ -18,7 +18,7 @@ __all__ = ["RunningGenerator", "keep_generators"]
 
 
 def keep_generators(sampler: Any) -> Any:
-    """Return `sampler`; a generator that has not begun, it or in it, is replaced by one that can begin again."""
+    """Return `sampler`, with generators that have not begun as iterators that can begin again."""
     if isinstance(sampler, GeneratorType):
         return RunningGenerator.of(sampler) or sampler
     for one in samplers_in(sampler):
