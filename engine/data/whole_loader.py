@@ -306,7 +306,7 @@ class WholeLoader(IterableLoader):
             is_within = before is self._before
             now = copy.deepcopy(self._loader_state.state_dict()) if is_within or self._is_continued else {}
             ahead = (current.batches, current.digest) if is_within else None
-        history = [[*one] for one in self._past()]
+        history, now = [[*one] for one in self._past()], _changes_since(before, now)
         return {**super().state_dict(), "before": before, "now": now, "ahead": ahead and [*ahead], "history": history}
 
     def _before_next(self) -> dict[str, Any]:
@@ -343,7 +343,8 @@ class WholeLoader(IterableLoader):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore the state."""
         super().load_state_dict(state_dict)
-        self._before, self._now = state_dict["before"], state_dict["now"]
+        self._before = state_dict["before"]
+        self._now = _with_changes(state_dict["before"], state_dict["now"])
         self._ahead = state_dict["ahead"] and (*state_dict["ahead"],)
         self._pass, self._is_over = None, False
         self._history = [_Pass(*one) for one in state_dict["history"]]
@@ -446,6 +447,30 @@ class WholeLoader(IterableLoader):
                         "over under another run name."
                     )
         log.info("read %d batches of %s again in %.1f s", batches, self.name, time.monotonic() - began_s)
+
+
+def _changes_since(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the state `now` with the values of only those attributes that differ from `before`."""
+    if not (now and before):
+        return now
+    then: Nodes = before["nodes"]
+    differing = differing_attributes(then, now["nodes"])
+    nodes = {
+        path: {"names": [*own], "values": {n: own[n] for n in own if path not in then or (path, n) in differing}}
+        for path, own in now["nodes"].items()
+    }
+    return {**now, "nodes": nodes}
+
+
+def _with_changes(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the state from a result of `_changes_since`."""
+    if not (changes and before):
+        return changes
+    nodes = {
+        path: {name: own["values"].get(name, before["nodes"].get(path, {}).get(name)) for name in own["names"]}
+        for path, own in changes["nodes"].items()
+    }
+    return {**changes, "nodes": nodes}
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

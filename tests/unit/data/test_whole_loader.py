@@ -315,8 +315,8 @@ def test_a_loader_of_any_kind_continues_from_any_batch(kind: str, user: str) -> 
 class Told:
     """Adds to its last batches what training tells it."""
 
-    def __init__(self) -> None:
-        self.told = 0.0
+    def __init__(self, **options: Any) -> None:
+        self.told, self.options = 0.0, options
         self.passes = 0
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -325,6 +325,20 @@ class Told:
 
     def batch(self, number: int) -> Tensor:
         return torch.tensor([number + (self.told if number > 3 else 0.0), self.passes])
+
+
+def test_attributes_that_do_not_change_are_written_once() -> None:
+    def feed() -> Any:
+        return LoaderResolver(settings, trainer.strategy.collective, None, train=Told(names=["a", "b"])).training()
+
+    trainer = Trainer(max_epochs=1, enable_progress_bar=False)
+    settings = LoaderSettings(trainer.strategy.data_world, trainer.options, 7)
+    first, again = feed(), feed()
+    next(first.batches(0))
+    state = first.state_dict()
+    assert [name for own in state["now"]["nodes"].values() for name in own["values"]] == ["passes"]
+    again.load_state_dict(state)
+    assert not differences(again.state_dict(), state)
 
 
 class ToldStated(Told):
