@@ -130,6 +130,33 @@ def test_data_that_change_before_the_first_batch_resume(workers: int, tmp_path: 
     assert rows.scale == 3.0
 
 
+class Numbering:
+    """Adds the number of the batch."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def __call__(self, samples: list[Tensor]) -> Tensor:
+        self.batches += 1
+        return torch.stack(samples) + self.batches
+
+
+def fit_numbered(run: Path, steps: int, **options: Any) -> Tensor:
+    trainer = Trainer(max_steps=steps, snapshots={"every_steps": 2}, enable_progress_bar=False, **options)
+    net = Net(False)
+    trainer.fit(net, DataLoader(Rows(1), 4, collate_fn=Numbering()), run=run)
+    return torch.cat([weights.flatten() for weights in net.parameters()])
+
+
+def test_a_collate_fn_that_counts_resumes_in_the_way_that_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotExact, match="set rng='batch' and num_workers=0, where a resumed run continues its count"):
+        fit_numbered(tmp_path / "refused", 4)
+    whole = fit_numbered(tmp_path / "whole", 8, rng="batch")
+    for steps in (3, 8):
+        resumed = fit_numbered(tmp_path / "broken", steps, rng="batch")
+    assert torch.equal(resumed, whole)
+
+
 class Counting(Rows):
     """Counts its reads."""
 
