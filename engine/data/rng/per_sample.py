@@ -48,7 +48,7 @@ _CACHES_DRAWS = (
     "{dataset} draws random numbers when it is first read and none when it is read again: it keeps the drawn values, "
     "and a resumed run or another worker would draw new ones. Draw them in __init__, with a seed."
 )
-_COLLATED_ONCE = "Count in training_step; or set rng='batch' and num_workers=0, where a resumed run continues its count."
+_COLLATED_ONCE = "Count in training_step or set rng='batch' and num_workers=0, where a resumed run continues its count."
 _KEEPS_STATE = (
     "{collate} of {dataset} returned another batch than without earlier reads: reading changes their state ({what}), "
     "separately in each worker and in no snapshot. A resumed run and each new worker would start without it. Make it "
