@@ -1,5 +1,6 @@
 """Objects of a run: a graph of user code's objects, restored in place by identity.
 
+array_memory      finds the memory that arrays share with other arrays and with tensors
 attributes        reads and sets the attributes of an object, in `__dict__` or in slots
 changes           differences between the objects that this attempt's code builds and those of the snapshot's code
 classes           classes by their names: whose objects can be made anew, whose attributes are all of their state
