@@ -303,7 +303,7 @@ class Writer:
 
     @staticmethod
     def _was_dropped(pending: PendingSnapshot) -> bool:
-        """Return whether a snapshot was dropped, once its end is known, which is the same on all ranks."""
+        """Return whether a snapshot was dropped, which all ranks know once it has ended."""
         return isinstance(pending.future.exception(), StoreSilent)
 
     def _drop(self, request: SnapshotRequest, error: StoreSilent) -> None:
