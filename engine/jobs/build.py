@@ -12,7 +12,7 @@ from midstride.engine.errors import JobError, SnapshotDamaged, SnapshotMissing
 from midstride.engine.jobs.script import check_script
 from midstride.engine.lightning.adapt import adapt, is_lightning
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.modules.module import DataModule, TrainingModule, has_step
 from midstride.engine.modules.monitors import BestCheckpoint, EarlyStopping
 from midstride.engine.modules.quantized import load_weights, weights_of
 from midstride.engine.registry.registry import champion_weights_explained
@@ -91,7 +91,7 @@ def try_build(run: Run) -> dict[str, bool]:
         check_script(run.job)
         return {"can be tested": True}
     module, _ = build_module(run.job), build_data(run.job)
-    return {"can be tested": type(module).test_step is not TrainingModule.test_step}
+    return {"can be tested": has_step(module, "test_step")}
 
 
 def _build(job: TrainingJob, key: str, spec: str, arguments: dict[str, Any], kind: type[Built]) -> Built:

@@ -15,7 +15,7 @@ from midstride.engine.errors import EngineError, JobError, NoLoss, UserCodeError
 from midstride.engine.formatting import format_count
 from midstride.engine.jobs.build import build_callbacks, build_data, build_module, build_trainer
 from midstride.engine.jobs.script import try_script
-from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.modules.module import DataModule, TrainingModule, has_step
 from midstride.engine.processes.environment import cores
 from midstride.engine.registry.comparison import missing_metric
 from midstride.engine.registry.nightly import date_to_try, judged_by, nightly_errors, with_date
@@ -167,7 +167,7 @@ def dry_run(
         logged = sorted(trainer.metric_logger.values)
         if trainer.loaders is not None and (warning := _batch_warning(job, trainer.loaders.training)):
             warn(warning)
-        if type(module).test_step is not TrainingModule.test_step:
+        if has_step(module, "test_step"):
             tested = trainer.test(module, data)
     faults = [fault for name, key in needed.items() for fault in missing_metric(tested, name, key)]
     if job.monitor is not None and job.monitor.metric not in logged:

@@ -34,6 +34,7 @@ __all__ = [
     "TrainingModule",
     "attach",
     "ensure_module",
+    "has_step",
     "set_device",
 ]
 
@@ -321,6 +322,12 @@ class DataModule(HyperparametersMixin):
 def _warn_of_no_trainer(name: str) -> None:
     """Warn once per class that logged values are dropped, if a step runs without a Trainer."""
     log.warning("%s has no Trainer: values passed to self.log are dropped", name)
+
+
+def has_step(module: "TrainingModule", name: str) -> bool:
+    """Return whether the user has written the step `name`, and not set it to None on the object."""
+    written: Any = getattr(type(module), name)
+    return written is not getattr(TrainingModule, name) and getattr(module, name) is not None
 
 
 def attach(owner: Any, trainer: "TrainerInterface | None") -> None:

@@ -125,7 +125,7 @@ class Sharded(ModelParallel, ShardsWeights, FixedParameters, Strategy):
         if isinstance(module, FSDPModule):
             return
         self.shard(module)
-        for step in _STEPS:
+        for step in (step for step in _STEPS if getattr(module, step) is not None):
             register_fsdp_forward_method(module, step)
 
     def shard(self, module: nn.Module) -> None:

@@ -19,7 +19,7 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LOADER_METHODS, LoaderResolver
 from midstride.engine.errors import UserError
 from midstride.engine.modules.hooks import bind_step_end, own_hook
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module import TrainingModule, has_step
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of
 from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
@@ -222,7 +222,7 @@ def setup_evaluation(
     Raises:
         UserError: the module has no step for `stage`, or there is no loader.
     """
-    if stage != "predict":  # predict_step calls the module by default
+    if stage != "predict" or context.module.predict_step is None:  # by default it calls the module
         _ensure_written(context.module, STEPS[stage])
     context.strategy.setup_module(context.module, context.scope)
     resumables = loaders.evaluation(stage)
@@ -254,9 +254,8 @@ def _ensure_loader_numbers(module: TrainingModule, stage: EvaluationStage, loade
 
 
 def _ensure_written(module: TrainingModule, step: str) -> None:
-    kind = type(module)
-    if getattr(kind, step) is getattr(TrainingModule, step):
-        raise UserError(f"{kind.__name__} has no {step}: nothing would be evaluated. Define it.")
+    if not has_step(module, step):
+        raise UserError(f"{type(module).__name__} has no {step}: nothing would be evaluated. Define it.")
 
 
 _NONE = object()  # a batch may be None

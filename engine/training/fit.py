@@ -297,6 +297,9 @@ def _build_context(ready: EvaluationContext, loaders: FitLoaders, source: object
     module, strategy, options = ready.module, ready.strategy, largest_window(ready.options, ready.callbacks)
     if lazy := lazy_tensors(module):
         raise JobError(lazy)
+    for name in ("training_step", "configure_optimizers"):
+        if getattr(module, name) is None:
+            raise JobError(f"{type(module).__name__}.{name} is None on this object, and a fit calls it: do not set it")
     strategy.setup_module(module, ready.scope, lambda: _peek_batch(ready, loaders.training))
     with collector_paused():  # the first optimizer of a process imports torch._dynamo
         configured = call_user_code("configure_optimizers", module.configure_optimizers)

@@ -16,6 +16,7 @@ from midstride.engine.errors import NotExact, UserCodeError, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.lightning.counterparts import LightningRates
 from midstride.engine.modules.callbacks import LearningRateMonitor
+from midstride.engine.modules.module import has_step
 from midstride.engine.modules.monitors import BestCheckpoint, Monitor
 from midstride.engine.modules.timers import Timer
 from midstride.engine.session.ending import STOPPED_BY_CALLBACK, Ending, EndReason
@@ -61,7 +62,8 @@ class FitLoop:
         self._train = self._call_of_step()
         self._take = self._train_or_skip if self._options.skip_batches else self.train_batch
         self.boundary = StepBoundary(context, checkpointer)
-        validation, is_on = context.loaders.validation, context.options.limit_val_batches != 0
+        validation = context.loaders.validation if has_step(context.module, "validation_step") else []
+        is_on = context.options.limit_val_batches != 0
         self.validation = (
             EvaluationLoop(context, "validate", validation, checkpointer) if validation and is_on else None
         )

@@ -9,7 +9,7 @@ from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module import TrainingModule, has_step
 from midstride.engine.modules.monitors import Monitor
 
 __all__ = ["check_gradients", "idle_evaluation", "layers_in_eval_mode", "untrained_parameters"]
@@ -71,18 +71,18 @@ def idle_evaluation(
 ) -> list[str]:
     """Return messages on validation loaders, `validation_step` and monitors without another."""
     name = type(module).__name__
-    has_step = type(module).validation_step is not TrainingModule.validation_step
+    validates = has_step(module, "validation_step")
     lines = []
-    if loaders and not has_step:
+    if loaders and not validates:
         lines.append(f"there are validation loaders, and {name} has no validation_step: they are not used")
-    if has_step and not loaders:
+    if validates and not loaders:
         lines.append(f"{name}.validation_step is never called: there is no validation loader. Define val_dataloader")
     monitors, idle = [one for one in callbacks if isinstance(one, Monitor)], list[Monitor]()
     every, last = options.check_val_every_n_epoch, options.max_epochs
-    if has_step and loaders and every is not None and last is not None and every > last:
+    if validates and loaders and every is not None and last is not None and every > last:
         lines.append(f"check_val_every_n_epoch is {every}, and max_epochs {last}: no validation will run")
         idle = [one for one in monitors if not one.waits_for_epoch_end(options)]
-    elif not loaders or options.limit_val_batches == 0:
+    elif not (loaders and validates) or options.limit_val_batches == 0:
         idle = [one for one in monitors if one.check_on_train_epoch_end is False]
     return lines + [
         f"{type(one).__name__} checks {one.monitor} after a validation, and there is none: it has no effect"

@@ -43,7 +43,6 @@ _REASONS = {
     "validate and test return a dict": (
         r"test_eval_epoch|multi_dataloaders_add_suffix|no_dataloader_idx|_validation_step_"
     ),
-    "a step that the test sets to None": r"None is not a callable",
     "looks inside the Trainer or its callbacks": (
         r"has no (attribute|num_test_batches|precision_plugin)|DistributedSampler|namespace\(|SchedulerConfig\(|"
         r"trainer\.callbacks|FixedCallbacks|'\w+' object has no attribute|model_summary|call_count|is optimizer\._|"

@@ -28,6 +28,7 @@ from midstride.engine import BestCheckpoint, Trainer
 from midstride.engine.errors import (
     EngineError,
     IdentityChanged,
+    JobError,
     LossNotFinite,
     NoLoss,
     NotExact,
@@ -230,6 +231,12 @@ class Validates(Module):
         self.log("val/loss", 1.0)
 
 
+def without(name: str) -> Module:
+    """Return a module whose method `name` is set to None on the object, as Lightning allows."""
+    setattr(module := Validates(), name, None)
+    return module
+
+
 class Holds(Module):
     def __init__(self) -> None:
         super().__init__()
@@ -270,6 +277,10 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         {"data": Validated(DataLoader(Numbers(), 2))},
         "there are validation loaders, and Module has no validation_step",
     ),
+    "validation data and a step set to None": (
+        {"module": without("validation_step"), "data": Validated(DataLoader(Numbers(), 2))},
+        "there are validation loaders, and Validates has no validation_step",
+    ),
     "parameters in no optimizer": (
         {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight], lr=0.1))},
         "1 of 2 parameters of Configured that collect gradients are in no optimizer and do not change: layer.bias",
@@ -297,6 +308,17 @@ def test_what_takes_no_part_is_named(case: str, caplog: pytest.LogCaptureFixture
 def test_an_evaluation_without_a_step_is_refused() -> None:
     with pytest.raises(UserError, match="Module has no test_step: nothing would be evaluated"):
         Trainer(enable_progress_bar=False).test(Module(), DataLoader(Numbers(), 2))
+
+
+@pytest.mark.parametrize("name", ["training_step", "configure_optimizers"])
+def test_a_fit_needs_what_was_set_to_none(name: str) -> None:
+    with pytest.raises(JobError, match=f"^Validates.{name} is None on this object, and a fit calls it"):
+        fit(module=without(name))
+
+
+def test_predictions_need_what_was_set_to_none() -> None:
+    with pytest.raises(UserError, match="Validates has no predict_step: nothing would be evaluated"):
+        Trainer(enable_progress_bar=False).predict(without("predict_step"), DataLoader(Numbers(), 2))
 
 
 def test_a_run_with_snapshots_does_not_start_over(tmp_path: Path) -> None:
