@@ -102,6 +102,8 @@ def wrap_hook(kind: type, name: str) -> Method | None:
         UserError: it is a step that takes the loader's iterator.
     """
     method = getattr(kind, name)
+    if method is None:  # a class sets a step to None that its base has
+        return None
     if name in _STEPS:
         _ensure_no_iterator(kind, name)
         return _without_index(method) if _takes_batch_only(method) else None

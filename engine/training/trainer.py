@@ -59,7 +59,7 @@ from midstride.engine.modules.callbacks import Callback, FixedCallbacks, first_s
 from midstride.engine.modules.compiled import compile_in_place, compile_layers_in_place, compile_module
 from midstride.engine.modules.hooks import Hooks, hook_faults, own_hook
 from midstride.engine.modules.interface import TrainerInterface
-from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module, set_device
+from midstride.engine.modules.module import DataModule, TrainingModule, attach, ensure_module, has_step, set_device
 from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.monitors import Monitor
 from midstride.engine.modules.progress import Progress
@@ -796,8 +796,10 @@ class Trainer(TrainerInterface):
 
     @property
     def num_val_batches(self) -> list[int | None]:
-        """Batches of each validation loader; None for an unknown number, [] before a fit."""
-        return [] if self.loaders is None else [loader.estimated_batches for loader in self.loaders.validation]
+        """Batches of each validation loader; None for an unknown number, [] without validations."""
+        if self.loaders is None or not has_step(self.module, "validation_step"):
+            return []
+        return [loader.estimated_batches for loader in self.loaders.validation]
 
     @property
     def is_last_batch(self) -> bool:

@@ -114,6 +114,15 @@ def test_a_module_of_a_library_trains_and_resumes(
     assert whole.modes == [kind is SetsModes] * 8
 
 
+class Unvalidated(Base):
+    validation_step = None  # type: ignore[assignment]
+
+
+def test_a_class_may_set_a_step_to_none(tmp_path: Path) -> None:
+    module = _fit(Unvalidated, tmp_path)
+    assert (module.modes, module.trainer.num_val_batches) == ([], [])
+
+
 def test_the_same_of_a_user_is_refused(tmp_path: Path) -> None:
     own = {
         kind.__name__: type(kind.__name__, (kind,), {**vars(kind), "__module__": __name__}) for kind in (Helpers, Bank)
