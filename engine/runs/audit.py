@@ -9,7 +9,7 @@ law 3 holds. The metric log must have one row for each step.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -120,28 +120,36 @@ def audit(url: str) -> Audit:
 
 def _audit(store: Store, catalog: SnapshotCatalog, newest: Snapshot) -> Audit:
     account = read_part(store, newest, 0, "samples")
-    facts = newest.manifest["facts"]
-    stretches = [BatchRange(*one) for one in account["stretches"]]
     # Samples read from a state on were not compared with a reading from the start.
     unread = account.get("stateful", ()) if newest.generation > 1 else ()
     planned = {one[0]: BatchRange(*one) for one in account.get("planned", ()) if one[0] not in unread}
-    epochs = []
+    rows = list(csv.DictReader(io.StringIO(join_segments(catalog.rows()))))
+    return Audit(
+        snapshot=newest.name,
+        step=newest.position.step,
+        rows=len(rows),
+        epochs=tuple(_epochs(account, newest.manifest["facts"], planned)),
+        faults=tuple(_faults_of_log([int(row["step"]) for row in rows])),
+        bad_samples=tuple(_bad_sample(*one) for one in account.get("bad_samples", ())),
+        parent=str(parent_of(store) or ""),
+    )
+
+
+def _epochs(account: dict[str, Any], facts: dict[str, Any], planned: dict[int, BatchRange]) -> Iterator[EpochAudit]:
+    """Yield the audit of each epoch, oldest first."""
+    stretches = [BatchRange(*one) for one in account["stretches"]]
     for number in dict.fromkeys(stretch.epoch for stretch in stretches):
         own = [stretch for stretch in stretches if stretch.epoch == number]
         left_out = tuple(batch for epoch, batch in account["left_out"] if epoch == number)
         is_over = number < facts["progress"]["epoch"] and number not in account.get("broken_off", ())
         skipped = tuple(batch for epoch, batch in account.get("skipped", ((), 0))[0] if epoch == number)
         found = _EpochAuditor(facts["identity"], own, is_over, left_out, planned.get(number)).audit()
-        epochs.append(replace(found, skipped=skipped))
-    rows = list(csv.DictReader(io.StringIO(join_segments(catalog.rows()))))
-    steps = [int(row["step"]) for row in rows]
-    bad = tuple(
-        f"sample {index} {'was' if error == ON_REQUEST else 'could not be read and was'} left out of epoch {epoch}, "
-        f"batch {batch}, rank {rank}: {error}"
-        for epoch, batch, rank, index, error in account.get("bad_samples", ())
-    )
-    parent = str(parent_of(store) or "")
-    return Audit(newest.name, newest.position.step, len(rows), tuple(epochs), tuple(_faults_of_log(steps)), bad, parent)
+        yield replace(found, skipped=skipped)
+
+
+def _bad_sample(epoch: int, batch: int, rank: int, index: int, error: str) -> str:
+    reason = "was" if error == ON_REQUEST else "could not be read and was"
+    return f"sample {index} {reason} left out of epoch {epoch}, batch {batch}, rank {rank}: {error}"
 
 
 @dataclass
