@@ -153,11 +153,12 @@ def made_by(kind: type) -> type:
 
 def items_of(value: object) -> Iterable[tuple[Any, Any]] | None:
     """Return the items of a container with keys or indices; None if `value` is none."""
+    # Those that refuse to change while they are read are copied: a thread may change them meanwhile.
     if isinstance(value, Mapping):
-        return value.items()
-    if isinstance(value, deque):  # a thread that feeds workers may change it meanwhile
-        return enumerate(list(value))
-    return enumerate(value) if isinstance(value, (list, tuple, set, frozenset)) else None
+        return [*value.items()]
+    if isinstance(value, (deque, set)):
+        return enumerate([*value])
+    return enumerate(value) if isinstance(value, (list, tuple, frozenset)) else None
 
 
 def members_of(value: object) -> Iterator[tuple[str, Any]]:

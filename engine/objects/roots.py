@@ -252,14 +252,14 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
     """
     kinds = {kind for one in {*map(type, objects), *classes} for kind in one.__mro__ if is_user_class(kind)}
     modules = user_modules(kinds)
-    named = [value for module in modules for value in vars(module).values()]
+    named = [value for module in modules for value in [*vars(module).values()]]
     kinds.update(value for value in named if isinstance(value, type) and is_user_class(value))
     for kind in sorted(kinds, key=lambda kind: (module_of(kind), kind.__qualname__)):
         yield from _of_class(kind)
     for function in dict.fromkeys(code for code in map(_code_of, named) if isinstance(code, types.FunctionType)):
         yield from _of_function(function)
     for module in modules:
-        for name, value in vars(module).items():
+        for name, value in [*vars(module).items()]:  # a thread may add others meanwhile
             is_function = isinstance(value, types.FunctionType) or is_users_cache(value)
             if not name.startswith("__") and (is_function or is_data(value) or _is_alias(name, value)):
                 yield f"global {module.__name__}.{name}", value
@@ -290,7 +290,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, object]]:
     if issubclass(kind, Enum):
         yield from ((f"{name}: {member.name}", member) for member in kind)
         return
-    for key, value in vars(kind).items():
+    for key, value in [*vars(kind).items()]:
         function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         if isinstance(function, types.FunctionType) or is_users_cache(function):
             yield f"{name}: {key}", function
@@ -352,7 +352,7 @@ def _functions_of_libraries(module: types.ModuleType, source: str) -> Iterator[t
     """Yield library functions named by `source`, such as `F.relu`, which user code may replace."""
     libraries = tuple(
         name
-        for name, value in vars(module).items()
+        for name, value in [*vars(module).items()]
         if isinstance(value, types.ModuleType) and not is_user_module(value.__name__)
     )
     for path in _paths(source, libraries):

@@ -132,7 +132,7 @@ class Deques(Kind):
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the nodes of the items, or a block."""
         walk.meet(value, path)
-        return describe_block(walk, value, path) or deque(walk.items(value, path), value.maxlen)
+        return describe_block(walk, value, path) or deque(walk.items([*value], path), value.maxlen)
 
     def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the items."""
@@ -186,11 +186,12 @@ class Dicts(Kind):
         if isinstance(value, defaultdict) and not any(value.default_factory is known for known in FACTORIES.values()):
             state["factory"] = _factory_node(walk, value.default_factory, path)
         empty = type(value)() if state else _empty_like(value)
-        keys = [_key_node(walk, key, item, path, index) for index, (key, item) in enumerate(value.items())]
+        pairs = [*value.items()]  # a thread may change it meanwhile
+        keys = [_key_node(walk, key, item, path, index) for index, (key, item) in enumerate(pairs)]
         if not all(map(is_plain_key, keys)):
-            nodes = [walk.node(item, value_path(path, index)) for index, item in enumerate(value.values())]
+            nodes = [walk.node(item, value_path(path, index)) for index, (_, item) in enumerate(pairs)]
             return self.instance(value, empty=empty, keys=keys, values=nodes, **state)
-        items = {node: walk.node(item, step(path, key)) for node, (key, item) in zip(keys, value.items(), strict=True)}
+        items = {node: walk.node(item, step(path, key)) for node, (key, item) in zip(keys, pairs, strict=True)}
         if state:
             return self.instance(value, empty=empty, items=items, **state)
         empty.update(items)

@@ -8,7 +8,7 @@ import logging
 import selectors
 import weakref
 from array import array
-from collections import UserDict, defaultdict, deque, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
 from datetime import datetime, time, timedelta, timezone
 from fractions import Fraction
@@ -422,6 +422,30 @@ def test_an_item_of_a_derived_set_is_shared_with_an_attribute(is_built: bool) ->
 
     assert [item.count for item in resumed.held] == [5]
     assert resumed.newest is next(iter(resumed.held))
+
+
+@pytest.mark.parametrize("build", [dict, defaultdict, OrderedDict, UserDict, deque, list, SimpleNamespace])
+def test_a_container_may_grow_while_it_is_read(build: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another thread lets it grow."""
+    module, numbers, read = Holding(build), itertools.count(), GraphWalk.node
+
+    def add(value: object) -> None:
+        held = vars(module.held) if build is SimpleNamespace else module.held
+        held.append(value) if hasattr(held, "append") else held.update({f"x{next(numbers)}": value})
+
+    def read_slowly(walk: GraphWalk, value: object, path: str) -> Any:
+        if type(value) is Part and len(added) < 9:
+            added.append(add(1))
+        return read(walk, value, path)
+
+    added: list[None] = []
+    for count in (1, 2):
+        add(Part(count))
+    monkeypatch.setattr(GraphWalk, "node", read_slowly)
+
+    Objects.of_module(module).state_dict()
+
+    assert len(added) >= 2
 
 
 def kinds_of(value: Any, node: Any) -> set[type]:
