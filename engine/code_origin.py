@@ -5,6 +5,7 @@ import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 __all__ = ["is_python_file", "is_user_class", "is_user_file", "is_user_module", "is_written_by_user", "module_of"]
 
@@ -38,7 +39,7 @@ def is_user_class(kind: type) -> bool:
 
 def module_of(kind: type) -> str:
     """Return the name of a class's module; "" if code has set another value or none."""
-    name: object = kind.__module__
+    name: Any = kind.__module__
     return name if isinstance(name, str) else ""
 
 

@@ -209,7 +209,7 @@ def in_memory_of(base: Tensor, node: View) -> Tensor:
     if not node.dtype:
         return base.detach().as_strided(node.shape, node.strides, base.storage_offset() + node.offset)
     whole = torch.empty(0, dtype=torch_dtype(node.dtype), device=base.device).set_(base.untyped_storage())
-    start = base.storage_offset() * base.element_size() // whole.element_size()
+    start = int(base.storage_offset()) * base.dtype.itemsize // whole.dtype.itemsize
     return whole.as_strided(node.shape, node.strides, start + node.offset)
 
 
