@@ -2,6 +2,8 @@
 
 import copy
 import logging
+import marshal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from midstride.engine.data.iterable.content_digest import content_digest
 from midstride.engine.data.order import BLOCK, ENDLESS, BatchOrder, BatchRequest, SampleOrder
 from midstride.engine.data.permutation import Positions
 from midstride.engine.data.rng.isolation import seeded_rng
@@ -40,6 +43,8 @@ Items = list[Any] | NDArray[np.int64]
 _AT_ONCE = 16
 #: number of first items by which ranks compare orders that are drawn in blocks
 _COMPARED = 64
+#: largest number of objects that a digest of an epoch takes in
+_DIGESTED = 1024
 #: types of samplers without code of their own
 _SIZED = (list, tuple, range, np.ndarray, torch.Tensor)
 _OTHER_ORDER = (
@@ -106,7 +111,7 @@ class SamplerOrder(SampleOrder):
         self._is_under_way = False
         self._state_at_start: dict[str, Any] = {}
         self._state_after_draw: dict[str, Any] | None = None
-        #: digest of the epoch's items, if the snapshot could not hold them and the sampler has to run again
+        #: digest of the epoch's items as they were drawn, if snapshots cannot hold them: the sampler has to run again
         self._expected: str | None = None
         #: whether no warning of changes within an epoch is due; torch's samplers draw all items at once, too
         self._has_warned = not _is_lazy(sampler)
@@ -148,7 +153,7 @@ class SamplerOrder(SampleOrder):
         self._state.restore_full(built)
         if self._is_given_at_end:
             self._read_rest(self._sampler)
-        self._items.begin(epochs[0] if self.is_sized else None)
+        self._begin(epochs[0] if self.is_sized else None)
         return digest_of_items(epochs[0])
 
     def _no_item(self) -> EngineError:
@@ -250,9 +255,14 @@ class SamplerOrder(SampleOrder):
         elif resumed:
             self._run_again(epoch)
         else:
-            self._state_at_start, self._expected = self._state.changes(), None
-            self._items.begin(self._whole(self._run(self._sampler, epoch), epoch))
+            self._state_at_start = self._state.changes()
+            self._begin(self._whole(self._run(self._sampler, epoch), epoch))
             self._state_after_draw = None if self._has_warned else self._state.changes()
+
+    def _begin(self, items: Items | None) -> None:
+        """Start an epoch with its items, before the data set may change them; None in blocks."""
+        self._items.begin(items)
+        self._expected = None if items is None or pack_items(items) is not None else digest_of_items(items)
 
     def _open_in_blocks(self, *, resumed: bool) -> None:
         if resumed:
@@ -260,7 +270,7 @@ class SamplerOrder(SampleOrder):
             self._has_position, self._given = False, None
         else:
             self._state_at_start = self._state.changes()
-        self._items.begin(None)
+        self._begin(None)
         self._is_under_way, self._state_after_draw = True, None
         self._drawing = _Drawing(self, self._sampler, self._epoch)
 
@@ -333,9 +343,9 @@ class SamplerOrder(SampleOrder):
         if not self.is_sized:
             state = {"begin": self._state_at_start} if self._is_under_way else {"now": self._changes()}
             return {**state, "base_seed": base_seed}
-        packed = pack_items(self._items.kept)
+        packed = pack_items(self._items.kept) if self._expected is None else None
         if packed is None:
-            packed = {"begin": self._state_at_start, "digest": digest_of_items(self._items.kept)}
+            packed = {"begin": self._state_at_start, "digest": self._expected or digest_of_items(self._items.kept)}
         return {"now": self._changes(), "items": packed, "base_seed": base_seed}
 
     def _changes(self) -> dict[str, Any]:
@@ -346,8 +356,9 @@ class SamplerOrder(SampleOrder):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore state and items."""
         packed = state_dict.get("items", {})
+        self._expected = packed.get("digest")
         if "digest" in packed:
-            self._state_at_start, self._expected = packed["begin"], packed["digest"]
+            self._state_at_start = packed["begin"]
         elif packed:
             self._items.begin(unpack_items(packed))
         self._is_under_way = "begin" in state_dict
@@ -629,8 +640,16 @@ def as_items(given: list[Any]) -> Items:
 
 
 def digest_of_items(items: Items) -> str:
-    """Return a digest of `items` in their order."""
-    return xxhash.xxh3_64_hexdigest(repr(items).encode() if isinstance(items, list) else items.tobytes())
+    """Return a digest of `items` in their order, by content; of many objects, of some."""
+    if not isinstance(items, list):
+        return xxhash.xxh3_64_hexdigest(items.tobytes())
+    try:
+        marshal.dumps(items)
+    except ValueError:  # objects, whose text may show their address, or leave out their content
+        step = 1 if isinstance(items[0], torch.Tensor) else -(-len(items) // _DIGESTED)
+        return f"{content_digest([len(items), *items[::step], items[-1]]):016x}"
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return xxhash.xxh3_64_hexdigest(repr(items).encode())
 
 
 def pack_items(items: Items) -> dict[str, Any] | None:

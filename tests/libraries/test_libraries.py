@@ -21,7 +21,7 @@ from midstride.engine.testing import run_ranks
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="libraries are not installed: make test-libraries")
 
 #: files with a table of rows, read as text: the libraries take long to import, and are imported in forks alone
-FILES = ("adapters", "optimizers", "models", "applications")
+FILES = ("adapters", "optimizers", "models", "applications", "loaders")
 TABLES: Any = {file: ast.parse(Path(__file__).with_name(f"{file}.py").read_text()).body[-1] for file in FILES}
 ROWS = [(file, ast.literal_eval(name)) for file in FILES for name in TABLES[file].value.keys]
 
