@@ -13,6 +13,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.formatting import format_names, format_number
 from midstride.engine.jobs.evaluate import of_one_process, weights_of
 from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.modules.quantized import load_weights
 from midstride.engine.runs.run import Run
 from midstride.engine.runs.run_report import Report, report_of
 from midstride.engine.snapshots.reader import weights_at
@@ -83,7 +84,7 @@ def _hub(run: Run, output: Path, weights: str) -> str:
             f"{format_names([type(child).__name__ for child in module.children()])}. Use --format safetensors or pt2"
         )
     name, model = next(iter(models.items()))
-    module.load_state_dict(weights_at(weights_of(run, weights)).complete(module.state_dict))
+    load_weights(module, weights_at(weights_of(run, weights)).complete(module.state_dict))
     output.mkdir(parents=True, exist_ok=True)
     for part in (model, *(getattr(data, name, None) for name in ("tokenizer", "processor", "image_processor"))):
         if callable(save := getattr(part, "save_pretrained", None)):
@@ -110,7 +111,7 @@ def _loaded_with_example(run: Run, weights: str) -> tuple[TrainingModule, tuple[
     _, module, data = of_one_process(run.job)
     if type(module).forward is nn.Module.forward:
         raise UserError(f"{run.job.module} has no forward, which this format exports: define it, or use safetensors")
-    module.load_state_dict(weights_at(weights_of(run, weights)).complete(module.state_dict))
+    load_weights(module, weights_at(weights_of(run, weights)).complete(module.state_dict))
     module.eval()
     arguments, given = _arguments(module, _example_batch(module, data))
     accepted = inspect.signature(module.forward)

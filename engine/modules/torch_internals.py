@@ -136,23 +136,34 @@ def load_state_dict(module: nn.Module, weights: Mapping[str, Any]) -> None:
     For each child of a module, torch looks at the names of all weights: with 5,000 children that takes seconds. Torch
     loads modules with their own `load_state_dict`, or with hooks that run afterwards.
 
+    Weights that name no versions of layers, as ours do not, are of the layers' present code: a layer would take them
+    for those of its first version otherwise, and migrate them.
+
     Raises:
         RuntimeError: torch's: the weights do not fit the module.
     """
+    versions = getattr(weights, "_metadata", None)
+    if versions is None:
+        layers = module.named_modules(remove_duplicate=False)
+        versions = {path: {"version": layer._version} for path, layer in layers}
     is_plain = getattr(module.load_state_dict, "__func__", None) is _LOAD_STATE_DICT
     if (
         not is_plain
         or any(one._load_state_dict_post_hooks for one in module.modules())
-        or not _load_each(module, weights)
+        or not _load_each(module, weights, versions)
     ):
-        module.load_state_dict(weights)
+        module.load_state_dict(_with_versions(weights, versions))
 
 
-def _load_each(module: nn.Module, weights: Mapping[str, Any]) -> bool:
-    """Load the weights that fit; return whether all do."""
-    versions = getattr(weights, "_metadata", None) or {}
+def _with_versions(weights: Mapping[str, Any], versions: Mapping[str, Any]) -> "OrderedDict[str, Any]":
+    """Return a copy of `weights` with the `versions` of layers, for torch and for hooks."""
     given = OrderedDict(weights)
-    vars(given)["_metadata"] = versions  # hooks of the module itself can read it
+    vars(given)["_metadata"] = versions
+    return given
+
+
+def _load_each(module: nn.Module, weights: Mapping[str, Any], versions: Mapping[str, Any]) -> bool:
+    """Load the weights that fit; return whether all do."""
     faults: tuple[list[str], list[str], list[str]] = [], [], []
 
     def load(part: nn.Module, prefix: str, own: dict[str, Any]) -> None:
@@ -166,5 +177,5 @@ def _load_each(module: nn.Module, weights: Mapping[str, Any]) -> bool:
             if child is not None:
                 load(child, f"{prefix}{name}.", inside.get(name, {}))
 
-    load(module, "", given)
+    load(module, "", _with_versions(weights, versions))
     return not any(faults)

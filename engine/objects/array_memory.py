@@ -13,7 +13,7 @@ __all__ = ["ArrayMemory", "address_of", "bounds_of", "owner_of"]
 
 
 class ArrayMemory:
-    """The memory in which arrays lie, and maybe tensors, too.
+    """Memory of arrays, and of tensors in it.
 
     Args:
         arrays: the arrays.
@@ -31,11 +31,11 @@ class ArrayMemory:
                 self._ends.append(end)
             self._ends[-1] = end
 
-    def start_of(self, value: Any) -> int | None:
-        """Return the start of the memory around an array or a tensor; None if no array is there."""
+    def span_of(self, value: Any) -> tuple[int, int] | None:
+        """Return begin and end of the memory around an array or a tensor; None if no array is there."""
         address = value.data_ptr() if isinstance(value, Tensor) else address_of(value)
         at = bisect_right(self._starts, address) - 1
-        return self._starts[at] if at >= 0 and address < self._ends[at] else None
+        return (self._starts[at], self._ends[at]) if at >= 0 and address < self._ends[at] else None
 
 
 def owner_of(array: Any) -> Any:

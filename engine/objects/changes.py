@@ -74,8 +74,8 @@ def _names_in(nodes: Mapping[str, Any], path: str) -> Iterator[tuple[str, list[s
 
 
 def _names_inside(node: Any, path: str) -> Iterator[tuple[str, list[str]]]:
-    if isinstance(node, Instance) and node.form == "object":
-        yield from _names_in(node.state["attributes"], path)
+    if isinstance(node, Instance) and node.form in ("object", "tensor"):
+        yield from _names_in(node.state.get("attributes", {}), path)
     else:
         for child, where in _items(node, path):
             yield from _names_inside(child, where)

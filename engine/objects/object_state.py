@@ -220,11 +220,13 @@ class Objects(AlikeOnRanks):
         }
         restore.hold(left & self._setup.keys())  # what is as set up keeps its own objects
         for root, nodes in zip(roots, saved, strict=True):
+            if root.group == "hooks" and root.values.keys() - nodes.keys():
+                # Training has removed some: the state of one must not go to another of the same number.
+                restore.mark_stale(root.path, "fewer hooks", list(root.values))
+                continue
             self._fill(root, nodes, restore)
             if root.owner is not None:
                 self._delete_attributes(root, nodes, state_dict.get("deleted", []), change)
-            elif root.values.keys() - nodes.keys():  # hooks that training has removed
-                restore.mark_changed()
             if root.is_ordered:
                 keep_order(root.owner, nodes)
         paths = {root.path for root in roots}

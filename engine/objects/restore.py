@@ -77,7 +77,7 @@ class GraphRestore:
     @cached_property
     def arrays(self) -> FilledArrays:
         """The live arrays, of which a restore fills some in place."""
-        return FilledArrays(value for _, value in self._walk.seen.values() if isinstance(value, np.ndarray))
+        return FilledArrays(value for _, value in self._walk.seen.values() if issubclass(type(value), np.ndarray))
 
     def items(self, nodes: Any, before: Any, path: str) -> list[Any]:
         """Return the items that `nodes` describe, each filled into the live item at its index."""

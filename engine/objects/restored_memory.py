@@ -78,11 +78,11 @@ class FilledArrays:
 
     def __init__(self, arrays: Iterable[Any]) -> None:
         self._memory = ArrayMemory(arrays)
-        self._filled: dict[int | None, list[tuple[Any, Any]]] = {}  # by the start of their memory
+        self._filled: dict[tuple[int, int] | None, list[tuple[Any, Any]]] = {}  # by their memory
 
     def holds(self, live: Tensor) -> bool:
         """Return whether a tensor lies in the memory of an array."""
-        return live.is_cpu and _has_address(live) and self._memory.start_of(live) is not None
+        return live.is_cpu and _has_address(live) and self._memory.span_of(live) is not None
 
     def fill(self, live: Any, saved: Any) -> bool:
         """Fill `live` and return True, unless this would change one that was filled before.
@@ -91,7 +91,7 @@ class FilledArrays:
         """
         if isinstance(live, Tensor):
             live, saved = live.detach(), saved.detach()
-        filled = self._filled.setdefault(self._memory.start_of(live) if live.nbytes else None, [])
+        filled = self._filled.setdefault(self._memory.span_of(live) if live.nbytes else None, [])
         if not filled:
             _assign(live, saved)
         elif differences(live, saved):

@@ -249,7 +249,7 @@ class GraphWalk:
             return None
         try:
             dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        except TypeError:  # one that torch does not have
+        except (TypeError, ValueError):  # a dtype or a byte order that torch does not have
             return None
         return _view(name, self._tensors[name], address_of(array), array.shape, array.strides, dtype)
 
@@ -280,7 +280,8 @@ def _view(
 ) -> View | None:
     """Return the view at an address, with strides in bytes; None if `base` has no such elements."""
     offset, size = address - base.data_ptr(), dtype.itemsize
-    if offset < 0 or min(strides, default=0) < 0 or any(number % size for number in (offset, *strides)):
+    start = base.data_ptr() - base.untyped_storage().data_ptr()
+    if offset < 0 or min(strides, default=0) < 0 or any(number % size for number in (offset, *strides, start)):
         return None
     other = "" if dtype == base.dtype else str(dtype).removeprefix("torch.")
     return View(name, tuple(shape), tuple(stride // size for stride in strides), offset // size, other)

@@ -5,7 +5,7 @@ import logging
 import types
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,23 +212,24 @@ class ArraySharing:
         #: path, place in the memory, strides
         self._built: set[tuple[str, int, tuple[int, ...]]] = set()
         self._named: set[str] = set()
+        #: by the memory's begin and end
         self._before: dict[tuple[int, int], _Written] = {}
 
     def begin(self, walk: GraphWalk) -> None:
         """Record which arrays share memory when training begins, as in every attempt."""
-        for start, group in _groups(walk):
+        for (start, _), group in _groups(walk):
             self._built |= {_place(path, value, start) for path, value in group.items()}
         self.written(walk)
 
     def written(self, walk: GraphWalk) -> list[list[str]]:
         """Return paths of arrays that came to share memory whose content changes, each group once."""
         found, now = [], {}
-        for start, group in _groups(walk):
-            bounds = [*map(bounds_of, group.values())]
-            span = min(begin for begin, _ in bounds), max(end for _, end in bounds)
-            now[span] = _Written.of(span, group.values())
-            is_built = self._built.issuperset(_place(path, value, start) for path, value in group.items())
-            if not is_built and self._named.isdisjoint(group) and now[span].is_later(self._before.get(span)):
+        for memory, group in _groups(walk):
+            now[memory], before = _Written.of(group.values(), memory), self._before.get(memory)
+            is_built = self._built.issuperset(_place(path, value, memory[0]) for path, value in group.items())
+            if is_built or before is None or not self._named.isdisjoint(group):
+                continue
+            if before.has_changed(now[memory].owners):
                 self._named.update(group)
                 found.append([*group])
         self._before = now
@@ -236,25 +237,24 @@ class ArraySharing:
 
 
 class _Written(NamedTuple):
-    """Digest of a piece of memory, and the arrays and tensors that keep it alive."""
+    """Digest of the memory between two addresses, and the arrays and tensors that keep it alive."""
 
+    span: tuple[int, int]
     digest: int
     owners: tuple["weakref.ref[Any]", ...]
 
     @classmethod
-    def of(cls, span: tuple[int, int], members: Iterable[Any]) -> "_Written":
-        """Return the digest of the memory of `members` between two addresses."""
-        memory = np.frombuffer(memoryview((ctypes.c_char * (span[1] - span[0])).from_address(span[0])), dtype=np.uint8)
+    def of(cls, members: Collection[Any], memory: tuple[int, int]) -> "_Written":
+        """Return the digest of what `members` take of `memory`, behind which tensors can end."""
+        bounds = [*map(bounds_of, members)]
+        span = max(memory[0], min(begin for begin, _ in bounds)), min(memory[1], max(end for _, end in bounds))
         owners = (one if isinstance(one, Tensor) else owner_of(one) for one in members)
-        return cls(_sampled_digest(memory), tuple(map(weakref.ref, owners)))
+        return cls(span, _digest_between(*span), tuple(map(weakref.ref, owners)))
 
-    def is_later(self, before: "_Written | None") -> bool:
-        """Return whether this is the same memory as `before`, with other content."""
-        if before is None or before.digest == self.digest:
-            return False
-        return not {id(owner()) for owner in before.owners if owner() is not None}.isdisjoint(
-            id(owner()) for owner in self.owners
-        )
+    def has_changed(self, owners: Iterable["weakref.ref[Any]"]) -> bool:
+        """Return whether the same memory, which one of `owners` keeps alive, has other content now."""
+        alive = {id(owner()) for owner in self.owners if owner() is not None}
+        return not alive.isdisjoint(id(owner()) for owner in owners) and _digest_between(*self.span) != self.digest
 
 
 def _place(path: str, value: Any, start: int) -> tuple[str, int, tuple[int, ...]]:
@@ -264,22 +264,22 @@ def _place(path: str, value: Any, start: int) -> tuple[str, int, tuple[int, ...]
     return path, address_of(value) - start, value.strides
 
 
-def _groups(walk: GraphWalk) -> list[tuple[int, dict[str, Any]]]:
+def _groups(walk: GraphWalk) -> list[tuple[tuple[int, int], dict[str, Any]]]:
     """Return groups, by path, of arrays and tensors that share memory, at least one an array.
 
-    Each is with the address where its memory begins.
+    Each comes with the addresses where its memory begins and ends.
     """
-    members: dict[int, dict[str, Any]] = {}
+    members: dict[tuple[int, int], dict[str, Any]] = {}
     arrays = {path: value for path, value in walk.seen.values() if _is_watched(value)}
     if not arrays:
         return []
     memory = ArrayMemory(arrays.values())
-    tensors = ((path, one) for path, one in walk.seen.values() if isinstance(one, Tensor) and one.is_cpu)
+    tensors = ((path, one) for path, one in walk.seen.values() if issubclass(type(one), Tensor) and one.is_cpu)
     for path, value in (*arrays.items(), *((path, one) for path, one in tensors if has_memory(one))):
-        if (start := memory.start_of(value)) is not None:
-            members.setdefault(start, {})[path] = value
-    groups = ((start, _overlapping(group)) for start, group in members.items() if len(group) > 1)
-    return [(start, group) for start, group in groups if group]
+        if (span := memory.span_of(value)) is not None:
+            members.setdefault(span, {})[path] = value
+    groups = ((span, _overlapping(group)) for span, group in members.items() if len(group) > 1)
+    return [(span, group) for span, group in groups if group]
 
 
 def _is_watched(value: object) -> bool:
@@ -306,8 +306,9 @@ def _share(one: Any, other: Any) -> bool:
     return isinstance(one, np.ndarray) or isinstance(other, np.ndarray)  # tensors alone go on to share
 
 
-def _sampled_digest(memory: "np.ndarray[Any, Any]") -> int:
-    """Return a digest of bytes; of many, of some spread over them."""
+def _digest_between(start: int, end: int) -> int:
+    """Return a digest of the bytes between two addresses; of many, of some spread over them."""
+    memory = np.frombuffer(memoryview((ctypes.c_char * (end - start)).from_address(start)), dtype=np.uint8)
     step = 1 if memory.nbytes <= _LARGE_BYTES else memory.nbytes // _SAMPLES | 1
     return xxhash.xxh3_64_intdigest(memory[::step].tobytes())
 

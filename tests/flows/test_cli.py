@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -164,9 +165,11 @@ def _server(folder: Path, port: int, lasting: set[int]) -> Iterator[str]:
     """Have a server with the database in `folder` that is killed at the end of the block."""
     address = f"http://127.0.0.1:{port}/api"
     with TemporaryFile() as log:
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, socket.socket() as bound:
             patch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder}/prefect.db")
-            process = prefect_server._start(port, log, "")
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(("127.0.0.1", port))
+            process = prefect_server._start(bound, log, "")
         lasting.add(process.pid)
         try:
             assert prefect_server._ready(process, address, 300.0), prefect_server._tail(log)

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -611,3 +612,29 @@ def test_accelerate_sees_the_end_of_a_pass() -> None:
         current.returns(is_last=True)
         assert gradients.end_of_dataloader
     assert not gradients.in_dataloader
+
+
+class Halving(nn.Linear):
+    """Its first version had weights of twice the size."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}weight"] = state_dict[f"{prefix}weight"] / 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_weights_without_versions_are_those_of_the_present_code(is_plain: bool) -> None:
+    trained, resumed = nn.Sequential(Halving(2, 2)), nn.Sequential(Halving(2, 2))
+    if not is_plain:
+        resumed.register_load_state_dict_post_hook(lambda *_: None)
+    weights = trained.state_dict()
+    old = OrderedDict(weights)
+    vars(old)["_metadata"] = {}
+
+    modules.load_state_dict(resumed, dict(weights))
+    assert torch.equal(resumed[0].weight, trained[0].weight)
+    modules.load_state_dict(resumed, old)
+    assert torch.equal(resumed[0].weight, trained[0].weight / 2)

@@ -81,11 +81,9 @@ def _restored_array(restore: "GraphRestore", saved: Any, live: Any, path: str) -
     """Return a writable array with the values of `saved`, or a live one that has them."""
     fits = type(live) is np.ndarray and (live.dtype, live.shape) == (saved.dtype, saved.shape)  # no array in a file
     fits = fits and not restore.is_in_weight(live)
-    if restore.claim(live, path, fits=fits and (live.flags.writeable or live.flags.owndata)):
-        if not live.flags.writeable:
-            live.setflags(write=True)
-        if restore.arrays.fill(live, saved):
-            return live
+    fits = fits and live.flags.writeable  # one closed for writing may be a constant that others read
+    if restore.claim(live, path, fits=fits) and restore.arrays.fill(live, saved):
+        return live
     return restore.record(saved.copy(order="K"), path)  # in memory of its own, so that it can be resized
 
 
@@ -166,8 +164,8 @@ class DerivedArrays(Kind):
         if not (isinstance(kind, type) and issubclass(kind, np.ndarray)):
             return restore.mark_stale(path, node.kind, live)
         fits = kind_name(type(live)) == node.kind and (live.dtype, live.shape) == (array.dtype, array.shape)
-        fits = restore.claim(live, path, fits=fits and live.flags.writeable)
-        if not (fits and restore.arrays.fill(np.asarray(live), array)):
+        fits = fits and live.flags.writeable and getattr(live, "mode", None) is None  # not an array in a file
+        if not (restore.claim(live, path, fits=fits) and restore.arrays.fill(np.asarray(live), array)):
             live = restore.record(array.view(kind), path)
         restore.attributes(node.state["attributes"], live, path)
         return live

@@ -167,14 +167,16 @@ class _Pool:
             if id(value) in seen or id(value) in anchors:
                 self.met[at] = Same(anchors[id(value)] if id(value) in anchors else seen[id(value)][0])
         is_tensor = type(self.values[0]) is Tensor
-        stacked = _stacked_tensors(walk, self.values) if is_tensor else _stacked_arrays(self.values)
+        stacked = _stacked_tensors(walk, self.values) if is_tensor else _stacked_arrays(walk, self.values)
         return {"stacked": stacked, **({"met": self.met} if self.met else {})}
 
 
-def _stacked_arrays(values: list[Any]) -> Any:
+def _stacked_arrays(walk: "GraphWalk", values: list[Any]) -> Any:
     first = values[0]
     forms = {(value.dtype, value.shape, value.strides, value.flags.writeable) for value in values}
     if len(forms) > 1 or first.dtype.kind not in "biufc" or not (first.flags.c_contiguous and first.flags.writeable):
+        raise _NotAlikeError
+    if any(walk.array_view(value) is not None for value in values):
         raise _NotAlikeError
     return np.stack(values)
 
@@ -198,7 +200,8 @@ def _stacked_tensors(walk: "GraphWalk", values: list[Any]) -> Any:
 def _is_alone(tensor: Tensor) -> bool:
     """Return whether a tensor has memory of its own, no gradient and no attributes."""
     is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.nbytes > 0
-    return is_whole and not tensor.requires_grad and tensor.grad is None and not (tensor.is_conj() or tensor.is_neg())
+    is_plain = not (vars(tensor) or tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+    return is_whole and is_plain and tensor.grad is None
 
 
 def restored_maxlen(restore: "GraphRestore", maxlen: int | None, live: Any, path: str) -> int | None:

@@ -84,7 +84,8 @@ class Tensors(Kind):
             if (after := restore.value(part, own.get(name, MISSING), step(path, name))) is not MISSING:
                 setattr(target, name, after)
         for name in _own_attributes(target).keys() - nodes.keys():  # which training has deleted
-            delattr(target, name)
+            if not restore.change.adds(path, name):
+                delattr(target, name)
         return _restore_gradient(restore, node, target, before, path)
 
 

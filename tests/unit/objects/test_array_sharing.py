@@ -73,6 +73,8 @@ MOVING: dict[str, Callable[[int, Any], Attributes]] = {
         "x": other_half(number, array),
         "y": other_half(number + 1, array),
     },
+    "two that move together": lambda number, array: {"x": array[number:][:2], "y": array[number + 1 :][:1]},
+    "a longer and longer part": lambda number, array: {"x": array[: number + 2], "y": array[number + 1 :][:1]},
 }
 
 
@@ -81,7 +83,7 @@ MOVING: dict[str, Callable[[int, Any], Attributes]] = {
 def test_a_view_that_moves_is_named_once_if_its_memory_changes(
     name: str, writes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory: Any = torch.zeros(5) if name == "an array of a tensor" else np.zeros(5)
+    memory: Any = torch.zeros(9) if name == "an array of a tensor" else np.zeros(9)
     named = UnwritableWarnings()
     named.begin(walk(MOVING[name](0, memory)))
     for number in range(1, 5):

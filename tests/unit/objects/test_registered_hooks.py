@@ -1,5 +1,8 @@
 """Which hook is which does not depend on those that torch registers beside it, or on the process."""
 
+import copy
+
+import pytest
 from torch import nn
 from torch.nn.utils import spectral_norm
 
@@ -46,3 +49,22 @@ def test_a_hook_that_training_removes_is_no_obstacle_to_a_resume() -> None:
     objects[1].load_state_dict(state)
 
     assert not differences(state, objects[1].state_dict())  # as a fit compares them
+
+
+class Scale:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, *_: object) -> None:
+        pass
+
+
+def test_the_state_of_a_hook_goes_to_no_other_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Training removes the first of two."""
+    trained, resumed = nn.Linear(2, 2), nn.Linear(2, 2)
+    handles = [layer.register_forward_hook(Scale(n)) for layer in (trained, resumed) for n in (2.0, 3.0)]
+    objects = Objects.of_module(trained), Objects.of_module(resumed)
+    handles[0].remove()
+    objects[1].load_state_dict(copy.deepcopy(objects[0].state_dict()))
+    assert [hook.factor for hook in resumed._forward_hooks.values()] == [2.0, 3.0]
+    assert "fewer hooks" in caplog.text

@@ -4,6 +4,7 @@ import copy
 import logging
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,52 @@ def test_an_array_in_place_of_a_memory_map_leaves_the_file(tmp_path: Path) -> No
     def build(net: Any) -> None:
         net.rows = np.memmap(tmp_path / "rows", dtype=np.float64, mode="r+")
 
-    _, after = resumed(build, lambda net: setattr(net, "rows", np.ones(3)))
-    assert after.rows.tolist() == [1.0, 1.0, 1.0]
-    assert np.fromfile(tmp_path / "rows").tolist() == [0.0, 0.0, 0.0]
+    for made in (np.ones(3), np.memmap(tmp_path / "rows", dtype=np.float64, mode="r").copy() + 1):
+        _, after = resumed(build, lambda net, made=made: setattr(net, "rows", made))  # type: ignore[misc]
+        assert after.rows.tolist() == [1.0, 1.0, 1.0]
+        assert np.fromfile(tmp_path / "rows").tolist() == [0.0, 0.0, 0.0]
+
+
+def test_an_array_in_place_of_a_constant_leaves_the_constant() -> None:
+    constant, other = np.zeros(2), np.ones(2)
+    constant.setflags(write=False)
+
+    _, after = resumed(lambda net: setattr(net, "held", constant), lambda net: setattr(net, "held", other))
+    assert after.held.tolist() == [1.0, 1.0]
+    assert constant.tolist() == [0.0, 0.0]
+
+
+def test_a_dead_weak_proxy_beside_an_array_is_no_obstacle() -> None:
+    def build(net: Any) -> None:
+        net.array, net.dead = np.zeros(2), [weakref.proxy(nn.Linear(1, 1))]
+
+    _, after = resumed(build, lambda net: net.array.__iadd__(1))
+    assert after.array.tolist() == [1.0, 1.0]
+
+
+def test_an_attribute_of_a_tensor_that_new_code_sets_stays() -> None:
+    def build(net: Any) -> None:
+        net.held = torch.zeros(2)
+
+    def build_tagged(net: Any) -> None:
+        build(net)
+        net.held.tag = "new"
+
+    trained, after = Net(build), Net(build_tagged)
+    state = copy.deepcopy(Objects.of_module(trained).state_dict())
+    Objects.of_module(after).load_state_dict(state)
+    assert after.held.tag == "new"
+
+
+@pytest.mark.parametrize("kind", [np.complex64, ">i4"])
+def test_an_array_in_a_weight_that_is_no_tensor_there_has_its_values(kind: Any) -> None:
+    """In a weight that begins in the middle of a complex number, or in another order of bytes."""
+
+    def build(net: Any) -> None:
+        net.bias, net.held = nn.Parameter(torch.arange(9.0)[1:5]), None
+
+    trained, after = resumed(build, lambda net: setattr(net, "held", net.bias.detach().numpy().view(kind)))
+    assert trained.held.tolist() == after.held.tolist()
 
 
 def test_a_socket_in_place_of_an_array_leaves_the_array() -> None:
