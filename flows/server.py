@@ -150,7 +150,9 @@ def _embedded(timeout_s: float, login: str) -> Iterator[str]:
                             _drain()
                     return
                 if process.poll() is None:
-                    raise _start_error(f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log, _LONGER)
+                    raise _start_error(
+                        f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log, _LONGER
+                    )
             finally:
                 _stop(process)
         raise _start_error("Prefect's embedded server ended before it answered", log, _home_remedy())

@@ -160,5 +160,5 @@ class Positions(Told):
 
 def test_a_buffer_that_cannot_be_restored_is_named_before_the_first_step(tmp_path: Path) -> None:
     trainer = Trainer(max_steps=1, enable_progress_bar=False)
-    with pytest.raises(NotExact, match="(?s)before the first step, .*Inplace update to inference tensor"):
+    with pytest.raises(NotExact, match=r"(?s)before the first step, .*Inplace update to inference tensor"):
         trainer.fit(Positions(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]

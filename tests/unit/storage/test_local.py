@@ -118,10 +118,10 @@ def test_files_are_written_where_no_thread_can_be_started(tmp_path: Path, monkey
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(local._thread, "start_new_thread", refuse)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len([*Path("/proc/self/fd").iterdir()])
     Store.open(tmp_path).write_all("folder", [("a", b"1"), ("b", b"2")])
     assert [(tmp_path / "folder" / name).read_bytes() for name in "ab"] == [b"1", b"2"]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_a_wait_for_durability_that_a_signal_ends_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
