@@ -24,6 +24,7 @@ from midstride.engine.session.private_file import own_secret
 __all__ = ["PASSWORD_FILE", "ServerError", "api", "name_faults", "need_server"]
 
 _LAST_LINES = 20
+_TRIES = 3  # commands that start at once on a new PREFECT_HOME disturb each other as they make its tables
 _LONGER = "give it longer:    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS=300"
 # As Prefect runs an ephemeral server (prefect.server.api.server), but detached from our signals.
 _APPLICATION = "prefect.server.api.server:create_app"
@@ -132,23 +133,28 @@ def _embedded(timeout_s: float, login: str) -> Iterator[str]:
     from midstride.tasks.server_outage import server_ended_if
 
     with tempfile.TemporaryFile() as log:  # without a name: nothing to sweep up after a SIGKILL
-        with socket.socket() as bound:  # a port that is only chosen here could be another server's by then
-            bound.bind((ADDRESS, 0))
-            address = f"http://{ADDRESS}:{bound.getsockname()[1]}/api"
-            process = _start(bound, log, login)
-        try:
-            if _ready(process, address, timeout_s):
-                try:
-                    with server_ended_if(partial(_has_ended, process)):
-                        yield address
-                finally:
-                    if not _has_ended(process):
-                        _drain()
-                return
-            if process.poll() is None:
-                raise _start_error(f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log, _LONGER)
-        finally:
-            _stop(process)
+        for _ in range(_TRIES):
+            log.seek(0)
+            log.truncate()
+            with socket.socket() as bound:  # a port that is only chosen here could be another server's by then
+                bound.bind((ADDRESS, 0))
+                address = f"http://{ADDRESS}:{bound.getsockname()[1]}/api"
+                process = _start(bound, log, login)
+            try:
+                if _ready(process, address, timeout_s):
+                    try:
+                        with server_ended_if(partial(_has_ended, process)):
+                            yield address
+                    finally:
+                        if not _has_ended(process):
+                            _drain()
+                    return
+                if process.poll() is None:
+                    raise _start_error(
+                        f"Prefect's embedded server did not answer within {timeout_s:.0f} s", log, _LONGER
+                    )
+            finally:
+                _stop(process)
         raise _start_error("Prefect's embedded server ended before it answered", log, _home_remedy())
 
 

@@ -48,7 +48,7 @@ def check_restores(
 ) -> None:
     """Load each part's own state into it, and check that its state is the same afterwards.
 
-    Generators are restored. A part whose `is_library_code` is true has nothing of the user's to check.
+    Generators are restored. A part whose `is_library_code` is true is not checked: no user code saves or loads it.
 
     Args:
         parts: parts of a run; those in `CHECKED_PARTS` are checked.

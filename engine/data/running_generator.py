@@ -107,7 +107,7 @@ class RunningGenerator(Iterator[Any]):
 
     def _count(self, item: Any) -> None:
         self._drawn += 1
-        self._digest = mix(self._digest, content_digest(item))
+        self._digest = mix(self._digest, item if type(item) is int else content_digest(item))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RunningGenerator":
         other = memo[id(self)] = RunningGenerator(self._function, ([], {}))

@@ -531,7 +531,9 @@ def _is_lazy(sampler: Any) -> bool:
 
 
 def _running_generator(sampler: Any) -> str | None:
-    """Return the name of a Python generator that `sampler` holds as attribute, or None."""
+    """Return the name of a Python generator that `sampler` is, or holds as attribute; or None."""
+    if isinstance(sampler, GeneratorType):
+        return sampler.__name__
     held = ((name, value) for one in samplers_in(sampler) for name, value in own_dict(one).items())
     return next((name for name, value in held if isinstance(value, GeneratorType)), None)
 

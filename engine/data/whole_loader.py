@@ -10,6 +10,7 @@ import copy
 import logging
 import time
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from midstride.engine.objects.attributes import attributes_of, set_attribute
 from midstride.engine.objects.generator_search import find_generators, held_objects, held_of, is_inside
 from midstride.engine.objects.kinds.generators import Generator, get_state, set_state
 from midstride.engine.state.differences import differences
+from midstride.engine.state.object_nodes import Instance
 from midstride.engine.state.stateful import Stateful
 
 __all__ = ["Batches", "WholeLoader", "is_loader", "is_read_whole"]
@@ -450,16 +452,33 @@ class WholeLoader(IterableLoader):
 
 
 def _changes_since(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the state `now` with the values of only those attributes that differ from `before`."""
+    """Return the state `now` with the values of only those attributes that differ from `before`.
+
+    If one of them has tensors or arrays, so do all others with such: they may share memory.
+    """
     if not (now and before):
         return now
     then: Nodes = before["nodes"]
-    differing = differing_attributes(then, now["nodes"])
+    attributes = {(path, name): node for path, own in now["nodes"].items() for name, node in own.items()}
+    written = differing_attributes(then, now["nodes"]) | {at for at in attributes if at[0] not in then}
+    if any(_has_memory(attributes[at]) for at in written & attributes.keys()):
+        written |= {at for at, node in attributes.items() if _has_memory(node)}
     nodes = {
-        path: {"names": [*own], "values": {n: own[n] for n in own if path not in then or (path, n) in differing}}
+        path: {"names": [*own], "values": {name: own[name] for name in own if (path, name) in written}}
         for path, own in now["nodes"].items()
     }
     return {**now, "nodes": nodes}
+
+
+def _has_memory(node: object) -> bool:
+    """Return whether a node has a tensor or array."""
+    if isinstance(node, Instance):
+        node = node.state
+    if isinstance(node, Mapping):
+        return any(map(_has_memory, node.values()))
+    if isinstance(node, (list, tuple, deque)):
+        return any(map(_has_memory, node))
+    return isinstance(node, (Tensor, np.ndarray))
 
 
 def _with_changes(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

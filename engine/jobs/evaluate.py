@@ -7,7 +7,7 @@ from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import SnapshotMissing, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.jobs.build import build_data, build_module, devices_of
-from midstride.engine.modules.module import DataModule, TrainingModule
+from midstride.engine.modules.module import DataModule, TrainingModule, has_step
 from midstride.engine.registry.registry import ModelRegistry, champion_weights_explained
 from midstride.engine.runs.run import Run
 from midstride.engine.seeds import seed_everything
@@ -98,7 +98,7 @@ def evaluate_with_champion(run: Run) -> dict[str, Any]:
 
 def _test(job: TrainingJob, weights: str) -> dict[str, float]:
     trainer, module, data = of_one_process(job)
-    if type(module).test_step is TrainingModule.test_step:
+    if not has_step(module, "test_step"):
         return {}
     with champion_weights_explained(weights):
         return trainer.test(module, data, ckpt_path=weights)

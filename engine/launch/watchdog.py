@@ -242,4 +242,4 @@ def _wait_for_stacks(before: Mapping[Path, int]) -> None:
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    return path.stat().st_size if path.exists() else 0  # the rank has not opened it yet

@@ -33,8 +33,8 @@ class ModuleWeights:
         members = ModuleIndex.of(self._module).now()
         tensors = members.tensors
         are_plain = {*map(type, tensors)}.issubset(_PLAIN) and {tensor.layout for tensor in tensors} <= {torch.strided}
-        # Torch refuses to copy to elements that share memory.
-        has_places = are_plain and all(tensor.is_contiguous() for tensor in tensors)
+        # Torch refuses to copy to elements that share memory, and to inference tensors.
+        has_places = are_plain and all(tensor.is_contiguous() and not tensor.is_inference() for tensor in tensors)
         return has_places and keeps_state_as_torch(members.modules.values())
 
     def state_dict(self) -> dict[str, Any]:

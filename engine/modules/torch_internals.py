@@ -125,7 +125,9 @@ def _have_torchs(modules: Collection[nn.Module], methods: frozenset[str]) -> boo
     """Return whether the `methods` of all `modules` are torch's own."""
     kinds: set[type[nn.Module]] = {*map(type, modules)}
     found = [getattr(kind, name) for kind in kinds for name in methods]
-    if not all(str(getattr(one, "__module__", "")).startswith("torch.nn.modules.") for one in found):
+    # `functools.wraps` copies __module__, but not the names that a function sees.
+    sources = [str(getattr(one, "__globals__", {}).get("__name__", "")) for one in found]
+    if not all(source.startswith("torch.nn.modules.") for source in sources):
         return False
     return all(methods.isdisjoint(vars(one)) for one in modules)
 

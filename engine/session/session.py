@@ -42,6 +42,7 @@ _ROOM_BYTES = 1 << 16
 _UNRECORDED = "unrecorded.json"
 #: the files in which ranks say how they ended
 _OUTCOMES = "outcome-rank-*.json"
+_HEARTBEATS = "heartbeat-rank-*"
 _DIGITS = 9
 
 
@@ -111,8 +112,8 @@ class Session:
         return self.folder / "events.jsonl"
 
     def has_started(self) -> bool:
-        """Return whether a rank has started: its heartbeat is the first thing that a rank writes."""
-        return any(self.folder.glob("*-rank-*"))
+        """Return whether a rank of this round has started: it has a heartbeat, or said how it ended."""
+        return any(self.folder.glob(_HEARTBEATS)) or bool(self.outcomes())
 
     def heartbeat(self, rank: int) -> Path:
         """Return the heartbeat file of `rank`."""
@@ -183,7 +184,7 @@ class Session:
     def begin_round(self, ranks: int) -> None:
         """Remove the files of the last round's ranks: the world has `ranks` new ones."""
         _write(self.folder / "ranks", str(ranks))
-        for pattern in (_OUTCOMES, "heartbeat-rank-*", CRASHES):
+        for pattern in (_OUTCOMES, _HEARTBEATS, CRASHES):
             for path in self.folder.glob(pattern):
                 path.unlink()
 

@@ -139,8 +139,11 @@ class Writer:
             SnapshotError: some rank could not write an older snapshot; not for want of an answer, though.
         """
         self.check()
-        if self._last is not None and self._last.position == position and not self._was_dropped(self._last):
-            return self._last
+        if self._last is not None and self._last.position == position:
+            was_dropped = self._was_dropped(self._last)
+            self.check()  # ranks that came before its failure raise it as those that came later
+            if not was_dropped:
+                return self._last
         began = time.perf_counter()
         buffer, wait_s = self._buffers.acquire()
         try:
@@ -303,7 +306,7 @@ class Writer:
 
     @staticmethod
     def _was_dropped(pending: PendingSnapshot) -> bool:
-        """Return whether a snapshot was dropped, which all ranks know once it has ended."""
+        """Wait for the end of a snapshot; return whether it was dropped."""
         return isinstance(pending.future.exception(), StoreSilent)
 
     def _drop(self, request: SnapshotRequest, error: StoreSilent) -> None:

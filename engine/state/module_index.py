@@ -113,7 +113,7 @@ class _Contents:
         sizes = [*map(len, containers)]
         filled = [*compress(containers, sizes)]  # a third of them
         self.values = [*chain.from_iterable(map(methodcaller("values"), filled))]
-        names = [*chain.from_iterable(filled)]
+        names = [*chain.from_iterable(map(methodcaller("keys"), filled))]
         hidden = [(number, {*own}) for number, own in enumerate(transient) if own] if any(transient) else []
         #: everything that the names of members depend on; the same ids mean that the same members are shared
         self.facts = sizes, names, [*map(id, self.values)], hidden

@@ -10,9 +10,9 @@ import os
 import shutil
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from queue import SimpleQueue
 from typing import Protocol, TypeVar
 from uuid import uuid4
 
@@ -251,34 +251,35 @@ class _Syncs:
     """Makes files and folders durable at the same time: a disk syncs several as fast as one.
 
     A process ends without waiting for these threads. It would wait for those of a pool, and so for a disk that hangs.
-    To start a `threading.Thread` takes until it runs, which is long while another thread trains.
+    `threading.Thread.start` waits until the new thread runs, which takes long while another thread trains.
     """
 
     def __init__(self) -> None:
-        self._ends: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._running = 0
+        self._ends: list[threading.Event] = []
         self._errors: list[BaseException] = []
 
     def begin(self, sync: Callable[[T], None], what: T) -> None:
-        """Call `sync` in a thread."""
+        """Call `sync` in a thread, or here if none can be started."""
+        end = threading.Event()
 
         def act() -> None:
             try:
                 sync(what)
             except BaseException as error:
-                self._ends.put(error)
-            else:
-                self._ends.put(None)
+                self._errors.append(error)
+            finally:
+                end.set()
 
-        _thread.start_new_thread(act, ())
-        self._running += 1
+        try:
+            _thread.start_new_thread(act, ())
+        except RuntimeError:  # too many threads
+            act()
+        self._ends.append(end)
 
     def wait(self) -> None:
-        """Wait until all calls have ended."""
-        while self._running:
-            if (error := self._ends.get()) is not None:
-                self._errors.append(error)
-            self._running -= 1
+        """Wait until all calls have ended; it can be called again if a signal ends it early."""
+        for end in self._ends:
+            end.wait()
 
     def finish(self) -> None:
         """Wait for all calls; raise the first error."""

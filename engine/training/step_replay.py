@@ -173,7 +173,8 @@ class StepReplay:
         """
         tensors, samples = _tensors_of(context.module), self.page["samples"]
         before, now = ({name: value.shape for name, value in one.items()} for one in (self._before, tensors))
-        if any(context.collective.gather(before != now)):  # of one rank is enough: all gather the losses, or none
+        # All ranks return if one rank's shapes differ: the losses are gathered by all.
+        if any(context.collective.gather(before != now)):
             return
         with torch.no_grad():
             for name, value in tensors.items():

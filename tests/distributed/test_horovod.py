@@ -196,7 +196,6 @@ class Unsuited(TrainingModule):
         self.phase = nn.Parameter(torch.zeros(1, dtype=torch.complex64))
 
 
-@needs_horovod
 class TwoThreads:
     """Gathers of two threads. `has_moved` is set once rank 0 is in its second one."""
 
@@ -247,6 +246,7 @@ def test_rank_0_serves_its_store_until_all_have_connected(is_reachable: bool, mo
     assert found == ["connected" if is_reachable else refused] * 2
 
 
+@needs_horovod
 def test_what_cannot_be_summed_is_named() -> None:
     sparse, wave = build_strategy("horovod").module_errors(Unsuited())
     assert "words has sparse gradients" in sparse

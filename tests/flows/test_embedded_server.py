@@ -68,7 +68,7 @@ def test_no_other_server_gets_the_port_before_the_embedded_one_listens(monkeypat
     monkeypatch.setattr(server, "_APPLICATION", "no_such_module:create_app")
     with pytest.raises(server.ServerError), server._embedded(LIMIT_S, ""):
         pass
-    assert len(taken) == 1
+    assert len(taken) == server._TRIES
 
 
 @contextmanager

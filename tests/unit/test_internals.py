@@ -1,6 +1,7 @@
 """The private names of libraries that midstride uses exist and do what it assumes."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import logging
@@ -159,9 +160,16 @@ def test_weights_are_loaded_as_torch_loads_them(name: str, change: str) -> None:
     assert memory == {key: tensor.data_ptr() for key, tensor in found.named_parameters()}
 
 
+class Wrapped(nn.Linear):
+    @functools.wraps(nn.Linear._load_from_state_dict)
+    def _load_from_state_dict(self, *given: Any) -> None:
+        super()._load_from_state_dict(*given)
+
+
 #: modules whose state or place is not torch's own business alone -> what is
 USERS: dict[str, tuple[Callable[[Any], object], str]] = {
     "a method": (lambda net: net.append(Own(2, 2)), "state"),
+    "a method in torch's name": (lambda net: net.append(Wrapped(2, 2)), "state"),
     "a method of one": (lambda net: setattr(net[0], "state_dict", nn.Module().state_dict), "state"),
     "extra state and a hook": (lambda net: net.append(Renamed()), "state"),
     "a hook of saving": (lambda net: net[0].register_state_dict_post_hook(lambda *_: None), "state"),

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
-from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.module import TrainingModule, has_step
 from midstride.engine.objects.object_state import side_effects_reverted
 from midstride.engine.seeds import Generators
 from midstride.engine.strategies.base import Strategy
@@ -122,7 +122,7 @@ class Pipeline(ModelParallel, RunsBackward, Measures, Strategy):
                 f"{name} has automatic_optimization = False: use automatic optimization in a pipeline, where forward "
                 "and backward passes of a batch's parts alternate"
             )
-        if type(module).training_step_end is TrainingModule.training_step_end:
+        if not has_step(module, "training_step_end"):
             faults.append(
                 f"{name} has no training_step_end(outputs, batch): compute the loss there. In a pipeline it runs on "
                 "the last stage, and training_step returns the result of self.sequential_module"

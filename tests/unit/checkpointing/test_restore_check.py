@@ -147,3 +147,18 @@ def test_large_tensors_are_compared_by_digest_or_place() -> None:
     assert not differs(placed, {**tree, "weights": OrderedDict(large=large.detach())})
     moved = {**tree, "weights": OrderedDict(large=large.clone())}
     assert differs(placed, moved) == ["weights/large (float32[32768], now float32[32768])"]
+
+
+class Positions(Told):
+    """Has a buffer made in inference mode, to which torch refuses to copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.inference_mode():
+            self.register_buffer("positions", torch.ones(1) * 2)
+
+
+def test_a_buffer_that_cannot_be_restored_is_named_before_the_first_step(tmp_path: Path) -> None:
+    trainer = Trainer(max_steps=1, enable_progress_bar=False)
+    with pytest.raises(NotExact, match=r"(?s)before the first step, .*Inplace update to inference tensor"):
+        trainer.fit(Positions(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]

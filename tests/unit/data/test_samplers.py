@@ -521,7 +521,10 @@ class Running(Sampler[int]):
         yield from self.indices
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_sampler_made_with_a_running_generator_is_named(ends: bool) -> None:
-    with pytest.raises(NotExact, match="holds a running generator, indices, which cannot be restored"):
-        StatefulDataLoader(range(5), 2, sampler=Running(ends)).state_dict()
+@pytest.mark.parametrize(
+    ("sampler", "name"),
+    [(Running(True), "indices"), (Running(False), "indices"), (Running(True).indices, "<genexpr>")],
+)
+def test_a_sampler_made_with_a_running_generator_is_named(sampler: Any, name: str) -> None:
+    with pytest.raises(NotExact, match=f"holds a running generator, {name}, which cannot be restored"):
+        StatefulDataLoader(range(5), 2, sampler=sampler).state_dict()

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from midstride.engine import Trainer
 from midstride.engine.config.options import TrainerOptions
+from midstride.engine.data import whole_loader
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.resolve import LoaderResolver, LoaderSettings
 from midstride.engine.errors import NotExact, UserError
@@ -417,6 +418,26 @@ def test_a_change_by_training_within_a_pass_is_restored_or_named(
             assert found == [batch for batch, _, _ in expected[stop:]], stop
     assert named == NAMED[kind]
     assert all(messages)
+
+
+class Sharing:
+    def __init__(self) -> None:
+        self.samples = torch.zeros(3)
+
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+
+
+def test_memory_that_training_shares_within_a_pass_is_shared_after_a_resume() -> None:
+    loader: Any = Sharing()
+    state = whole_loader._LoaderState(loader)
+    before = copy.deepcopy(state.state_dict())
+    loader.view = loader.samples[1:]
+    encoded = encode({"before": before, "now": whole_loader._changes_since(before, state.state_dict())})
+    back, again = decode(encoded.document, encoded.tensors), Sharing()
+    whole_loader._LoaderState(again).put_back(whole_loader._with_changes(back["before"], back["now"]))
+    again.samples[1] = 4.0
+    assert vars(again)["view"].tolist() == [4.0, 0.0]
 
 
 def test_a_stream_that_does_not_repeat_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:

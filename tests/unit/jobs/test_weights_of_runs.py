@@ -11,9 +11,11 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 from support.commands import run as run_command
+from support.nets import Net
 
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, UserError
+from midstride.engine.jobs import evaluate
 from midstride.engine.jobs.build import build_data, build_module, build_trainer
 from midstride.engine.jobs.export_weights import export_weights
 from midstride.engine.jobs.predict import columns_of, predict
@@ -183,3 +185,11 @@ def test_a_run_is_tested_and_predicted_by_command(run: Run, tmp_path: Path, caps
     assert (code, json.loads(text)["rows"]) == (0, 12)
     code, _, error = said(capsys, "predict", run.url, "--output", "p.txt")
     assert (code, ".parquet" in error) == (2, True)
+
+
+def test_a_module_whose_test_step_is_none_has_no_test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = Net()
+    module.test_step = None
+    monkeypatch.setattr(evaluate, "of_one_process", lambda job: (None, module, None))
+    job: Any = None
+    assert evaluate._test(job, "") == {}

@@ -206,6 +206,24 @@ def test_where_a_snapshot_was_dropped_one_is_taken_anew_and_once(writer: Writer,
     assert catalog.rows() == ["step\n1\n"]
 
 
+def test_a_rank_that_waits_for_a_snapshot_raises_its_failure(writer: Writer) -> None:
+    asked = threading.Event()
+
+    def fail(phase: str) -> None:
+        assert asked.wait(LIMIT_S)
+        raise ValueError("broken")
+
+    def exception(timeout: float | None = None) -> BaseException | None:
+        asked.set()
+        return of_first(timeout)
+
+    first = writer.take(Position(1), {}, "", {}, fail)
+    of_first = first.future.exception
+    vars(first.future)["exception"] = exception
+    with pytest.raises(Exception, match="broken"):
+        writer.take(Position(1), {}, "", {})
+
+
 def test_all_ranks_take_a_dropped_snapshot_anew(store: Store) -> None:
     lease, asks, met = acquire(store, None, {}), threading.Event(), threading.Barrier(2, timeout=LIMIT_S)
     is_anew = list[bool]()

@@ -120,3 +120,10 @@ def test_tensors_of_an_index_can_be_swapped() -> None:
     torch.utils.swap_tensors(before, nn.Parameter(torch.full((2, 2), 3.0)))  # as Module.to does with DTensors
     assert index.now().parameters["0.weight"] is before
     assert torch.equal(before, torch.full((2, 2), 3.0))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_members_of_a_torchscript_module_are_found() -> None:
+    net = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
+    for _ in range(2):
+        assert [*ModuleIndex.of(net).now().parameters] == ["0.weight", "0.bias"]

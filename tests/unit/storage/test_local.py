@@ -111,3 +111,31 @@ def test_of_a_file_that_could_not_be_written_nothing_is_left(tmp_path: Path) -> 
         fill_disk(path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_written_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(local._thread, "start_new_thread", refuse)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    Store.open(tmp_path).write_all("folder", [("a", b"1"), ("b", b"2")])
+    assert [(tmp_path / "folder" / name).read_bytes() for name in "ab"] == [b"1", b"2"]
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_a_wait_for_durability_that_a_signal_ends_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs, release = local._Syncs(), local.threading.Event()
+    syncs.begin(lambda given: release.wait(LIMIT_S), None)
+    wait = local.threading.Event.wait
+
+    def interrupted(event: Any, limit_s: float | None = None) -> bool:
+        monkeypatch.undo()
+        release.set()
+        assert wait(event, LIMIT_S)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local.threading.Event, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        syncs.wait()
+    syncs.finish()
