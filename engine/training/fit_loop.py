@@ -62,11 +62,7 @@ class FitLoop:
         self._train = self._call_of_step()
         self._take = self._train_or_skip if self._options.skip_batches else self.train_batch
         self.boundary = StepBoundary(context, checkpointer)
-        validation = context.loaders.validation if has_step(context.module, "validation_step") else []
-        is_on = context.options.limit_val_batches != 0
-        self.validation = (
-            EvaluationLoop(context, "validate", validation, checkpointer) if validation and is_on else None
-        )
+        self.validation = self._validation_loop()
         self._monitors, self._warned = self._monitors_of_epochs(), list[Monitor]()
         if loader.is_sized and self.progress.batch > len(loader):
             raise NotExact(
@@ -75,6 +71,13 @@ class FitLoop:
             )
         self._set_length()
         self._ensure_end()
+
+    def _validation_loop(self) -> EvaluationLoop | None:
+        """Return the loop over the validation loaders; None without them."""
+        context, loaders = self.context, self.context.loaders.validation
+        if not (loaders and has_step(context.module, "validation_step")) or self._options.limit_val_batches == 0:
+            return None
+        return EvaluationLoop(context, "validate", loaders, self.checkpointer)
 
     def _call_of_step(self) -> Callable[[Any, int], Any]:
         """Return the function that trains on a batch; with `verify_every`, it does some steps twice."""
