@@ -270,11 +270,13 @@ def _groups(walk: GraphWalk) -> list[tuple[tuple[int, int], dict[str, Any]]]:
     Each comes with the addresses where its memory begins and ends.
     """
     members: dict[tuple[int, int], dict[str, Any]] = {}
-    arrays = {path: value for path, value in walk.seen.values() if _is_watched(value)}
+    seen: Iterable[tuple[str, Any]] = walk.seen.values()
+    arrays = {path: value for path, value in seen if _is_watched(value)}
     if not arrays:
         return []
     memory = ArrayMemory(arrays.values())
-    tensors = ((path, one) for path, one in walk.seen.values() if issubclass(type(one), Tensor) and one.is_cpu)
+    # A dead weak proxy does not tell its class to isinstance.
+    tensors = ((path, one) for path, one in seen if issubclass(type(one), Tensor) and one.is_cpu)
     for path, value in (*arrays.items(), *((path, one) for path, one in tensors if has_memory(one))):
         if (span := memory.span_of(value)) is not None:
             members.setdefault(span, {})[path] = value
