@@ -6,7 +6,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import xxhash
@@ -270,18 +270,20 @@ def _groups(walk: GraphWalk) -> list[tuple[tuple[int, int], dict[str, Any]]]:
     Each comes with the addresses where its memory begins and ends.
     """
     members: dict[tuple[int, int], dict[str, Any]] = {}
-    seen: Iterable[tuple[str, Any]] = walk.seen.values()
-    arrays = {path: value for path, value in seen if _is_watched(value)}
+    arrays = {path: value for path, value in walk.seen.values() if _is_watched(value)}
     if not arrays:
         return []
     memory = ArrayMemory(arrays.values())
-    # A dead weak proxy does not tell its class to isinstance.
-    tensors = ((path, one) for path, one in seen if issubclass(type(one), Tensor) and one.is_cpu)
+    tensors = ((path, one) for path, one in walk.seen.values() if _is_tensor(one) and one.is_cpu)
     for path, value in (*arrays.items(), *((path, one) for path, one in tensors if has_memory(one))):
         if (span := memory.span_of(value)) is not None:
             members.setdefault(span, {})[path] = value
     groups = ((span, _overlapping(group)) for span, group in members.items() if len(group) > 1)
     return [(span, group) for span, group in groups if group]
+
+
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
+    return issubclass(type(value), Tensor)  # a dead weak proxy does not tell its class to isinstance
 
 
 def _is_watched(value: object) -> bool:
