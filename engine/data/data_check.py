@@ -108,7 +108,7 @@ class DataCheck:
         self._start: Nodes = copy.deepcopy(self._data.nodes())
         self._fingerprint = AttributeFingerprint(self._data.owners())
         self._has_begun = False
-        self._is_loaded = False  #: whether the saved state is to be returned as loaded, until a pass begins
+        self._is_loaded = False  #: whether the state is still that which was loaded: no pass has begun since
         self.is_asked = False  #: whether an answer is due
         self._is_first = False
         self.found: DataDigests | None = None  #: set once by `answered`, and taken by `take`

@@ -262,7 +262,8 @@ class SamplerOrder(SampleOrder):
     def _begin(self, items: Items | None) -> None:
         """Start an epoch with its items, before the data set may change them; None in blocks."""
         self._items.begin(items)
-        self._expected = None if items is None or pack_items(items) is not None else digest_of_items(items)
+        is_written = items is None or _is_plain(items) or pack_items(items) is not None
+        self._expected = None if items is None or is_written else digest_of_items(items)
 
     def _open_in_blocks(self, *, resumed: bool) -> None:
         if resumed:
@@ -645,13 +646,19 @@ def digest_of_items(items: Items) -> str:
     """Return a digest of `items` in their order, by content; of many objects, of some."""
     if not isinstance(items, list):
         return xxhash.xxh3_64_hexdigest(items.tobytes())
-    try:
-        marshal.dumps(items)
-    except ValueError:  # objects, whose text may show their address, or leave out their content
+    if not _is_plain(items):  # objects, whose text may show their address, or leave out their content
         step = 1 if isinstance(items[0], torch.Tensor) else -(-len(items) // _DIGESTED)
         return f"{content_digest([len(items), *items[::step], items[-1]]):016x}"
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
         return xxhash.xxh3_64_hexdigest(repr(items).encode())
+
+
+def _is_plain(items: Items) -> bool:
+    """Return whether `items` are numbers, texts, or containers of such; a hundred times as fast as `pack_items`."""
+    try:
+        return not isinstance(items, list) or bool(marshal.dumps(items))
+    except ValueError:
+        return False
 
 
 def pack_items(items: Items) -> dict[str, Any] | None:

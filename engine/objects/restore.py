@@ -76,7 +76,7 @@ class GraphRestore:
 
     @cached_property
     def arrays(self) -> FilledArrays:
-        """The live arrays, of which a restore fills some in place."""
+        """Live arrays; a restore fills some of them in place."""
         return FilledArrays(value for _, value in self._walk.seen.values() if issubclass(type(value), np.ndarray))
 
     def items(self, nodes: Any, before: Any, path: str) -> list[Any]:

@@ -180,7 +180,7 @@ class QuietOwners:
 
 
 class EveryOwner(QuietOwners):
-    """All layers and tensors, for walks in data only."""
+    """Every layer and tensor counts as quiet: for walks in data alone."""
 
     def is_quiet_module(self, path: str, module: nn.Module) -> bool:
         """Return True."""

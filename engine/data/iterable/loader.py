@@ -353,7 +353,7 @@ def _length(loader: DataLoader[Any]) -> int | None:
     """Return the number of batches in an epoch; None if some data set has no length."""
     try:
         return len(loader) if hasattr(loader.dataset, "__len__") else None
-    except (TypeError, NotImplementedError, AttributeError):  # of a wrapper, whose inner one has none
+    except (TypeError, NotImplementedError, AttributeError):  # as a wrapper raises of data without a length
         return None
 
 
