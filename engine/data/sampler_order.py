@@ -654,8 +654,8 @@ def digest_of_items(items: Items) -> str:
 
 
 def _is_plain(items: Items) -> bool:
-    """Return whether `items` are numbers, texts, or containers of such; a hundred times as fast as `pack_items`."""
-    try:
+    """Return whether `items` are numbers, texts, or containers of such."""
+    try:  # a hundred times as fast as `pack_items`
         return not isinstance(items, list) or bool(marshal.dumps(items))
     except ValueError:
         return False

@@ -358,7 +358,7 @@ def views_in(tensors: dict[str, Tensor]) -> dict[str, View]:
 
     >>> one = torch.zeros(4)
     >>> views_in({"one": one, "two": one[2:], "three": torch.zeros(4)})
-    {'two': View(of='one', shape=(2,), strides=(1,), offset=2)}
+    {'two': View(of='one', shape=(2,), strides=(1,), offset=2, dtype='')}
     """
     known = {id(tensor): name for name, tensor in reversed(tensors.items()) if has_memory(tensor)}
     order = enumerate(known.values())  # from the last to the first
