@@ -31,8 +31,6 @@ MT19937_BYTES = 625 * 4
 #: bytes before torch's words (seed, words left, whether it was seeded, position) and after them (a cached float and a
 #: cached double, each with a flag)
 _BEFORE, _AFTER = 20, 4 + 8 + 16
-#: bytes before torch's position that have no meaning; a seed copies what lay on the stack into them
-_PADDING, _ZEROS = slice(13, 16), bytes(3)
 _STATE_BEFORE = 24  # bytes before the words in the result of get_state(), which has 8 bytes for each word of 4
 
 
@@ -99,17 +97,31 @@ def _torch_window(generator: torch.Generator, offset: int) -> RawState:
 class _TorchWords:
     """The state of torch's generator as the attribute `raw`, equal for equal states.
 
+    A seed copies what lay on the stack into padding, and a cached normal number stays in memory when it is used.
+
     Args:
-        memory: the state's memory, with padding.
+        memory: the state's memory.
     """
 
     def __init__(self, memory: Any) -> None:
+        end = _BEFORE + 624 * 4
         self._memory = memory
+        self._is_seeded = ctypes.c_uint32.from_buffer(memory, 12)
+        self._padding = ctypes.c_uint32.from_buffer(memory, end)
+        self._float = ctypes.c_uint32.from_buffer(memory, end + 4)
+        self._has_float = ctypes.c_bool.from_buffer(memory, end + 8)
+        self._double = ctypes.c_uint64.from_buffer(memory, end + 12)
+        self._has_double = ctypes.c_bool.from_buffer(memory, end + 20)
 
     @property
     def raw(self) -> bytes:
         """The state."""
-        self._memory[_PADDING] = _ZEROS
+        self._is_seeded.value &= 0xFF
+        self._padding.value = 0
+        if not self._has_float.value:
+            self._float.value = 0
+        if not self._has_double.value:
+            self._double.value = 0
         state: bytes = self._memory.raw
         return state
 

@@ -88,11 +88,25 @@ def test_a_layout_that_is_not_known_is_asked(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(torch.rand(3, generator=generator), first)
 
 
-def test_equal_states_of_torch_read_alike_whatever_lies_in_their_padding() -> None:
+@pytest.mark.parametrize(
+    "unused", [slice(13, 16), slice(2516, 2520), slice(2520, 2524), slice(2528, 2536)], ids=lambda unused: unused.start
+)
+def test_equal_states_of_torch_read_alike_whatever_lies_in_unused_memory(unused: slice) -> None:
     torch.manual_seed(3)
     before = fast_state.read_rng()[0]
     memory: Any = fast_state._torch_words._memory
-    for garbage in (b"\x4f\xa8\x0b", b"\0\0\0"):
-        memory[13:16] = garbage
+    for garbage in (b"\x4f\xa8\x0b\x01\x33\x5c\x02\x71", bytes(8)):
+        memory[unused] = garbage[: unused.stop - unused.start]
         assert torch.equal(torch.get_rng_state(), torch.default_generator.get_state())
         assert fast_state.read_rng()[0] == before
+
+
+def test_a_cached_normal_number_is_part_of_the_state() -> None:
+    torch.manual_seed(3)
+    torch.randn(1)
+    state = torch.get_rng_state()
+    reading, second = fast_state.read_rng()[0], torch.randn(1)
+    torch.randn(3)
+    fast_state.restore_torch(reading)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.randn(1), second)
