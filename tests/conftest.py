@@ -190,6 +190,7 @@ def _warm(request: pytest.FixtureRequest) -> None:
         "test_s3.py",
         "test_script.py",
         "test_stages.py",
+        "test_state_entries.py",
         "test_step_replay.py",
     }
     if any(forking & set(item.path.parts) for item in request.session.items):

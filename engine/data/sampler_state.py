@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from midstride.engine.errors import NotExact, UnsupportedState
+from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import attributes_of, members_of, set_attribute
 from midstride.engine.objects.generator_search import find_generators
 from midstride.engine.objects.kinds.generators import Generator, get_state, set_state
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.walk import GraphWalk
-from midstride.engine.state.codec import encode_lazily
+from midstride.engine.state.codec import is_writable
 from midstride.engine.state.differences import differences, same_key_order
 
 __all__ = ["SamplerState", "graph_attributes", "samplers_in"]
@@ -251,11 +251,7 @@ def _is_plain(value: Any, deep: int = 8) -> bool:
         others = {*map(type, items)} - _SCALARS
         if others <= {list, tuple}:
             return all(_is_plain(item, deep - 1) for item in items if type(item) in others)
-    try:
-        encode_lazily(items)
-    except UnsupportedState:
-        return False
-    return True
+    return is_writable(items)
 
 
 class _Pickler(pickle.Pickler):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from midstride.engine.errors import NotExact, UnsupportedState
+from midstride.engine.errors import NotExact
 from midstride.engine.metrics.torchmetrics_internals import (
     SETUP,
     defaults,
@@ -24,7 +24,7 @@ from midstride.engine.metrics.torchmetrics_internals import (
     sync_by,
     updates,
 )
-from midstride.engine.state.codec import encode
+from midstride.engine.state.codec import is_writable
 from midstride.engine.state.differences import differences
 from midstride.engine.trees import convert
 
@@ -248,13 +248,7 @@ def _copied(value: Any) -> Any:
 
 
 def _is_plain(value: object) -> bool:
-    if callable(value):
-        return False
-    try:
-        encode(value)
-    except UnsupportedState:
-        return False
-    return True
+    return not callable(value) and is_writable(value)
 
 
 def _sync_through(metric: "Metric", everyones: Callable[[Callable[[], Any]], list[Any]], size: int) -> None:

@@ -15,6 +15,7 @@ monitors         callbacks that watch one logged value: they keep the best weigh
 progress         `Progress`: the counts that say where a run stands
 quantized        weights that libraries have quantized, as plain tensors
 schedules        callbacks that change training at the start of an epoch
+state_entries    objects in a module's state_dict that its class adds
 structure        how training changed layers, parameters and buffers, as a part of the state of a run
 timers           callbacks with a clock
 torch_internals  private names of `torch.nn`, used here alone

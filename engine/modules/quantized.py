@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import NotExact
+from midstride.engine.modules.state_entries import described, objects_in, restored
 from midstride.engine.modules.torch_internals import keeps_state_as_torch, load_state_dict
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.row_shards import is_distributed
@@ -39,7 +40,7 @@ class ModuleWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights by name."""
-        return weights_of(self._module)
+        return described(self._module, weights_of(self._module))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Load the weights."""
@@ -59,7 +60,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
         NotExact: the module is quantized otherwise.
     """
     if not is_quantized(module):
-        load_state_dict(module, weights)
+        load_state_dict(module, restored(module, weights), made=objects_in(weights).keys())
         return
     own = dict(_plain_tensors(module.state_dict()))
     if names := sorted(own.keys() ^ weights.keys()):

@@ -5,7 +5,7 @@
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ def _have_torchs(modules: Collection[nn.Module], methods: frozenset[str]) -> boo
     return all(methods.isdisjoint(vars(one)) for one in modules)
 
 
-def load_state_dict(module: nn.Module, weights: Mapping[str, Any]) -> None:
+def load_state_dict(module: nn.Module, weights: Mapping[str, Any], made: Set[str] = frozenset()) -> None:
     """Load `weights` as `module.load_state_dict` does, in time proportional to their number.
 
     For each child of a module, torch looks at the names of all weights: with 5,000 children that takes seconds. Torch
@@ -140,6 +140,11 @@ def load_state_dict(module: nn.Module, weights: Mapping[str, Any]) -> None:
 
     Weights that name no versions of layers, as ours do not, are of the layers' present code: a layer would take them
     for those of its first version otherwise, and migrate them.
+
+    Args:
+        module: to load them into.
+        weights: a state_dict of such a module.
+        made: names of entries that the module makes by itself, if it takes none of that name.
 
     Raises:
         RuntimeError: torch's: the weights do not fit the module.
@@ -152,8 +157,12 @@ def load_state_dict(module: nn.Module, weights: Mapping[str, Any]) -> None:
     if (
         not is_plain
         or any(one._load_state_dict_post_hooks for one in module.modules())
-        or not _load_each(module, weights, versions)
+        or not _load_each(module, weights, versions, made)
     ):
+        if made and is_plain:
+            taken = module.load_state_dict(_with_versions(weights, versions), strict=False)
+            if not taken.missing_keys and {*taken.unexpected_keys} <= made:
+                return
         module.load_state_dict(_with_versions(weights, versions))
 
 
@@ -164,8 +173,8 @@ def _with_versions(weights: Mapping[str, Any], versions: Mapping[str, Any]) -> "
     return given
 
 
-def _load_each(module: nn.Module, weights: Mapping[str, Any], versions: Mapping[str, Any]) -> bool:
-    """Load the weights that fit; return whether all do."""
+def _load_each(module: nn.Module, weights: Mapping[str, Any], versions: Mapping[str, Any], made: Set[str]) -> bool:
+    """Load the weights that fit; return whether all do, apart from those in `made`."""
     faults: tuple[list[str], list[str], list[str]] = [], [], []
 
     def load(part: nn.Module, prefix: str, own: dict[str, Any]) -> None:
@@ -180,4 +189,5 @@ def _load_each(module: nn.Module, weights: Mapping[str, Any], versions: Mapping[
                 load(child, f"{prefix}{name}.", inside.get(name, {}))
 
     load(module, "", _with_versions(weights, versions))
-    return not any(faults)
+    missing, unexpected, errors = faults
+    return not (missing or errors or {*unexpected} - made)

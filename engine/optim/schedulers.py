@@ -9,8 +9,8 @@ from typing import Any, Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from midstride.engine.errors import UnsupportedState, UserError
-from midstride.engine.state.codec import encode_lazily
+from midstride.engine.errors import UserError
+from midstride.engine.state.codec import is_writable
 from midstride.engine.state.stateful import AlikeOnRanks
 from midstride.engine.user_code import call_user_code
 
@@ -115,15 +115,7 @@ def scheduler_objects(scheduler: Any) -> dict[str, Any]:
     """
     if getattr(type(scheduler), "state_dict", None) is not LRScheduler.state_dict:
         return {}
-    return {name: value for name, value in scheduler.state_dict().items() if not _is_writable(value)}
-
-
-def _is_writable(value: Any) -> bool:
-    try:
-        encode_lazily(value)
-    except UnsupportedState:
-        return False
-    return True
+    return {name: value for name, value in scheduler.state_dict().items() if not is_writable(value)}
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from midstride.engine.state.tensor_blocks import TensorBlocks
 from midstride.engine.state.tensors import Leaves, other_kind, rebuild, stage
 from midstride.engine.state.torch_internals import indices_and_values
 
-__all__ = ["FACTORIES", "Encoded", "StoredTensors", "decode", "encode", "encode_lazily", "tensors_of"]
+__all__ = ["FACTORIES", "Encoded", "StoredTensors", "decode", "encode", "encode_lazily", "is_writable", "tensors_of"]
 
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})
@@ -77,6 +77,15 @@ def encode_lazily(tree: object, blocks: TensorBlocks | None = None) -> tuple[Any
         raise UnsupportedState(unwritable(encoder.faults))
     encoder.shared.complete(document)
     return document, encoder.leaves
+
+
+def is_writable(value: object) -> bool:
+    """Return whether `encode` takes `value`."""
+    try:
+        encode_lazily(value)
+    except UnsupportedState:
+        return False
+    return True
 
 
 def encode(tree: object) -> Encoded:

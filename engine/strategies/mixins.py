@@ -14,6 +14,7 @@ from midstride.engine.errors import UserError
 from midstride.engine.lanes import Lanes
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.quantized import load_weights, weights_of
+from midstride.engine.modules.state_entries import described
 from midstride.engine.seeds import DeviceGenerator
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.base import Strategy
@@ -186,7 +187,7 @@ class ModelParallel(FixedWorld, ABC):
 
     def load_full_state_dict(self, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:
         """Load a result of `full_state_dict`, before or after `setup_module`, on all ranks."""
-        module.load_state_dict(state_dict)
+        load_weights(module, state_dict)
 
     def wrap_state(self, part: Stateful) -> Stateful:
         """Return the module, the optimizers or the gradients in the form that snapshots hold."""
@@ -304,7 +305,7 @@ def saved_weights(
     """Return the part of the changed weights that this rank writes; all ranks call it."""
     if isinstance(strategy, ShardsWeights):
         return strategy.own_weights(module, change)
-    return change(full_state_dict(strategy, module))
+    return described(module, change(full_state_dict(strategy, module)))
 
 
 def load_full_state_dict(strategy: Strategy, module: TrainingModule, state_dict: Mapping[str, Any]) -> None:

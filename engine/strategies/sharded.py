@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UnsupportedState, UserError
 from midstride.engine.modules.module import TrainingModule
+from midstride.engine.modules.quantized import load_weights
+from midstride.engine.modules.state_entries import described
 from midstride.engine.modules.torch_internals import parameters_of
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.row_shards import RowShard, distributed_tensor, no_rows, row_shard_of, shard_rows
@@ -238,7 +240,8 @@ class Sharded(ModelParallel, ShardsWeights, FixedParameters, Strategy):
         """Return this rank's rows of the weights; rank 0 adds those that are not sharded."""
         _reshard(module)
         replica = self.world.rank // self.row_shard[1]
-        parts = {name: _in_order(_row_shard(value)) for name, value in change(module.state_dict()).items()}
+        weights = described(module, change(module.state_dict()))
+        parts = {name: _in_order(_row_shard(value)) for name, value in weights.items()}
         if replica:  # the first one writes them
             parts = {name: no_rows(part) for name, part in parts.items() if isinstance(part, RowShard)}
         return {name: part for name, part in parts.items() if self.world.is_first or isinstance(part, RowShard)}
@@ -258,7 +261,7 @@ class Sharded(ModelParallel, ShardsWeights, FixedParameters, Strategy):
             shard = value if isinstance(value, RowShard) else shard_rows(value, *self.row_shard)
             return distributed_tensor(shard, theirs)
 
-        module.load_state_dict({name: of_this_rank(name, value) for name, value in state_dict.items()})
+        load_weights(module, {name: of_this_rank(name, value) for name, value in state_dict.items()})
 
     def is_replicated(self, path: str) -> bool:
         """Return False: each rank has its own rows."""

@@ -64,6 +64,7 @@ from midstride.engine.modules.module_state import TrainingModes
 from midstride.engine.modules.monitors import Monitor
 from midstride.engine.modules.progress import Progress
 from midstride.engine.modules.schedules import window_of
+from midstride.engine.modules.state_entries import described
 from midstride.engine.modules.structure import ModuleStructure, structure_of, take_weights
 from midstride.engine.modules.timers import Timer
 from midstride.engine.optim.precision import Precision
@@ -684,10 +685,11 @@ class Trainer(TrainerInterface):
         Args:
             built: structure of the module before the call; hooks and training may have added layers.
         """
-        weights = self.context.module.state_dict() if self.world.is_first else {}
+        module = self.context.module
+        weights = described(module, module.state_dict()) if self.world.is_first else {}
         return {
             "structure": structure_of(built) if self.world.is_first else {},
-            "weights": {name: tensor.cpu() for name, tensor in weights.items()},
+            "weights": {name: it.cpu() if isinstance(it, Tensor) else it for name, it in weights.items()},
             "progress": self.progress.state_dict(),
             "logged": {name: state for name, state in self.metric_logger.state_dict().items() if name in _NEWEST},
             "callbacks": [callback.state_dict() for callback in self.callbacks],

@@ -1,0 +1,61 @@
+"""Objects that classes add to a module's state_dict, such as their own arguments."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from midstride.engine.objects.restore import GraphRestore
+from midstride.engine.objects.roots import module_anchors
+from midstride.engine.objects.walk import GraphWalk
+from midstride.engine.state.codec import is_writable
+from midstride.engine.state.module_index import ModuleIndex
+from midstride.engine.state.object_nodes import Instance, kind_name
+
+__all__ = ["described", "objects_in", "restored"]
+
+_FORM = "entry"
+_WEIGHTS = frozenset({Tensor, nn.Parameter, nn.Buffer})
+
+
+def described(module: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the `state` of `module` with nodes in place of objects that the codec cannot write."""
+    if _WEIGHTS.issuperset(map(type, state.values())):
+        return state
+    others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    nodes: dict[str, Any] = {}
+    for name in [name for name, value in others.items() if not is_writable(value)]:
+        walk = _walk(_anchors(module))
+        node = walk.node(others[name], name)
+        if not walk.opaque:  # else the codec refuses it, by its path
+            nodes[name] = Instance(_FORM, kind_name(type(others[name])), {"of": node})
+    return {**state, **nodes} if nodes else state
+
+
+def objects_in(weights: Mapping[str, Any]) -> dict[str, Instance]:
+    """Return the nodes of `described` in `weights`, by name."""
+    found = {name: node for name, node in weights.items() if isinstance(node, Instance)}
+    return {name: node for name, node in found.items() if node.form == _FORM}
+
+
+def restored(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `weights` with objects in place of nodes."""
+    nodes = objects_in(weights)
+    if not nodes:
+        return weights
+    given, own, anchors = dict(weights), module.state_dict(), _anchors(module)
+    for name, node in nodes.items():
+        walk = _walk(anchors)
+        walk.node(own.get(name), name)
+        given[name] = GraphRestore(walk, anchors, torch.device("cpu")).value(node.state["of"], own.get(name), name)
+    return given
+
+
+def _anchors(module: nn.Module) -> dict[str, object]:
+    return module_anchors(ModuleIndex.of(module).now())
+
+
+def _walk(anchors: Mapping[str, object]) -> GraphWalk:
+    tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
+    return GraphWalk({id(value): name for name, value in anchors.items()}, tensors)
