@@ -28,10 +28,27 @@ __all__ = [
 
 #: bytes of 624 words and a position
 MT19937_BYTES = 625 * 4
-#: bytes before torch's words (seed, words left, whether it was seeded, position) and after them (a cached float and a
-#: cached double, each with a flag)
-_BEFORE, _AFTER = 20, 4 + 8 + 16
 _STATE_BEFORE = 24  # bytes before the words in the result of get_state(), which has 8 bytes for each word of 4
+
+
+class _Mt19937(ctypes.Structure):
+    """A generator of torch in memory, with cached normal numbers."""
+
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("left", ctypes.c_int32),
+        ("seeded_flag", ctypes.c_uint32),  # a flag of one byte
+        ("position", ctypes.c_uint32),
+        ("words", ctypes.c_uint32 * 624),
+        ("end_padding", ctypes.c_uint32),
+        ("cached_float", ctypes.c_uint32),
+        ("has_float", ctypes.c_bool),
+        ("cached_double", ctypes.c_uint64),
+        ("has_double", ctypes.c_bool),
+    )
+
+
+_BEFORE = _Mt19937.words.offset
 
 
 class StateAccessor:
@@ -91,7 +108,7 @@ def _state_offset(generator: torch.Generator) -> int | None:
 
 
 def _torch_window(generator: torch.Generator, offset: int) -> RawState:
-    return _TorchWords(memory_view(generator_address(generator) + offset - _BEFORE, _BEFORE + 624 * 4 + _AFTER))
+    return _TorchWords(memory_view(generator_address(generator) + offset - _BEFORE, ctypes.sizeof(_Mt19937)))
 
 
 class _TorchWords:
@@ -104,24 +121,18 @@ class _TorchWords:
     """
 
     def __init__(self, memory: Any) -> None:
-        end = _BEFORE + 624 * 4
-        self._memory = memory
-        self._is_seeded = ctypes.c_uint32.from_buffer(memory, 12)
-        self._padding = ctypes.c_uint32.from_buffer(memory, end)
-        self._float = ctypes.c_uint32.from_buffer(memory, end + 4)
-        self._has_float = ctypes.c_bool.from_buffer(memory, end + 8)
-        self._double = ctypes.c_uint64.from_buffer(memory, end + 12)
-        self._has_double = ctypes.c_bool.from_buffer(memory, end + 20)
+        self._memory, self._parts = memory, _Mt19937.from_buffer(memory)
 
     @property
     def raw(self) -> bytes:
         """The state."""
-        self._is_seeded.value &= 0xFF
-        self._padding.value = 0
-        if not self._has_float.value:
-            self._float.value = 0
-        if not self._has_double.value:
-            self._double.value = 0
+        parts = self._parts
+        parts.seeded_flag &= 0xFF
+        parts.end_padding = 0
+        if not parts.has_float:
+            parts.cached_float = 0
+        if not parts.has_double:
+            parts.cached_double = 0
         state: bytes = self._memory.raw
         return state
 
