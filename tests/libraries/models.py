@@ -17,6 +17,7 @@ from monai.inferers import SlidingWindowInferer
 from monai.losses import DiceCELoss
 from monai.metrics import DiceMetric
 from monai.networks.nets import UNet
+from neuralop.models import FNO
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -60,6 +61,16 @@ class Segmenter(Fitted):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         counts = smp.metrics.get_stats(self.net(batch[0]), batch[1].long(), mode="binary", threshold=0.5)
         self.log("iou", smp.metrics.iou_score(*counts, reduction="micro"))
+
+
+class Operator(Fitted):
+    """A neural operator, whose state_dict holds its arguments."""
+
+    def layers(self) -> nn.Module:
+        return FNO(n_modes=(4, 4), in_channels=3, out_channels=1, hidden_channels=8, n_layers=2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self.net(batch[0]), batch[1])
 
 
 class Volumes(Fitted):
@@ -279,6 +290,7 @@ class Process(Fitted):
 
 ROWS = {
     "segmentation_models_pytorch": Row(Segmenter, pictures),
+    "neuraloperator": Row(Operator, pictures),
     "MONAI": Row(Volumes, pictures),
     "kornia, augmentations": Row(Augmented, pictures, draws=True),
     "pytorch-metric-learning": Row(Metric, labelled),

@@ -46,7 +46,9 @@ def lives_of(row: Any, folder: Path) -> dict[str, Any]:
     return {"differing": differing, "draws": row.draws, "codes": codes}
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor):  # which a class adds to its state_dict
+        return bool(one == other)
     if hasattr(one, "__tensor_flatten__"):  # of a library's own class, made of plain ones
         return all(_equal(getattr(one, part), getattr(other, part)) for part in one.__tensor_flatten__()[0])
     return torch.equal(one, other)
