@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError
 from midstride.engine.objects.kinds.tensors import tensors_in
+from midstride.engine.processes.preload import collector_paused
 from midstride.engine.state.differences import Digested, Placed, StandIn, differences
 from midstride.engine.state.object_nodes import Instance, Same, View
 from midstride.engine.state.stateful import Stateful
@@ -43,6 +44,7 @@ CHECKED_PARTS = {
 }
 
 
+@collector_paused()  # it would pass over the copies of all tensors several times
 def check_restores(
     parts: Mapping[str, Stateful], when: str, reading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> None:

@@ -1,5 +1,6 @@
 """A part that does not take back what it gave is named, however large it is."""
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,17 @@ def test_a_tensor_that_comes_back_otherwise_is_named(kind: str) -> None:
     check_restores(parts_with(Part({"weights": TENSORS[kind]()}, lambda given: given.clone().contiguous())), "before")
     with pytest.raises(NotExact, match=r"the module, before the first step, did not load .*weights"):
         check_restores(parts_with(Part({"weights": TENSORS[kind]()}, with_another_end)), "before the first step")
+
+
+def test_the_collector_is_paused_while_states_are_compared() -> None:
+    def taken(given: Tensor) -> Tensor:
+        is_on.append(gc.isenabled())
+        return given
+
+    is_on: list[bool] = []
+    check_restores(parts_with(Part({"weights": torch.ones(3)}, taken)), "before the first step")
+    assert is_on == [False]
+    assert gc.isenabled()
 
 
 class Told(Net):
