@@ -37,9 +37,10 @@ def layers_of(module: nn.Module) -> dict[str, str | None]:
 
     A layer that is shared is listed under each of its paths, its children only under the first.
     """
-    first = {id(layer): path for path, layer in module.named_modules()}
+    owners = dict(module.named_modules())
+    first = {id(layer): path for path, layer in owners.items()}
     layers: dict[str, str | None] = {"": ""}
-    for path, owner in module.named_modules():
+    for path, owner in owners.items():
         for name, child in children_of(owner).items():
             if child is None or id(child) in first:
                 layers[_path(path, name)] = None if child is None else first[id(child)]

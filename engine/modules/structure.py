@@ -3,7 +3,7 @@
 `ModuleStructure` is a part of the state of a run. Layers are described in `layers`, tensors here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -19,7 +19,7 @@ from midstride.engine.modules.layers import NewLayers, change_layers, layer_chan
 from midstride.engine.modules.quantized import is_quantized, load_weights, weights_of
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
 from midstride.engine.objects.kinds.tensors import has_memory
-from midstride.engine.state.module_index import ModuleIndex
+from midstride.engine.state.module_index import Members, ModuleIndex
 from midstride.engine.state.object_nodes import View, instances_in
 from midstride.engine.state.row_shards import distributed_tensor, is_distributed, shard_rows, shards_of
 from midstride.engine.state.tensors import columns_of, is_expanded
@@ -42,12 +42,14 @@ class ModuleStructure:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._index = module, ModuleIndex.of(module)
-        self._as_built: Any = None  # version and forms of the members that were last found to be as built
+        members, tensors = self._index.now(), named_tensors(module)
+        #: version and forms of the members that were last found to be as built; None if they have no forms
+        self._as_built = _version_of(members)
         self._layers = layers_of(module)
         self._built = own_layers(self._layers)
         self._new_layers = NewLayers(module, self._built, device)
-        self._forms = TensorForms(module, device)
-        self._shared = SharedTensors(module)
+        self._forms = TensorForms(module, tensors, device)
+        self._shared = SharedTensors(module, tensors)
 
     def state_dict(self) -> dict[str, Any]:
         """Return tensors and layers added, removed, shared or reshaped; empty if all is as built.
@@ -56,8 +58,8 @@ class ModuleStructure:
             UserError: a parameter was removed or tied: the next attempt could not match it to its optimizer state.
         """
         members = self._index.now()
-        forms = _forms_of(members.tensors)
-        if forms is not None and self._as_built == (members.version, forms):
+        now = _version_of(members)
+        if now is not None and self._as_built == now:
             return {}
         layers, tensors = members.modules, named_tensors(self._module)
         of_built = {name: tensor for name, tensor in tensors.items() if owner_of(name) in self._built}
@@ -68,7 +70,7 @@ class ModuleStructure:
         }
         found = {name: part for name, part in parts.items() if part}
         state = layer_changes(self._layers, layers_of(self._module)) | found | self._shared.changes(tensors)
-        self._as_built = None if state or forms is None else (members.version, forms)
+        self._as_built = None if state else now
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -85,12 +87,12 @@ class ModuleStructure:
         self._shared.apply(state_dict)
 
 
-def _forms_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...] | None:
-    """Return the addresses and forms of tensors; None if some have none."""
-    if not _PLAIN.issuperset(map(type, tensors)):
+def _version_of(members: Members) -> tuple[int, tuple[list[Any], ...]] | None:
+    """Return the version of `members`, and addresses and forms of tensors; None if some have none."""
+    if not _PLAIN.issuperset(map(type, members.tensors)):
         return None
     try:
-        return columns_of(tensors)
+        return members.version, columns_of(members.tensors)
     except RuntimeError:  # sparse ones have no strides, and some devices no addresses
         return None
 
@@ -136,12 +138,13 @@ class TensorForms:
 
     Args:
         module: as it was built.
+        tensors: its parameters and buffers by name.
         device: where new tensors are made, unless they were on the host.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, tensors: dict[str, Tensor], device: torch.device) -> None:
         self._module, self._device = module, device
-        self._built = {name: _form(tensor) for name, tensor in named_tensors(module).items()}
+        self._built = {name: _form(tensor) for name, tensor in tensors.items()}
 
     def changed(self, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
         """Return the forms of `tensors` that are new or differ from their build."""
@@ -247,11 +250,11 @@ class SharedTensors:
 
     Args:
         module: as it was built.
+        tensors: its parameters and buffers by name.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, tensors: dict[str, Tensor]) -> None:
         self._module = module
-        tensors = named_tensors(module)
         self._built, self._built_memory = shared_names(tensors), views_in(tensors)
 
     def changes(self, tensors: dict[str, Tensor]) -> dict[str, Any]:

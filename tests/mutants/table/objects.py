@@ -11,7 +11,7 @@ OBJECTS = [
         "not any(map(own.get, _HOOKS))", "True",
         "objects/test_quiet_owners.py::test_a_change_between_two_snapshots_is_seen[a hook]"),
     Mutant("the structure is looked at once", "ModuleStructure.state_dict",
-        "self._as_built == (members.version, forms)", "self._as_built is not None",
+        "self._as_built == now", "self._as_built is not None",
         "modules/test_structure.py::test_a_change_between_two_snapshots_is_seen"),
     Mutant("an array that came to be a view is not named", "ArraySharing.written",
         "before.has_changed(now[memory].owners)", "False",
