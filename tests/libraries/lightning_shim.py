@@ -47,7 +47,7 @@ _REASONS = {
         r"has no (attribute|num_test_batches|precision_plugin)|DistributedSampler|namespace\(|SchedulerConfig\(|"
         r"trainer\.callbacks|FixedCallbacks|'\w+' object has no attribute|model_summary|call_count|is optimizer\._|"
         r"cannot pickle|LightningSGD|test_set_devices_if_none_cpu|accumulate_grad_batches_with_callback|"
-        r"object of type 'NoneType' has no len"
+        r"object of type 'NoneType' has no len|random_sampler_overfit_batches"
     ),
     "a monitor keeps the newest rates, not all": r"test_lr_monitor|log_momentum",
     "optimizers step after the backward pass, and gradients are zeroed after the step": r"test_train_loop_system",
