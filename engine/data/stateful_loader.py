@@ -232,6 +232,8 @@ def _with_sampler(state: dict[str, Any], change: Callable[[Any], Any]) -> dict[s
 
 def _as_plain(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state as JSON values, since `torch.load` refuses arrays of numpy."""
+    if not state:  # most often, and after every batch
+        return {"document": {}, "tensors": {}}
     encoded = encode(state)
     return {"document": encoded.document, "tensors": {name: _as_text(one) for name, one in encoded.tensors.items()}}
 
