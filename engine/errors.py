@@ -28,6 +28,7 @@ StopSignal is no EngineError and no Exception: a signal may come anywhere, also 
 Exception for a failure of what it tried.
 """
 
+import copyreg
 import os
 from collections.abc import Iterator, Sequence
 from functools import partialmethod
@@ -89,11 +90,8 @@ class EngineError(Exception):
         cause, kind = self.__cause__, type(self)
         if not isinstance(cause, Exception):
             return self
-        plain = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__init__", "__str__")}
-        reduced = partialmethod(_reduced, kind)
         try:
-            both = type(kind.__name__, (kind, type(cause)), {**plain, "__reduce__": reduced})
-            error: EngineError = both(str(self))
+            error: EngineError = _derived(kind, type(cause))(str(self))
         except Exception:  # a class that cannot be derived from, or made with a message alone
             return self
         vars(error).update({**vars(cause), "__notes__": []} | vars(self))
@@ -243,6 +241,19 @@ class StoreUnsafe(SnapshotError):
     """The store lacks a needed guarantee, such as exclusive creation; ends with 2."""
 
     exit_code = 2
+
+
+class _Derived(type):
+    """Class of errors with the bases of `_derived`, by which it is pickled."""
+
+
+def _derived(kind: type[EngineError], cause: type[Exception]) -> _Derived:
+    """Return a class of errors that are `kind` and `cause`, and are worded as `kind`."""
+    plain = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__init__", "__str__")}
+    return _Derived(kind.__name__, (kind, cause), {**plain, "__reduce__": partialmethod(_reduced, kind)})
+
+
+copyreg.pickle(_Derived, lambda derived: (_derived, derived.__bases__))
 
 
 def _reduced(error: EngineError, kind: type[EngineError]) -> tuple[type[EngineError], tuple[str]]:

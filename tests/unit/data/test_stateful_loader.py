@@ -238,6 +238,7 @@ def test_an_error_of_torch_keeps_its_class():
     assert isinstance(found, RuntimeError)
     assert isinstance(found, WorldError)
     assert type(pickle.loads(pickle.dumps(found))) is WorldError
+    assert pickle.loads(pickle.dumps(type(found))).__bases__ == (WorldError, RuntimeError)  # torch sends the class
 
 
 class Unreadable(Noisy):
