@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -18,6 +19,8 @@ __all__ = [
     "convert",
     "is_state_leaf",
     "items_of",
+    "known_samples",
+    "list_of_tensors",
     "map_leaves",
     "move",
     "named_leaves",
@@ -141,18 +144,34 @@ def convert(
 
 
 def samples_in(batch: Any) -> int:
-    """Return the samples in `batch`: the length of its first tensor, 1 without one.
+    """Return the samples in `batch`, 1 if they are not known."""
+    return known_samples(batch) or 1
 
+
+def known_samples(batch: Any) -> int | None:
+    """Return the length of the first tensor, array or list of plain values; None without one.
+
+    A list counts only if there is no tensor or array.
     In a packed sequence it is the number of sequences, in batches that have it their `batch_size`, as those of graphs.
     """
-    return _samples_in(batch) or 1
+    return _samples_in(batch) or _list_in(batch)
+
+
+def list_of_tensors(batch: Any) -> int | None:
+    """Return the length of the list around the first tensor in `batch`; None without one."""
+    for item in items_of(batch) or []:
+        if isinstance(item, Tensor):
+            return len(batch) if type(batch) in (list, tuple) else None
+        if (found := list_of_tensors(item)) is not None:
+            return found
+    return None
 
 
 def other_length(batch: Any, samples: int) -> int | None:
     """Return the length of a tensor in `batch` that differs from `samples`, if any."""
     if _stated_size(batch) is not None:
         return None
-    lengths = (_samples_in(leaf) for _, leaf in named_leaves(batch) if not isinstance(leaf, Tensor) or leaf.ndim)
+    lengths = (_samples_in(leaf) for _, leaf in named_leaves(batch))
     return next((length for length in lengths if length not in (None, samples)), None)
 
 
@@ -166,9 +185,21 @@ def _stated_size(batch: Any) -> int | None:
 def _samples_in(batch: Any) -> int | None:
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
-    if isinstance(batch, Tensor):
-        return batch.size(0) if batch.ndim else 1  # of nested ones the shape may be unknown
+    if isinstance(batch, (Tensor, np.ndarray)):
+        if not batch.ndim:
+            return None
+        return batch.size(0) if isinstance(batch, Tensor) else len(batch)  # of nested ones the shape may be unknown
     if (size := _stated_size(batch)) is not None:
         return size
-    items = list(batch) if isinstance(batch, tuple) else items_of(batch) or []
+    items = list(batch) if isinstance(batch, tuple) else items_of(batch)
+    if items is None:  # an object of the user's
+        items = [one for one in getattr(batch, "__dict__", {}).values() if isinstance(one, (Tensor, np.ndarray))]
     return next((count for item in items if (count := _samples_in(item)) is not None), None)
+
+
+def _list_in(batch: Any) -> int | None:
+    """Return the length of the first list in `batch` that holds no nests, such as one of texts."""
+    items = items_of(batch) or []
+    if isinstance(batch, list) and all(items_of(item) is None for item in items):
+        return len(items) or None
+    return next((count for item in items if (count := _list_in(item)) is not None), None)

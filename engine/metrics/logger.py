@@ -21,7 +21,7 @@ from midstride.engine.metrics.accumulator import (
 from midstride.engine.metrics.metric_log import MetricLog, column_of, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
 from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
-from midstride.engine.trees import other_length, samples_in
+from midstride.engine.trees import known_samples, list_of_tensors, other_length
 
 __all__ = ["LogRequest", "LoggingStage", "MetricLogger", "PendingValues"]
 
@@ -129,6 +129,8 @@ class MetricLogger:
         self._of_steps: set[str] = set()
         self._targets: dict[LogRequest, LogTarget] = {}
         self._has_warned = False
+        #: length of the list around the first tensor of the last batch, if the form of batches tells their samples
+        self._list_of_tensors: int | None = None
 
     @property
     def rows(self) -> MetricLog:
@@ -144,6 +146,7 @@ class MetricLogger:
             closed: accept no values from now on: in "setup", after an evaluation is "reduced" or the fit "trained".
         """
         self.stage, self._loader, self.batch, self.weight = stage, loader, None, None
+        self._list_of_tensors = None
         self.closed = "predict" if stage == "predict" else closed
         self._targets.clear()
 
@@ -174,16 +177,28 @@ class MetricLogger:
             self._accumulate(wanted, value, float(self._samples() if weight is None else weight))
 
     def _samples(self) -> int:
-        """Return the samples of the batch by its form; warn once if its tensors differ in length."""
-        samples = samples_in(self.batch)
-        if not self._has_warned and (other := other_length(self.batch, samples)):
+        """Return the samples of the batch by its form; warn once if its form leaves them open."""
+        samples = known_samples(self.batch)
+        if not self._has_warned and (doubt := self._doubt(samples)):
             self._has_warned = True
             log.warning(
-                "means of self.log weigh a batch by its first tensor, of %d rows; another one has %d. If %d is not the "
-                "number of its samples, call self.log(..., batch_size=...)",
-                *(samples, other, samples),
+                "means of self.log weigh a batch by %s. If %d is not the number of its samples, call "
+                "self.log(..., batch_size=...)",
+                *(doubt, samples or 1),
             )
-        return samples
+        return samples or 1
+
+    def _doubt(self, samples: int | None) -> str | None:
+        """Return the reason to doubt `samples`, counted by the form of the batch, or None."""
+        before, self._list_of_tensors = self._list_of_tensors, list_of_tensors(self.batch)
+        if samples is None:
+            batch = type(self.batch).__name__
+            return f"1, since a {batch} does not tell its samples" if hasattr(self.batch, "to") else None
+        if (other := other_length(self.batch, samples)) is not None:
+            return f"its first tensor, of {samples} rows; another one has {other}"
+        if before not in (None, self._list_of_tensors):
+            return f"its first tensor, of {samples} rows; lists around it have {before} and {self._list_of_tensors}"
+        return None
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:
         """Record a metric for the end of the epoch. Return True to log its batch value, too.

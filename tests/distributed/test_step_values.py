@@ -74,3 +74,38 @@ def test_what_a_step_logs_is_monitored_alike_on_every_rank(monitor: str, validat
     assert found[0]["rate"] == 0.05
     expected = [{name: value + 10 * epoch for name, value in ALIKE.items()} for epoch in range(2)]
     assert found[0]["noted"] == (expected if validated else [])
+
+
+#: numbers in batches of a batch sampler, dealt to two ranks in turn
+BY_SIZE = [[0, 1, 2, 3, 4], [5], [6, 7], [8, 9, 10]]
+
+
+class Means(Steps):
+    """Logs the mean of each batch, in training and validation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("train", batch[0].mean(), on_step=False, on_epoch=True, sync_dist=True)
+        loss: Tensor = self.layer(batch[0]).square().mean()
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", batch[0].mean(), sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None: ...
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def train_by_size(folder: str, window: int) -> None:
+    data = DataLoader(TensorDataset(torch.arange(11.0)[:, None]), batch_sampler=BY_SIZE)
+    trainer = Trainer(strategy="ddp", max_epochs=1, accumulate_grad_batches=window, enable_progress_bar=False)
+    trainer.fit(Means(), data, data)
+    found = [float(trainer.callback_metrics[name]) for name in ("train", "val")]
+    Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_means_weigh_batches_by_their_size_over_ranks(window: int, tmp_path: Path) -> None:
+    assert run_ranks(train_by_size, str(tmp_path), window, processes=2) == [0, 0]
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [[5.0, 5.0]] * 2

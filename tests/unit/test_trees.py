@@ -2,8 +2,10 @@
 
 from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -49,13 +51,16 @@ class Sample:
         ([pack_sequence([torch.zeros(3), torch.zeros(2)])], 2),
         (torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)], layout=torch.jagged), 2),
         ({"graph": Graph(2), "x": torch.zeros(7)}, 2),
+        ({"epoch": torch.tensor(4), "x": np.zeros((3, 2))}, 3),
+        ({"texts": ["a", "b", "c"], "labels": [0, 1, 0]}, 3),
+        (SimpleNamespace(name="n", x=torch.zeros(3)), 3),
         ([], 1),
         ("text", 1),
         (None, 1),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
 )
-def test_the_first_tensor_says_how_many_samples_a_batch_has(batch: Any, samples: int) -> None:
+def test_the_form_of_a_batch_tells_its_samples(batch: Any, samples: int) -> None:
     assert samples_in(batch) == samples
 
 

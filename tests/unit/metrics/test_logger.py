@@ -348,9 +348,11 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-def test_packed_batches_weigh_by_their_samples(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = Trainer(max_epochs=1, enable_progress_bar=False)
+@pytest.mark.parametrize(
+    ("kind", "window"), [*((kind, 1) for kind in LOADERS), ("map-style", 2)], ids=[*LOADERS, "accumulation"]
+)
+def test_packed_batches_weigh_by_their_samples(kind: str, window: int, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer(max_epochs=1, enable_progress_bar=False, accumulate_grad_batches=window)
     trainer.fit(Packed(), LOADERS[kind](), LOADERS[kind]())
     by_form = [(4, 10), (4, 26), (2, 19)]
     weights = by_form if kind == "whole batches" else [(4, 4), (4, 4), (2, 2)]
@@ -359,3 +361,36 @@ def test_packed_batches_weigh_by_their_samples(kind: str, caplog: pytest.LogCapt
         assert trainer.callback_metrics[name] == pytest.approx(expected)
     warned = [record.getMessage() for record in caplog.records if "batch_size=" in record.getMessage()]
     assert len(warned) == (kind == "whole batches")
+
+
+class Listed(Net):
+    """Logs a mean over batches whose form tells too little."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("value", 1.0, on_step=False, on_epoch=True)
+        return self.layer(torch.ones(1, 1)).sum()
+
+
+class Foreign:
+    """A batch that can be moved, of a library that nobody knows."""
+
+    def to(self, device: Any) -> "Foreign":
+        return self
+
+
+@pytest.mark.parametrize(
+    ("batches", "doubt"),
+    [
+        ([[torch.zeros(3, 8, 8)] * 4, [torch.zeros(3, 8, 8)] * 2], "lists around it have 4 and 2"),
+        ([Foreign()], "a Foreign does not tell its samples"),
+        ([[torch.zeros(4, 2), torch.zeros(4)], [torch.zeros(2, 2), torch.zeros(2)]], ""),
+        ([["a", "b"], ["c"]], ""),
+    ],
+    ids=["images", "a library's", "tensors", "texts"],
+)
+def test_a_form_that_leaves_the_samples_open_is_named(
+    batches: list[Any], doubt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Trainer(max_epochs=1, enable_progress_bar=False).fit(Listed(), batches)
+    assert doubt in caplog.text
+    assert ("batch_size=" in caplog.text) == bool(doubt)
