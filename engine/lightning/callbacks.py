@@ -49,9 +49,9 @@ _LEFT_OUT = frozenset({"ModelSummary", "RichModelSummary", "ProgressBar", "RichP
 _IN_THE_MODULE = "do it in a hook of the module, where its state is kept"
 #: Lightning's callbacks that need internals of its Trainer -> what to use instead
 _REFUSED = {
-    "BaseFinetuning": "use midstride's Unfreeze",
+    "BaseFinetuning": "use midstride's Unfreeze, or freeze and unfreeze in the hooks of a plain Callback",
     "BackboneFinetuning": "use midstride's Unfreeze",
-    "BasePredictionWriter": "write what predict returns",
+    "BasePredictionWriter": "write what predict returns, or write in on_predict_batch_end of a plain Callback",
     "BatchSizeFinder": "choose the batch size before the run: it is part of what a run is",
     "DeviceStatsMonitor": "run torch.profiler, or log what torch.cuda.memory_stats() says in a hook",
     "LearningRateFinder": "choose the learning rate before the run",

@@ -50,6 +50,8 @@ class Own(callbacks.EarlyStopping):
             lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
             "StochasticWeightAveraging needs internals .* use WeightAveraging",
         ),
+        (lambda: callbacks.BaseFinetuning(), "use midstride's Unfreeze, or .* in the hooks of a plain Callback"),
+        (lambda: callbacks.BasePredictionWriter(), "write in on_predict_batch_end of a plain Callback"),
         (lambda: Own("a"), "Own, derived from Lightning's EarlyStopping, needs internals"),
     ],
 )
