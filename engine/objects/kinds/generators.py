@@ -12,6 +12,7 @@ from torch import Tensor
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import state_attributes
+from midstride.engine.objects.classes import class_called
 from midstride.engine.objects.kinds.kind import MISSING, Kind
 from midstride.engine.state.object_nodes import Instance, kind_name, step
 
@@ -24,7 +25,7 @@ __all__ = ["MAIN_GENERATORS", "Generator", "Generators", "get_state", "is_genera
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 #: default generators of libraries: each is part of every snapshot
 MAIN_GENERATORS = (torch.default_generator, np.random.mtrand._rand, random._inst)
-_MADE: dict[str, Callable[..., Any]] = {
+_MADE: dict[str, type] = {
     kind_name(kind): kind for kind in (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
 }
 #: numpy's bit generators by name
@@ -80,9 +81,11 @@ class Generators(Kind):
         state = node.state["state"]
         fits = isinstance(live, Generator) and node.kind == kind_name(type(live))
         if not restore.claim(live, path, fits=fits and _source_of(get_state(live)) == _source_of(state)):
-            if node.kind not in _MADE:
+            kind = _MADE.get(node.kind) or class_called(node.kind, live, object)
+            base = next((base for base in _MADE.values() if kind is not None and issubclass(kind, base)), None)
+            if base is None:
                 return restore.mark_stale(path, node.kind, live)
-            live = restore.record(_new_generator(node.kind, state, restore.device, path), path)
+            live = restore.record(_new_generator(kind, base, state, restore.device, path), path)
         live = self._with_bits(restore, node, live, path)
         set_state(live, state)
         if "seeds" in node.state:
@@ -112,8 +115,8 @@ def _source_of(state: Any) -> Any:
     return state["bit_generator"] if isinstance(state, dict) else None
 
 
-def _new_generator(kind: str, state: Any, device: torch.device, path: str) -> Any:
-    """Return a new generator of a kind, with the bit generator or device that `state` fits.
+def _new_generator(kind: Any, base: Any, state: Any, device: torch.device, path: str) -> Any:
+    """Return a new generator of a class, with the bit generator or device that `state` fits.
 
     Raises:
         NotExact: the state is that of a GPU's generator, and this rank has no GPU.
@@ -126,7 +129,10 @@ def _new_generator(kind: str, state: Any, device: torch.device, path: str) -> An
                 "numbers could not continue. Resume on a GPU, or start another run with the weights of this one."
             )
         return torch.Generator(device)
-    return _MADE[kind](*([_BITS[source]()] if isinstance(source, str) else []))
+    given = [_BITS[source]()] if isinstance(source, str) else []
+    made = base.__new__(kind, *given)
+    base.__init__(made, *given)  # not that of a derived class, whose arguments are unknown
+    return made
 
 
 def seeder(generator: Any) -> Callable[[int], object]:

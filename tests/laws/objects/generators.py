@@ -59,6 +59,36 @@ class LateGenerators(Small):
         return 1 + self.one.random() + philox.random() + legacy.rand() + philox.spawn(1)[0].random()
 
 
+class Counted(random.Random):
+    """Counts what it draws, and takes other arguments than its base class."""
+
+    def __init__(self, *, key: int) -> None:
+        super().__init__(key)
+        self.drawn = 0
+
+    def random(self) -> float:
+        self.drawn += 1
+        return super().random()
+
+
+class OwnBits(np.random.Generator):
+    """A generator of numpy's with a seed of its own."""
+
+    def __init__(self, *bits: Any) -> None:
+        super().__init__(np.random.Philox(5))
+
+
+class LateClasses(Small):
+    """Generators of the user's classes that training makes."""
+
+    def build(self) -> None:
+        self.late = list[Any]()
+
+    def factor(self, batch: Tensor) -> Any:
+        self.late = self.late or [Counted(key=3), OwnBits()]
+        return 1 + sum(one.random() for one in self.late) + self.late[0].drawn
+
+
 class OfFunctions(Small):
     """Generators that only a default or a method holds, and a factory that counts."""
 
