@@ -36,7 +36,12 @@ def diff(a: RunUrl, b: RunUrl, /, *, as_json: AsJson = False) -> int:
         print_json({**asdict(found), "is_equal": found.is_equal})
         return 0 if found.is_equal else 1
     whole = "every common snapshot" if not found.damaged else "every common snapshot that is whole"
-    lines = _lines(found) if not found.is_equal else [f"equal: every row of the metric log and {whole}"]
+    up_to, goes_on = "", ""
+    if found.last[0] != found.last[1]:
+        longer = urls[found.last[1] > found.last[0]]
+        up_to, goes_on = f" up to step {min(found.last)}", f"; {longer} goes on to step {max(found.last)}"
+    equal = f"equal{up_to}: every row of the metric log and {whole}{goes_on}"
+    lines = [equal] if found.is_equal else _lines(found)
     lines += [f"not compared      {reason}" for reason in found.damaged]
     print(printable("\n".join(lines)))
     return 0 if found.is_equal else 1

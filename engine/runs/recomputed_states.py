@@ -1,5 +1,6 @@
 """States of a run, computed again between kept snapshots, and compared part by part."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ PARTS = (
     *("structure", "progress", "samples", "feeds", "generators", "objects", "user", "callbacks", "logged", "metrics"),
     *("gradients", "optimizers", "precision", "schedulers", "module", "buffers", "modes", "strategy"),
 )
+
+#: path of a value in the rows of the metric log that are not closed
+_LOGGED = re.compile(r"^logged/rows/(?:open|pending(?:_shares)?)/(.*)$")
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,14 @@ class StateDifference:
     def text(self, before: str = "") -> str:
         """Return it as text, with a word before the second value."""
         more = f"; {self.others} more values of that rank differ" if self.others else ""
-        return f"step {self.step}, rank {self.rank}, {self.path}: {self.expected}, {before}{self.found}{more}"
+        return (
+            f"step {self.step}, rank {self.rank}, {_in_words(self.path)}: {self.expected}, {before}{self.found}{more}"
+        )
+
+
+def _in_words(path: str) -> str:
+    """Return the path of a value in a state as text; of a logged metric its name."""
+    return _LOGGED.sub(r"the logged metric '\1'", path)
 
 
 @dataclass(frozen=True)

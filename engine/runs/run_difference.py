@@ -110,6 +110,7 @@ class RunDifference:
         cause: the first difference in the computed steps, in the order of cause.
         why_no_cause: why no steps were computed.
         damaged: why snapshots could not be compared.
+        last: the last step of each run.
     """
 
     settings: dict[str, list[Any]] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class RunDifference:
     cause: Cause | None = None
     why_no_cause: str = ""
     damaged: tuple[str, ...] = ()
+    last: tuple[int, int] = (0, 0)
 
     @property
     def is_equal(self) -> bool:
@@ -136,13 +138,15 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
     """
     a, b = (open_run(url) for url in urls)
     compared = compare_runs(dict(zip(urls, (a, b), strict=True)))
-    row = first_difference(metric_rows(a), metric_rows(b))
+    rows = metric_rows(a), metric_rows(b)
+    row = first_difference(*rows)
     equal, state, damaged = _first_state(a, b)
     found: dict[str, Any] = {
         "settings": compared.settings,
         "changed": changes_between(a, b),
         "row": row,
         "damaged": damaged,
+        "last": (_last_step(a, rows[0]), _last_step(b, rows[1])),
     }
     found |= {"equal_step": equal[0].position.step if equal else None, "state": state}
     until = min((one.step for one in (row, state) if one is not None), default=None)
@@ -158,6 +162,11 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
     cause = first_cause(*traces)
     why = "" if cause else "computed again here, their steps are equal: code, data or the machine differed then"
     return RunDifference(**found, cause=cause, why_no_cause=why)
+
+
+def _last_step(store: Store, rows: Sequence[Mapping[str, str]]) -> int:
+    kept = [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()]
+    return max([*kept, *(int(row["step"]) for row in rows)], default=0)
 
 
 def _first_state(

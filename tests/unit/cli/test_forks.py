@@ -187,6 +187,8 @@ def test_a_run_is_computed_again(trained: TrainingJob, said: Callable[..., Any])
     weights["net.0.bias"] = weights["net.0.bias"] + 1
     difference = state_difference(state, {**state, "module": weights}, 24, 0)
     assert str(difference).startswith("step 24, rank 0, module/net.0.bias: ")
+    logged = [{"logged": {"rows": {"open": {"train/loss": loss}}}} for loss in (0.5, 0.7)]
+    assert "the logged metric 'train/loss': " in str(state_difference(*logged, 24, 0))
     timed = [{"kept trainer": {"state": {"log_history": [{"train_runtime": took_s}]}}} for took_s in (0.5, 0.7)]
     assert state_difference(*timed, 24, 0) is None
 
@@ -225,6 +227,14 @@ def test_two_runs_that_differ(trained: TrainingJob, said: Callable[..., Any]) ->
         0,
         "equal: every row of the metric log and every common snapshot\n",
     )
+    said("fork", f"{runs}/a", "--step", "20", "--run", "longer", "--set", "trainer.max_steps=28")
+    job = job_of(Run(trained, "longer").store)
+    assert job is not None
+    train_forked(job, "longer")
+    code, text = said("diff", f"{runs}/longer", f"{runs}/a")
+    assert code == 0, text
+    assert text.startswith("equal up to step 24: "), text
+    assert text.endswith(f"; {runs}/longer goes on to step 28\n"), text
     said("fork", f"{runs}/a", "--step", "20", "--run", "g", "--set", "data_args.folder=./other")
     job = job_of(Run(trained, "g").store)
     assert job is not None
