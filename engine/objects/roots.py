@@ -315,12 +315,29 @@ def function_values(function: types.FunctionType) -> dict[str, object]:
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    if not is_user_file(function.__code__.co_filename):
-        return
-    yield f"function {function.__qualname__}", function
-    for name, value in function_values(function).items():
-        if is_data(value):
-            yield f"function {function.__qualname__}: {name}", value
+    file, module = function.__code__.co_filename, str(function.__module__)  # code can set another value
+    if is_user_file(file) or is_user_module(module):
+        yield from _held_by(function, f"function {function.__qualname__}", {file}, set())
+
+
+def _held_by(
+    function: types.FunctionType, name: str, files: Container[str], met: set[types.FunctionType]
+) -> Iterator[tuple[str, object]]:
+    """Yield a function and its values; of a library's decorator, containers in its closure.
+
+    Functions in the closure are followed into the user's code and into `files`.
+    """
+    met.add(function)
+    own, is_users = function.__code__.co_freevars, is_user_file(function.__code__.co_filename)
+    if is_users:
+        yield name, function
+    for key, value in function_values(function).items():
+        if isinstance(value, types.FunctionType):
+            file = value.__code__.co_filename
+            if key in own and value not in met and (file in files or is_user_file(file)):
+                yield from _held_by(value, f"{name}: {key}", files, met)
+        elif is_data(value) if is_users else key in own and type(value) in (dict, list, set):
+            yield f"{name}: {key}", value
 
 
 #: settings of torch that change the bits of a training

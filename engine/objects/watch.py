@@ -117,18 +117,25 @@ class UnwritableWarnings:
             roots: paths of the owners at whose attributes the walk began.
         """
         before, known = self._constants, Counter(self._constants.values())
+        number = Counter(walk.constants.values())
         now = {**walk.constants, **{path: kind_name(type(value)) for path, value in walk.opaque.items()}}
+        new = {
+            path: kind
+            for path, kind in now.items()
+            if not path.startswith("hooks") and path not in self._ignored
+            if before.get(path, kind if path in self._reported else None) != kind
+        }
+        values = {path: value for path, value in walk.seen.values()} if new else {}
         lines = []
-        for path, kind in now.items():
-            if (
-                path.startswith("hooks")
-                or path in self._ignored
-                or before.get(path, kind if path in self._reported else None) == kind
-            ):
-                continue
+        for path, kind in new.items():
             name, _, code = kind.partition(" ")  # of functions that share their name with others
-            is_found = path in walk.functions and (known[kind] == 1 or function_called(name) is not None)
-            is_found = is_found or ((is_remade(name) or class_found(name) is not None) and _is_class(walk, path))
+            value = values.get(path)
+            if path in walk.functions:
+                # One that is built serves once; without a closure it can be copied.
+                is_built = known[kind] == 1 and (number[kind] == 1 or getattr(value, "__closure__", None) is None)
+                is_found = is_built or function_called(name) is not None
+            else:
+                is_found = isinstance(value, type) and (is_remade(name) or class_found(name) is not None)
             if not is_found and _add(self._reported, f"now {kind} in {_owner(path, roots)}"):
                 lines.append(f"{shown(path)} (now {name}{', of other code' if code else ''})")
         if lines:
@@ -150,10 +157,6 @@ class NoUnwritableWarnings(UnwritableWarnings):
 
     def warn_of_replaced(self, walk: GraphWalk, roots: Iterable[str]) -> None:
         """Warn of nothing."""
-
-
-def _is_class(walk: GraphWalk, path: str) -> bool:
-    return any(where == path and isinstance(value, type) for where, value in walk.seen.values())
 
 
 def _add(names: set[str], name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import types
 import weakref
-from functools import partial, wraps
+from functools import partial, singledispatch, wraps
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,81 @@ class ChoosesLate(Small):
     def factor(self, batch: Tensor) -> Any:
         self.act = times(5.0)
         return self.act(1.0)
+
+
+class Act:
+    """Its class gives objects another module."""
+
+    __module__: Any = property(lambda self: "elsewhere")  # type: ignore[assignment]
+
+    def __init__(self, act: Any) -> None:
+        self.act, self.steps = act, 0
+
+    def step(self) -> Any:
+        self.steps += 1
+        return self.act(self.steps)
+
+
+class ClosesLate(Small):
+    """An object that is made in training holds another closure of a function that was built."""
+
+    warns = r"set in training to .* module\.late\.act \(now \S+:times.<locals>.<lambda>, of other code\)"
+
+    def build(self) -> None:
+        self.act, self.late = times(2.0), None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.late: Any = self.late or Act(times(3.0))
+        return self.act(self.late.step())
+
+
+class NamesItsModule(Small):
+    """Classes whose `__module__` is no text."""
+
+    def build(self) -> None:
+        self.act, self.late = Act(soft), None
+
+    def factor(self, batch: Tensor) -> Any:
+        self.late: Any = self.late or Act(hard)
+        return self.act.step() + self.late.step()
+
+
+@singledispatch
+def told(value: Any) -> float:
+    return 1.0
+
+
+class Registers(Small):
+    """A function of a library's decorator gets another implementation."""
+
+    warns = r"part of no snapshot: function told: dispatch: registry holds \('1 items', now '2 items'\)"
+
+    def factor(self, batch: Tensor) -> Any:
+        told.register(int)(hard)
+        return told(2)
+
+
+def counter() -> Any:
+    number = 0
+
+    def count() -> int:
+        nonlocal number
+        number += 1
+        return number
+
+    return lambda: count()
+
+
+count_inside = counter()
+
+
+class CountsInside(Small):
+    """A function in the closure of a global one counts."""
+
+    warns = r"changed in training, and is part of no snapshot: .*: count: number \(0, now 1\)"
+
+    def factor(self, batch: Tensor) -> Any:
+        return count_inside()
 
 
 class Appends(Small):
