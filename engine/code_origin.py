@@ -3,6 +3,7 @@
 import os
 import sys
 import sysconfig
+import types
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,12 @@ def is_user_class(kind: type) -> bool:
 
 
 def module_of(kind: type) -> str:
-    """Return the name of a class's module; "" if code has set another value or none."""
+    """Return the name of a class's module, by its methods if code has set another value or none."""
     name: Any = kind.__module__
-    return name if isinstance(name, str) else ""
+    if isinstance(name, str):
+        return name
+    functions = (getattr(value, "fget", value) for value in vars(kind).values())
+    return next((str(one.__module__) for one in functions if isinstance(one, types.FunctionType)), "")
 
 
 def is_written_by_user(owner: object, name: str) -> bool:

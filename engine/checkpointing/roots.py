@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from midstride.engine.code_origin import is_user_class
+from midstride.engine.code_origin import is_user_class, module_of
 from midstride.engine.data.data_owners import WholeData, data_owners
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.sampler_state import graph_attributes
@@ -193,7 +193,7 @@ def global_generators(owners: Iterable[Any]) -> Iterator[Root]:
     modules = user_modules(kinds)
     named = (value for module in modules for value in vars(module).values())
     kinds |= dict.fromkeys(value for value in named if isinstance(value, type) and is_user_class(value))
-    namespaces: dict[str, Any] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in kinds}
+    namespaces: dict[str, Any] = {f"{module_of(kind)}:{kind.__qualname__}": kind for kind in kinds}
     namespaces |= {module.__name__: module for module in modules}
     for name, namespace in namespaces.items():
         if generators := {key: value for key, value in vars(namespace).items() if is_generator(value)}:

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
 
+from midstride.engine.code_origin import module_of
+
 __all__ = ["is_own", "override_faults"]
 
 
 def is_own(kind: type) -> bool:
     """Whether `kind` is a class of the user's, not one of midstride's."""
-    return not kind.__module__.startswith("midstride.")
+    return not module_of(kind).startswith("midstride.")
 
 
 def override_faults(kind: type, prefix: str = "") -> list[str]:

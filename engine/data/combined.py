@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from torch.utils.data import DataLoader
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.data.bad_samples import BadSample
 from midstride.engine.data.data_check import DataDigests
 from midstride.engine.data.limits import limited
@@ -56,7 +57,7 @@ class CombinedLoader:
 def convert_combined(given: Any) -> Any:
     """Return `given`, converted if it is a CombinedLoader of Lightning's."""
     kind: Any = type(given)
-    if kind.__name__ == "CombinedLoader" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
+    if kind.__name__ == "CombinedLoader" and module_of(kind).partition(".")[0] in ("lightning", "pytorch_lightning"):
         return CombinedLoader(given.iterables, given._mode)
     return given
 

@@ -19,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.data.iterable.content_digest import content_digest
 from midstride.engine.data.order import BLOCK, ENDLESS, BatchOrder, BatchRequest, SampleOrder
 from midstride.engine.data.permutation import Positions
@@ -512,7 +513,7 @@ def _largest_epoch(sampler: Any, dataset: Any) -> int:
     """Return the largest number of indices in an epoch held whole, rather than in blocks."""
     samples = len(dataset) if hasattr(dataset, "__len__") else 0
     known = 0
-    if type(sampler) in _SIZED or all(type(one).__module__.startswith("torch.") for one in samplers_in(sampler)):
+    if type(sampler) in _SIZED or all(module_of(type(one)).startswith("torch.") for one in samplers_in(sampler)):
         known = len(sampler) * getattr(sampler, "batch_size", 1)
     return max(known, 2 * samples, min(16 * samples, 4_000_000)) + 100_000
 

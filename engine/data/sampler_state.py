@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.errors import NotExact
 from midstride.engine.objects.attributes import attributes_of, members_of, set_attribute
 from midstride.engine.objects.generator_search import find_generators
@@ -232,7 +233,7 @@ def _is_object(value: Any) -> bool:
     Objects of classes derived from a value type, such as int, dict or Enum, are values.
     """
     kind = type(value)
-    library = kind.__module__.partition(".")[0]
+    library = module_of(kind).partition(".")[0]
     if isinstance(value, Sampler) or library in sys.stdlib_module_names or library in ("torch", "numpy"):
         return isinstance(value, Sampler)
     is_frozen = is_dataclass(kind) and vars(kind)["__dataclass_params__"].frozen

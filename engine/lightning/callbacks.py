@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.errors import JobError
 from midstride.engine.lightning.counterparts import COUNTERPARTS, MAY_OVERRIDE
 from midstride.engine.lightning.trainer import LightningTrainer
@@ -104,7 +105,7 @@ def _library_class(kind: type) -> str | None:
     None if there is none.
     """
     for one in kind.__mro__:
-        if one.__module__.startswith(("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")):
+        if module_of(one).startswith(("lightning.pytorch.callbacks.", "pytorch_lightning.callbacks.")):
             return None if one.__name__ == "Callback" else one.__name__
     return None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.errors import SnapshotMissing
 from midstride.engine.modules.module import TrainingModule
 from midstride.engine.snapshots.reader import weights_at
@@ -25,7 +26,7 @@ def checkpoint_of(module: TrainingModule, weights: Mapping[str, Any]) -> dict[st
     found["hyper_parameters"] = dict(module.hparams)
     if name := vars(module).get("_hparams_name"):
         found["hparams_name"] = name
-    packages = [kind.__module__.partition(".")[0] for kind in type(module).__mro__]
+    packages = [module_of(kind).partition(".")[0] for kind in type(module).__mro__]
     for package in {"lightning", "pytorch_lightning"}.intersection(packages):
         found["pytorch-lightning_version"] = sys.modules[package].__version__
     return found

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from midstride.engine.code_origin import module_of
 from midstride.engine.errors import JobError
 
 __all__ = ["logger_options"]
@@ -55,7 +56,7 @@ def _options_of(logger: Any) -> dict[str, Any] | None:
     if logger is None or isinstance(logger, bool):
         return None
     kind = type(logger)
-    is_lightnings = kind.__module__.startswith(("lightning.pytorch.loggers.", "pytorch_lightning.loggers."))
+    is_lightnings = module_of(kind).startswith(("lightning.pytorch.loggers.", "pytorch_lightning.loggers."))
     if not is_lightnings or kind.__name__ not in _COUNTERPARTS:
         known = ", ".join(_COUNTERPARTS)
         raise JobError(

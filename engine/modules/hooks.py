@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from midstride.engine.code_origin import is_user_class, is_written_by_user
+from midstride.engine.code_origin import is_user_class, is_written_by_user, module_of
 from midstride.engine.config.lightning_names import LIGHTNING_HOOKS, REFUSED_BY_LIGHTNING
 from midstride.engine.config.overrides import override_faults
 from midstride.engine.errors import ReplayEnd, UserCodeError
@@ -127,7 +127,7 @@ def _names_of_hooks(kind: type) -> Iterable[str]:
 
     A class of a library runs as it is with Lightning, so its other methods are helpers of its own.
     """
-    if kind.__module__.partition(".")[0] in ("torch", "torchmetrics", "midstride", "lightning", "pytorch_lightning"):
+    if module_of(kind).partition(".")[0] in ("torch", "torchmetrics", "midstride", "lightning", "pytorch_lightning"):
         return ()
     return vars(kind) if is_user_class(kind) else REFUSED_BY_LIGHTNING & vars(kind).keys()
 

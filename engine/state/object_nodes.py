@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from midstride.engine.code_origin import module_of
+
 __all__ = [
     "Instance",
     "Same",
@@ -100,7 +102,7 @@ def value_path(path: str, index: int) -> str:
 
 def kind_name(kind: type) -> str:
     """Return the name of a class in snapshots."""
-    return kind_text(kind.__module__, kind.__qualname__)
+    return kind_text(module_of(kind), kind.__qualname__)
 
 
 def kind_text(module: str | None, name: str) -> str:
@@ -111,6 +113,8 @@ def kind_text(module: str | None, name: str) -> str:
     >>> kind_text("midstride.engine.callbacks", "EarlyStopping")
     'midstride.engine:EarlyStopping'
     """
+    if not isinstance(module, str):  # code has set another value
+        module = None
     return f"{_ENGINE if module and module.startswith(f'{_ENGINE}.') else module}:{name}"
 
 

@@ -11,6 +11,7 @@ from midstride.engine.checkpointing.identity import FREE_ARGUMENTS, identity_of,
 from midstride.engine.checkpointing.run_state import RunFacts, RunState
 from midstride.engine.checkpointing.settings import Settings
 from midstride.engine.checkpointing.unsaved_state import IN_A_MODULE
+from midstride.engine.code_origin import module_of
 from midstride.engine.config.options import IdentityOption
 from midstride.engine.errors import UnsupportedState, UserCodeError
 from midstride.engine.modules.callback_states import Callbacks
@@ -178,7 +179,7 @@ class FitFacts(RunFacts):
 
 def _module_path(context: FitContext) -> str:
     kind = type(context.module)
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return f"{module_of(kind)}:{kind.__qualname__}"
 
 
 class UserState(AlikeOnRanks):
