@@ -247,13 +247,19 @@ class _Derived(type):
     """Class of errors with the bases of `_derived`, by which it is pickled."""
 
 
-def _derived(kind: type[EngineError], cause: type[Exception]) -> _Derived:
+def _derived(kind: type[EngineError], cause: type[Exception]) -> type:
     """Return a class of errors that are `kind` and `cause`, and are worded as `kind`."""
     plain = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__init__", "__str__")}
-    return _Derived(kind.__name__, (kind, cause), {**plain, "__reduce__": partialmethod(_reduced, kind)})
+    make = _Derived if issubclass(_Derived, type(cause)) else type(cause)  # such as that of abstract classes
+    return make(kind.__name__, (kind, cause), {**plain, "__reduce__": partialmethod(_reduced, kind)})
 
 
-copyreg.pickle(_Derived, lambda derived: (_derived, derived.__bases__))
+def _by_bases(derived: _Derived) -> str | tuple[object, ...]:
+    """Pickles a result of `_derived`; a class that is derived from one by its name."""
+    return (_derived, derived.__bases__) if "__reduce__" in vars(derived) else derived.__qualname__
+
+
+copyreg.pickle(_Derived, _by_bases)
 
 
 def _reduced(error: EngineError, kind: type[EngineError]) -> tuple[type[EngineError], tuple[str]]:

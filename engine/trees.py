@@ -20,15 +20,20 @@ __all__ = [
     "is_state_leaf",
     "items_of",
     "known_samples",
-    "list_of_tensors",
     "map_leaves",
     "move",
     "named_leaves",
     "other_length",
     "rebuilt",
     "samples_in",
+    "tensors_listed",
     "to_host",
 ]
+
+#: what holds no tensors
+_PLAIN = frozenset({type(None), bool, bytes, float, int, str})
+#: what tells the samples of a batch, the first first
+_KINDS = Tensor, np.ndarray
 
 
 def items_of(nest: Any) -> list[Any] | None:
@@ -149,30 +154,41 @@ def samples_in(batch: Any) -> int:
 
 
 def known_samples(batch: Any) -> int | None:
-    """Return the length of the first tensor, array or list of plain values; None without one.
+    """Return the length of the first tensor in `batch`; without one, of the first array, or of a list of samples.
 
-    A list counts only if there is no tensor or array.
     In a packed sequence it is the number of sequences, in batches that have it their `batch_size`, as those of graphs.
+    A tensor without dimensions tells nothing.
     """
-    return _samples_in(batch) or _list_in(batch)
-
-
-def list_of_tensors(batch: Any) -> int | None:
-    """Return the length of the list around the first tensor in `batch`; None without one."""
-    for item in items_of(batch) or []:
-        if isinstance(item, Tensor):
-            return len(batch) if type(batch) in (list, tuple) else None
-        if (found := list_of_tensors(item)) is not None:
-            return found
-    return None
+    for kind in _KINDS:
+        if (length := next(_lengths(batch, kind), None)) is not None:
+            return length
+    lists = batch.values() if isinstance(batch, Mapping) else [batch] if _is_list_of_samples(batch) else []
+    return next((len(one) for one in lists if isinstance(one, list)), None)
 
 
 def other_length(batch: Any, samples: int) -> int | None:
-    """Return the length of a tensor in `batch` that differs from `samples`, if any."""
+    """Return the length of a tensor in `batch` that differs from `samples`, if any; of an array without tensors."""
     if _stated_size(batch) is not None:
         return None
-    lengths = (_samples_in(leaf) for _, leaf in named_leaves(batch))
-    return next((length for length in lengths if length not in (None, samples)), None)
+    for kind in _KINDS:
+        if lengths := {*_lengths(batch, kind)}:
+            return min(lengths - {samples}, default=None)
+    return None
+
+
+def tensors_listed(batch: Any) -> int | None:
+    """Return the length of the list around the first tensor in `batch`, if it holds tensors of one rank alone."""
+    items = items_of(batch) or []
+    if type(batch) in (list, tuple) and items and all(isinstance(item, Tensor) for item in items):
+        return len(items) if len({item.ndim for item in items}) == 1 else None
+    return next((found for item in items if (found := tensors_listed(item)) is not None), None)
+
+
+def _is_list_of_samples(batch: Any) -> bool:
+    """Return whether a list holds dicts, or plain values; a list of lists may hold one for each column."""
+    return isinstance(batch, list) and (
+        all(isinstance(item, Mapping) for item in batch) or _PLAIN.issuperset(map(type, batch))
+    )
 
 
 def _stated_size(batch: Any) -> int | None:
@@ -182,24 +198,19 @@ def _stated_size(batch: Any) -> int | None:
     return int(size) if type(size) is int else None
 
 
-def _samples_in(batch: Any) -> int | None:
+def _lengths(batch: Any, kind: type[Any]) -> Iterator[int]:
+    """Yield the lengths of the tensors or arrays in `batch`."""
     if isinstance(batch, PackedSequence):
-        return int(batch.batch_sizes[0])
-    if isinstance(batch, (Tensor, np.ndarray)):
-        if not batch.ndim:
-            return None
-        return batch.size(0) if isinstance(batch, Tensor) else len(batch)  # of nested ones the shape may be unknown
-    if (size := _stated_size(batch)) is not None:
-        return size
-    items = list(batch) if isinstance(batch, tuple) else items_of(batch)
-    if items is None:  # an object of the user's
-        items = [one for one in getattr(batch, "__dict__", {}).values() if isinstance(one, (Tensor, np.ndarray))]
-    return next((count for item in items if (count := _samples_in(item)) is not None), None)
-
-
-def _list_in(batch: Any) -> int | None:
-    """Return the length of the first list in `batch` that holds no nests, such as one of texts."""
-    items = items_of(batch) or []
-    if isinstance(batch, list) and all(items_of(item) is None for item in items):
-        return len(items) or None
-    return next((count for item in items if (count := _list_in(item)) is not None), None)
+        yield int(batch.batch_sizes[0])
+    elif isinstance(batch, kind):
+        if batch.ndim:  # of nested ones the shape may be unknown
+            yield batch.size(0) if isinstance(batch, Tensor) else len(batch)
+    elif (size := _stated_size(batch)) is not None:
+        yield size
+    else:
+        items = list(batch) if isinstance(batch, tuple) else items_of(batch)
+        if items is None:  # an object of the user's
+            items = [one for one in getattr(batch, "__dict__", {}).values() if isinstance(one, kind)]
+        for item in items:
+            if type(item) not in _PLAIN:
+                yield from _lengths(item, kind)

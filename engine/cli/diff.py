@@ -36,11 +36,11 @@ def diff(a: RunUrl, b: RunUrl, /, *, as_json: AsJson = False) -> int:
         print_json({**asdict(found), "is_equal": found.is_equal})
         return 0 if found.is_equal else 1
     whole = "every common snapshot" if not found.damaged else "every common snapshot that is whole"
-    up_to, goes_on = "", ""
+    up_to, further = "", ""
     if found.last[0] != found.last[1]:
         longer = urls[found.last[1] > found.last[0]]
-        up_to, goes_on = f" up to step {min(found.last)}", f"; {longer} goes on to step {max(found.last)}"
-    equal = f"equal{up_to}: every row of the metric log and {whole}{goes_on}"
+        up_to, further = f" up to step {min(found.last)}", f"; {longer} continues to step {max(found.last)}"
+    equal = f"equal{up_to}: every row of the metric log and {whole}{further}"
     lines = [equal] if found.is_equal else _lines(found)
     lines += [f"not compared      {reason}" for reason in found.damaged]
     print(printable("\n".join(lines)))

@@ -21,7 +21,7 @@ from midstride.engine.metrics.accumulator import (
 from midstride.engine.metrics.metric_log import MetricLog, column_of, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
 from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
-from midstride.engine.trees import known_samples, list_of_tensors, other_length
+from midstride.engine.trees import known_samples, other_length, tensors_listed
 
 __all__ = ["LogRequest", "LoggingStage", "MetricLogger", "PendingValues"]
 
@@ -129,8 +129,10 @@ class MetricLogger:
         self._of_steps: set[str] = set()
         self._targets: dict[LogRequest, LogTarget] = {}
         self._has_warned = False
-        #: length of the list around the first tensor of the last batch, if the form of batches tells their samples
-        self._list_of_tensors: int | None = None
+        #: samples of the batch by its form, once they are asked for
+        self._counted: int | None = None
+        #: length of the list of tensors in the last batch, if any
+        self._listed: int | None = None
 
     @property
     def rows(self) -> MetricLog:
@@ -146,13 +148,13 @@ class MetricLogger:
             closed: accept no values from now on: in "setup", after an evaluation is "reduced" or the fit "trained".
         """
         self.stage, self._loader, self.batch, self.weight = stage, loader, None, None
-        self._list_of_tensors = None
+        self._counted = self._listed = None
         self.closed = "predict" if stage == "predict" else closed
         self._targets.clear()
 
     def begin_batch(self, batch: Any, weight: int | None = None) -> None:
         """Assign values to `batch` from now on; `weight` is its number of samples, if known."""
-        self.batch, self.weight = batch, weight
+        self.batch, self.weight, self._counted = batch, weight, None
 
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
         """Add one value; see `TrainingModule.log`."""
@@ -178,26 +180,28 @@ class MetricLogger:
 
     def _samples(self) -> int:
         """Return the samples of the batch by its form; warn once if its form leaves them open."""
-        samples = known_samples(self.batch)
-        if not self._has_warned and (doubt := self._doubt(samples)):
-            self._has_warned = True
-            log.warning(
-                "means of self.log weigh a batch by %s. If %d is not the number of its samples, call "
-                "self.log(..., batch_size=...)",
-                *(doubt, samples or 1),
-            )
-        return samples or 1
+        if self._counted is None:
+            samples = known_samples(self.batch)
+            self._counted = samples or 1
+            if not self._has_warned and (doubt := self._doubt(samples)):
+                self._has_warned = True
+                log.warning(
+                    "means of self.log weigh a batch by %s. If %d is not the number of its samples, call "
+                    "self.log(..., batch_size=...)",
+                    *(doubt, self._counted),
+                )
+        return self._counted
 
     def _doubt(self, samples: int | None) -> str | None:
         """Return the reason to doubt `samples`, counted by the form of the batch, or None."""
-        before, self._list_of_tensors = self._list_of_tensors, list_of_tensors(self.batch)
+        before, self._listed = self._listed, tensors_listed(self.batch)
         if samples is None:
-            batch = type(self.batch).__name__
-            return f"1, since a {batch} does not tell its samples" if hasattr(self.batch, "to") else None
+            is_open = isinstance(self.batch, list) or hasattr(self.batch, "to")
+            return f"1, since a {type(self.batch).__name__} does not tell its samples" if is_open else None
         if (other := other_length(self.batch, samples)) is not None:
             return f"its first tensor, of {samples} rows; another one has {other}"
-        if before not in (None, self._list_of_tensors):
-            return f"its first tensor, of {samples} rows; lists around it have {before} and {self._list_of_tensors}"
+        if None not in (before, self._listed) and before != self._listed:
+            return f"its first tensor, of {samples} rows; lists around it have {before} and {self._listed}"
         return None
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:

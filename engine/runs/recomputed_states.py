@@ -27,7 +27,7 @@ PARTS = (
 )
 
 #: path of a value in the rows of the metric log that are not closed
-_LOGGED = re.compile(r"^logged/rows/(?:open|pending(?:_shares)?)/(.*)$")
+_LOGGED = re.compile(r"^logged/rows/(?:(?:open|pending)/(?P<of_all>.*)|pending_shares/(?P<of_rank>.*)/\d+)$")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StateDifference:
 
 def _in_words(path: str) -> str:
     """Return the path of a value in a state as text; of a logged metric its name."""
-    return _LOGGED.sub(r"the logged metric '\1'", path)
+    return _LOGGED.sub(r"the logged metric '\g<of_all>\g<of_rank>'", path)
 
 
 @dataclass(frozen=True)

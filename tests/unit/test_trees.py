@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
-from midstride.engine.trees import is_state_leaf, map_leaves, named_leaves, samples_in
+from midstride.engine.trees import is_state_leaf, map_leaves, named_leaves, other_length, samples_in
 
 
 class Graph:
@@ -53,6 +53,12 @@ class Sample:
         ({"graph": Graph(2), "x": torch.zeros(7)}, 2),
         ({"epoch": torch.tensor(4), "x": np.zeros((3, 2))}, 3),
         ({"texts": ["a", "b", "c"], "labels": [0, 1, 0]}, 3),
+        ({"input_ids": [[1, 2, 3], [1, 2]], "labels": [0, 1]}, 2),
+        ([{"text": "a", "tags": ["b"] * 5}] * 4, 4),
+        ([(["a", "b", "c"], 1)] * 4, 1),
+        ({"mean": np.zeros(3), "x": torch.zeros(8, 1)}, 8),
+        ({"x": torch.zeros(0, 4), "classes": ["a", "b", "c"]}, 1),
+        ([torch.zeros(0, 4), torch.zeros(0)], 1),
         (SimpleNamespace(name="n", x=torch.zeros(3)), 3),
         ([], 1),
         ("text", 1),
@@ -62,6 +68,20 @@ class Sample:
 )
 def test_the_form_of_a_batch_tells_its_samples(batch: Any, samples: int) -> None:
     assert samples_in(batch) == samples
+
+
+@pytest.mark.parametrize(
+    ("batch", "other"),
+    [
+        ([torch.zeros(4, 2), torch.zeros(4)], None),
+        ([torch.zeros(4, 2), {"y": torch.zeros(3)}], 3),
+        ({"x": torch.zeros(4, 1), "camera": np.eye(3)}, None),
+        ([np.zeros(4), np.zeros(3)], 3),
+        (Graph(3), None),
+    ],
+)
+def test_a_tensor_of_another_length_is_found(batch: Any, other: int | None) -> None:
+    assert other_length(batch, 4) == other
 
 
 def test_leaves_are_named_as_code_reaches_them() -> None:

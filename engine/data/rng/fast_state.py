@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -31,24 +32,10 @@ MT19937_BYTES = 625 * 4
 _STATE_BEFORE = 24  # bytes before the words in the result of get_state(), which has 8 bytes for each word of 4
 
 
-class _Mt19937(ctypes.Structure):
-    """A generator of torch in memory, with cached normal numbers."""
-
-    _fields_ = (
-        ("seed", ctypes.c_uint64),
-        ("left", ctypes.c_int32),
-        ("seeded_flag", ctypes.c_uint32),  # a flag of one byte
-        ("position", ctypes.c_uint32),
-        ("words", ctypes.c_uint32 * 624),
-        ("end_padding", ctypes.c_uint32),
-        ("cached_float", ctypes.c_uint32),
-        ("has_float", ctypes.c_bool),
-        ("cached_double", ctypes.c_uint64),
-        ("has_double", ctypes.c_bool),
-    )
-
-
-_BEFORE = _Mt19937.words.offset
+#: a generator of torch in memory: seed, words left and whether it was seeded; position and words; a cached float and a
+#: cached double, each with a flag. Padding lies between: a seed copies what lay on the stack into it
+_TORCH = struct.Struct("13s 3x 2500s 4x 5s 3x 9s 7x")
+_BEFORE = 20  # bytes before its words
 
 
 class StateAccessor:
@@ -108,37 +95,28 @@ def _state_offset(generator: torch.Generator) -> int | None:
 
 
 def _torch_window(generator: torch.Generator, offset: int) -> RawState:
-    return _TorchWords(memory_view(generator_address(generator) + offset - _BEFORE, ctypes.sizeof(_Mt19937)))
+    return _TorchWords(memory_view(generator_address(generator) + offset - _BEFORE, _TORCH.size))
 
 
 class _TorchWords:
     """The state of torch's generator as the attribute `raw`, equal for equal states.
-
-    A seed copies what lay on the stack into padding, and a cached normal number stays in memory when it is used.
 
     Args:
         memory: the state's memory.
     """
 
     def __init__(self, memory: Any) -> None:
-        self._memory, self._parts = memory, _Mt19937.from_buffer(memory)
+        self._memory = memory
 
     @property
-    def raw(self) -> bytes:
-        """The state."""
-        parts = self._parts
-        parts.seeded_flag &= 0xFF
-        parts.end_padding = 0
-        if not parts.has_float:
-            parts.cached_float = 0
-        if not parts.has_double:
-            parts.cached_double = 0
-        state: bytes = self._memory.raw
-        return state
+    def raw(self) -> tuple[bytes, ...]:
+        """The state, without padding and cached numbers that were used."""
+        head, words, cached_float, cached_double = _TORCH.unpack_from(self._memory)
+        return head, words, cached_float if cached_float[-1] else b"", cached_double if cached_double[-1] else b""
 
     @raw.setter
-    def raw(self, state: bytes) -> None:
-        self._memory.raw = state
+    def raw(self, state: tuple[bytes, ...]) -> None:
+        _TORCH.pack_into(self._memory, 0, *state)
 
 
 def _is_restorable(generator: torch.Generator, words: RawState) -> bool:

@@ -234,7 +234,7 @@ def test_two_runs_that_differ(trained: TrainingJob, said: Callable[..., Any]) ->
     code, text = said("diff", f"{runs}/longer", f"{runs}/a")
     assert code == 0, text
     assert text.startswith("equal up to step 24: "), text
-    assert text.endswith(f"; {runs}/longer goes on to step 28\n"), text
+    assert text.endswith(f"; {runs}/longer continues to step 28\n"), text
     said("fork", f"{runs}/a", "--step", "20", "--run", "g", "--set", "data_args.folder=./other")
     job = job_of(Run(trained, "g").store)
     assert job is not None

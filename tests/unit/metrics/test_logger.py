@@ -385,8 +385,11 @@ class Foreign:
         ([Foreign()], "a Foreign does not tell its samples"),
         ([[torch.zeros(4, 2), torch.zeros(4)], [torch.zeros(2, 2), torch.zeros(2)]], ""),
         ([["a", "b"], ["c"]], ""),
+        ([[(["a", "b"], 1)] * 4], "a list does not tell its samples"),
+        ([[torch.zeros(4, 2), torch.zeros(4)], {"x": torch.zeros(4, 2)}], ""),
+        ([[torch.zeros(4, 2), torch.zeros(4)], [torch.zeros(4, 2), torch.zeros(4), torch.zeros(4)]], ""),
     ],
-    ids=["images", "a library's", "tensors", "texts"],
+    ids=["images", "a library's", "tensors", "texts", "pairs", "a dict now and then", "a mask now and then"],
 )
 def test_a_form_that_leaves_the_samples_open_is_named(
     batches: list[Any], doubt: str, caplog: pytest.LogCaptureFixture
