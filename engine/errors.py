@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from functools import partialmethod
 from pathlib import Path
 from traceback import StackSummary, TracebackException
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from midstride.engine.formatting import format_count, format_message
 
@@ -250,11 +250,12 @@ class _Derived(type):
 def _derived(kind: type[EngineError], cause: type[Exception]) -> type:
     """Return a class of errors that are `kind` and `cause`, and are worded as `kind`."""
     plain = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__init__", "__str__")}
-    make = _Derived if issubclass(_Derived, type(cause)) else type(cause)  # such as that of abstract classes
-    return make(kind.__name__, (kind, cause), {**plain, "__reduce__": partialmethod(_reduced, kind)})
+    make: Any = _Derived if issubclass(_Derived, type(cause)) else type(cause)  # such as that of abstract classes
+    derived: type = make(kind.__name__, (kind, cause), {**plain, "__reduce__": partialmethod(_reduced, kind)})
+    return derived
 
 
-def _by_bases(derived: _Derived) -> str | tuple[object, ...]:
+def _by_bases(derived: _Derived) -> Any:
     """Pickles a result of `_derived`; a class that is derived from one by its name."""
     return (_derived, derived.__bases__) if "__reduce__" in vars(derived) else derived.__qualname__
 

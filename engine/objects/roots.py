@@ -244,6 +244,10 @@ _WRAPPERS = (classmethod, staticmethod, property, functools.cached_property)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
 
 
+#: how deep functions in closures of functions are followed
+_CLOSURES = 4
+
+
 def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = ()) -> Iterator[tuple[str, object]]:
     """Yield names and values held by the user's code around `objects` and `classes`.
 
@@ -316,28 +320,38 @@ def function_values(function: types.FunctionType) -> dict[str, object]:
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     file, module = function.__code__.co_filename, str(function.__module__)  # code can set another value
+    name = f"function {function.__qualname__}"
+    if is_user_file(file):
+        yield name, function
     if is_user_file(file) or is_user_module(module):
-        yield from _held_by(function, f"function {function.__qualname__}", {file}, set())
+        yield from _held_by(function, name, file)
 
 
 def _held_by(
-    function: types.FunctionType, name: str, files: Container[str], met: set[types.FunctionType]
+    function: types.FunctionType, name: str, library: str, deep: int = _CLOSURES
 ) -> Iterator[tuple[str, object]]:
-    """Yield a function and its values; of a library's decorator, containers in its closure.
+    """Yield the data that a function holds, and functions in its closure.
 
-    Functions in the closure are followed into the user's code and into `files`.
+    Args:
+        function: of the user's code; or of a library's decorator, of which registries alone are yielded.
+        name: of the function in names of values.
+        library: file of code that is followed besides the user's.
+        deep: closures that are followed.
     """
-    met.add(function)
     own, is_users = function.__code__.co_freevars, is_user_file(function.__code__.co_filename)
-    if is_users:
-        yield name, function
     for key, value in function_values(function).items():
         if isinstance(value, types.FunctionType):
             file = value.__code__.co_filename
-            if key in own and value not in met and (file in files or is_user_file(file)):
-                yield from _held_by(value, f"{name}: {key}", files, met)
-        elif is_data(value) if is_users else key in own and type(value) in (dict, list, set):
+            if deep and key in own and (file == library or is_user_file(file)):
+                yield from _held_by(value, f"{name}: {key}", library, deep - 1)
+        elif is_data(value) if is_users else key in own and _is_registry(value):
             yield f"{name}: {key}", value
+
+
+def _is_registry(value: object) -> bool:
+    """Return whether a container holds functions; one with other values may be a cache."""
+    items = value.values() if type(value) is dict else value if type(value) in (list, set) else ()
+    return isinstance(next(iter(items), None), types.FunctionType)
 
 
 #: settings of torch that change the bits of a training
