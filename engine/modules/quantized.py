@@ -40,7 +40,8 @@ class ModuleWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights by name."""
-        return described(self._module, weights_of(self._module))
+        weights = weights_of(self._module)
+        return weights if is_quantized(self._module) else described(self._module, weights)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Load the weights."""

@@ -1,6 +1,7 @@
 """Objects that classes add to a module's state_dict, such as their own arguments."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,15 +22,18 @@ _WEIGHTS = frozenset({Tensor, nn.Parameter, nn.Buffer})
 
 def described(module: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     """Return the `state` of `module` with nodes in place of objects that the codec cannot write."""
-    if _WEIGHTS.issuperset(map(type, state.values())):
+    if _WEIGHTS.issuperset(map(type, state.values())):  # most often, and at each snapshot
         return state
-    others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    objects = {name: it for name, it in state.items() if not isinstance(it, Tensor) and not is_writable(it)}
     nodes: dict[str, Any] = {}
-    for name in [name for name, value in others.items() if not is_writable(value)]:
-        walk = _walk(_anchors(module))
-        node = walk.node(others[name], name)
+    if not objects:
+        return state
+    new_walk = _walks(module_anchors(ModuleIndex.of(module).now()))
+    for name, value in objects.items():
+        walk = new_walk()
+        node = walk.node(value, name)
         if not walk.opaque:  # else the codec refuses it, by its path
-            nodes[name] = Instance(_FORM, kind_name(type(others[name])), {"of": node})
+            nodes[name] = Instance(_FORM, kind_name(type(value)), {"of": node})
     return {**state, **nodes} if nodes else state
 
 
@@ -44,18 +48,17 @@ def restored(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]
     nodes = objects_in(weights)
     if not nodes:
         return weights
-    given, own, anchors = dict(weights), module.state_dict(), _anchors(module)
+    given, own = dict(weights), module.state_dict()
+    anchors = module_anchors(ModuleIndex.of(module).now())
+    new_walk = _walks(anchors)
     for name, node in nodes.items():
-        walk = _walk(anchors)
+        walk = new_walk()
         walk.node(own.get(name), name)
         given[name] = GraphRestore(walk, anchors, torch.device("cpu")).value(node.state["of"], own.get(name), name)
     return given
 
 
-def _anchors(module: nn.Module) -> dict[str, object]:
-    return module_anchors(ModuleIndex.of(module).now())
-
-
-def _walk(anchors: Mapping[str, object]) -> GraphWalk:
+def _walks(anchors: Mapping[str, object]) -> Callable[[], GraphWalk]:
+    """Return what makes walks, in which the module's layers and tensors are known."""
     tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
-    return GraphWalk({id(value): name for name, value in anchors.items()}, tensors)
+    return partial(GraphWalk, {id(value): name for name, value in anchors.items()}, tensors)

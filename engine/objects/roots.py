@@ -350,7 +350,7 @@ def _held_by(
 
 def _is_registry(value: object) -> bool:
     """Return whether a container holds functions; one with other values may be a cache."""
-    items = value.values() if type(value) is dict else value if type(value) in (list, set) else ()
+    items: Iterable[object] = value.values() if type(value) is dict else value if isinstance(value, (list, set)) else ()
     return isinstance(next(iter(items), None), types.FunctionType)
 
 

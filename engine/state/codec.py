@@ -35,6 +35,7 @@ __all__ = ["FACTORIES", "Encoded", "StoredTensors", "decode", "encode", "encode_
 _TAG = "$"
 _PLAIN = frozenset({type(None), bool, int, str})
 _TEXT = frozenset({str})
+_SCALARS = _PLAIN | {float}
 #: name in a document -> factory of a defaultdict
 FACTORIES: dict[str | None, Any] = {
     kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, tuple, dict, set, deque, Counter)
@@ -80,12 +81,27 @@ def encode_lazily(tree: object, blocks: TensorBlocks | None = None) -> tuple[Any
 
 
 def is_writable(value: object) -> bool:
-    """Return whether `encode` takes `value`."""
+    """Return whether `encode` takes `value`; of numbers, texts, tensors and arrays without encoding them."""
+    if _is_surely_writable(value):
+        return True
     try:
         encode_lazily(value)
     except UnsupportedState:
         return False
     return True
+
+
+def _is_surely_writable(value: Any, deep: int = 4) -> bool:
+    kind = type(value)
+    if kind in _SCALARS or kind is Tensor or (kind is np.ndarray and value.dtype.kind in "biufc"):
+        return True
+    if kind not in (dict, list, tuple) or not deep:
+        return False
+    items = value.values() if kind is dict else value
+    if kind is dict and not {*map(type, value)} <= {int, str}:
+        return False
+    others = {*map(type, items)} - _SCALARS
+    return not others or all(_is_surely_writable(item, deep - 1) for item in items)
 
 
 def encode(tree: object) -> Encoded:
