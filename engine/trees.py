@@ -154,10 +154,10 @@ def samples_in(batch: Any) -> int:
 
 
 def known_samples(batch: Any) -> int | None:
-    """Return the length of the first tensor in `batch`; without one, of the first array, or of a list of samples.
+    """Return the length of the first tensor in `batch`, or of an array or a list of samples.
 
-    In a packed sequence it is the number of sequences, in batches that have it their `batch_size`, as those of graphs.
-    A tensor without dimensions tells nothing.
+    An array counts without tensors, a list without both. In a packed sequence it is the number of sequences, in batches
+    that have it their `batch_size`, as those of graphs. A tensor without dimensions tells nothing.
     """
     for kind in _KINDS:
         if (length := next(_lengths(batch, kind), None)) is not None:
@@ -167,7 +167,10 @@ def known_samples(batch: Any) -> int | None:
 
 
 def other_length(batch: Any, samples: int) -> int | None:
-    """Return the length of a tensor in `batch` that differs from `samples`, if any; of an array without tensors."""
+    """Return the length of a tensor in `batch` that differs from `samples`, if any.
+
+    Arrays count without tensors.
+    """
     if _stated_size(batch) is not None:
         return None
     for kind in _KINDS:
@@ -177,7 +180,7 @@ def other_length(batch: Any, samples: int) -> int | None:
 
 
 def tensors_listed(batch: Any) -> int | None:
-    """Return the length of the list around the first tensor in `batch`, if it holds tensors of one rank alone."""
+    """Return the length of the first list in `batch` of tensors of one rank."""
     items = items_of(batch) or []
     if type(batch) in (list, tuple) and items and all(isinstance(item, Tensor) for item in items):
         return len(items) if len({item.ndim for item in items}) == 1 else None
@@ -185,7 +188,7 @@ def tensors_listed(batch: Any) -> int | None:
 
 
 def _is_list_of_samples(batch: Any) -> bool:
-    """Return whether a list holds dicts, or plain values; a list of lists may hold one for each column."""
+    """Return whether a list holds dicts or plain values; one of lists may hold columns."""
     return isinstance(batch, list) and (
         all(isinstance(item, Mapping) for item in batch) or _PLAIN.issuperset(map(type, batch))
     )

@@ -88,7 +88,7 @@ class ModuleStructure:
 
 
 def _version_of(members: Members) -> tuple[int, tuple[list[Any], ...]] | None:
-    """Return the version of `members`, and addresses and forms of tensors; None if some have none."""
+    """Return the version of `members`, addresses and forms of tensors; None if some lack them."""
     if not _PLAIN.issuperset(map(type, members.tensors)):
         return None
     try:

@@ -81,7 +81,7 @@ def encode_lazily(tree: object, blocks: TensorBlocks | None = None) -> tuple[Any
 
 
 def is_writable(value: object) -> bool:
-    """Return whether `encode` takes `value`; of numbers, texts, tensors and arrays without encoding them."""
+    """Return whether `encode` takes `value`."""
     if _is_surely_writable(value):
         return True
     try:
@@ -91,17 +91,14 @@ def is_writable(value: object) -> bool:
     return True
 
 
-def _is_surely_writable(value: Any, deep: int = 4) -> bool:
+def _is_surely_writable(value: Any) -> bool:
+    """Return whether `value` is or holds what `encode` takes and would copy."""
     kind = type(value)
-    if kind in _SCALARS or kind is Tensor or (kind is np.ndarray and value.dtype.kind in "biufc"):
-        return True
-    if kind not in (dict, list, tuple) or not deep:
-        return False
-    items = value.values() if kind is dict else value
     if kind is dict and not {*map(type, value)} <= {int, str}:
         return False
-    others = {*map(type, items)} - _SCALARS
-    return not others or all(_is_surely_writable(item, deep - 1) for item in items)
+    items = value.values() if kind is dict else value if kind in (list, tuple) else [value]
+    others = [item for item in items if type(item) not in _SCALARS and type(item) is not Tensor]
+    return all(type(item) is np.ndarray and item.dtype.kind in "biufc" for item in others)
 
 
 def encode(tree: object) -> Encoded:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -66,12 +67,14 @@ def test_a_deployed_run_is_tested_in_training_by_another_deployment(
     training = run_of("train/long")
     wait_for((tmp_path / "mark").exists, "training to wait")
     name = str(training.id)
-    before = Store.open(job.run_url(name)).find("snapshots")
+    snapshots = partial(Store.open(job.run_url(name)).find, "snapshots")
+    wait_for(lambda: "000000000015-g000001/manifest.json" in snapshots(), "the snapshot of step 15")
+    before = snapshots()
     tested = ended(run_of("evaluate/beside", run=name, step=15))
     early, wrong = (evaluate(job, name, **at, return_state=True) for at in ({}, {"step": 7}))
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(training.id).state_name == "Running"
-        assert Store.open(job.run_url(name)).find("snapshots") == before
+        assert snapshots() == before
         pages = [one.description for one in client.read_artifacts() if str(one.key).endswith("-test")]
     (tmp_path / "mark-over").touch()
     assert (tested.name, tested.state_name) == (f"tiny test of {name} step 15", "Completed")
