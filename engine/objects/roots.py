@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from itertools import islice
 from operator import is_
 from typing import Any
 
@@ -351,7 +352,7 @@ def _held_by(
 def _is_registry(value: object) -> bool:
     """Return whether a container holds functions; one with other values may be a cache."""
     items: Iterable[object] = value.values() if type(value) is dict else value if isinstance(value, (list, set)) else ()
-    return isinstance(next(iter(items), None), types.FunctionType)
+    return any(isinstance(item, types.FunctionType) for item in islice(items, 1))
 
 
 #: settings of torch that change the bits of a training
