@@ -349,9 +349,11 @@ def _held_by(
             yield f"{name}: {key}", value
 
 
-def _is_registry(value: object) -> bool:
+def _is_registry(value: Any) -> bool:
     """Return whether a container holds functions; one with other values may be a cache."""
-    items: Iterable[object] = value.values() if type(value) is dict else value if isinstance(value, (list, set)) else ()
+    items: Iterable[Any] = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, (list, set)) else ()
+    )
     return any(isinstance(item, types.FunctionType) for item in islice(items, 1))
 
 
