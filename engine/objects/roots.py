@@ -351,10 +351,10 @@ def _held_by(
 
 def _is_registry(value: Any) -> bool:
     """Return whether a container holds functions; one with other values may be a cache."""
-    items: Iterable[Any] = (
-        value.values() if isinstance(value, dict) else value if isinstance(value, (list, set)) else ()
-    )
-    return any(isinstance(item, types.FunctionType) for item in islice(items, 1))
+    if not isinstance(value, (dict, list, set)):
+        return False
+    items: list[Any] = [*islice(value.values() if isinstance(value, dict) else value, 1)]
+    return isinstance(items[0], types.FunctionType) if items else False
 
 
 #: settings of torch that change the bits of a training
