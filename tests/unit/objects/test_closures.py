@@ -1,0 +1,51 @@
+"""Tests of what is told of the functions in closures of functions."""
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+
+from midstride.engine.objects.roots import class_and_global_state
+
+
+class Owner:
+    """A class of this file, whose functions are told."""
+
+
+@torch.no_grad()
+def decorated(x: Any) -> Any:
+    return x
+
+
+def memo(function: Callable[[int], int]) -> Callable[[int], int]:
+    cache: dict[int, int] = {}
+
+    def kept(x: int) -> int:
+        return cache.setdefault(x, function(x))
+
+    return kept
+
+
+@memo
+def kept_in_dict(x: int) -> int:
+    return x
+
+
+def wrapped(inner: Callable[[], int], seen: list[int]) -> Callable[[], int]:
+    return lambda: inner() + len(seen)
+
+
+chain: Callable[[], int] = reduce(wrapped, ([number] for number in range(2000)), lambda: 0)
+
+
+def test_data_alone_are_told_of_functions_in_closures() -> None:
+    told = {name for name, _ in class_and_global_state([Owner()]) if name.startswith("function ")}
+    assert not any(name.startswith("function decorated") for name in told)
+    assert "function memo.<locals>.kept: cache" in told
+    assert not any(name.endswith(": function") for name in told)
+
+
+def test_a_long_chain_of_closures_is_followed_to_a_depth() -> None:
+    told = [name for name, _ in class_and_global_state([Owner()]) if name.startswith("function wrapped.")]
+    assert max(name.count(": inner") for name in told) == 4
