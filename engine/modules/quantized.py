@@ -40,8 +40,8 @@ class ModuleWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights by name."""
-        weights = weights_of(self._module)
-        return weights if is_quantized(self._module) else described(self._module, weights)
+        state = self._module.state_dict()
+        return dict(_plain_tensors(state)) if is_quantized(self._module) else described(self._module, state)
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Load the weights."""

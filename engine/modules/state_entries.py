@@ -25,22 +25,21 @@ def described(module: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     if _WEIGHTS.issuperset(map(type, state.values())):  # most often, and at each snapshot
         return state
     objects = {name: it for name, it in state.items() if not isinstance(it, Tensor) and not is_writable(it)}
-    nodes: dict[str, Any] = {}
     if not objects:
         return state
+    nodes: dict[str, Any] = {}
     new_walk = _walks(module_anchors(ModuleIndex.of(module).now()))
     for name, value in objects.items():
         walk = new_walk()
         node = walk.node(value, name)
         if not walk.opaque:  # else the codec refuses it, by its path
             nodes[name] = Instance(_FORM, kind_name(type(value)), {"of": node})
-    return {**state, **nodes} if nodes else state
+    return {**state, **nodes}
 
 
 def objects_in(weights: Mapping[str, Any]) -> dict[str, Instance]:
     """Return the nodes of `described` in `weights`, by name."""
-    found = {name: node for name, node in weights.items() if isinstance(node, Instance)}
-    return {name: node for name, node in found.items() if node.form == _FORM}
+    return {name: node for name, node in weights.items() if isinstance(node, Instance) and node.form == _FORM}
 
 
 def restored(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:

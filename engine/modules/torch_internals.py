@@ -144,7 +144,7 @@ def load_state_dict(module: nn.Module, weights: Mapping[str, Any], made: Set[str
     Args:
         module: to load them into.
         weights: a state_dict of such a module.
-        made: names of entries that the module makes by itself, if it takes none of that name.
+        made: names of entries that may stay unused: the module has made them itself.
 
     Raises:
         RuntimeError: torch's: the weights do not fit the module.

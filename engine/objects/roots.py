@@ -334,7 +334,7 @@ def _held_by(
     """Yield the data that a function holds, and functions in its closure.
 
     Args:
-        function: of the user's code; or of a library's decorator, of which registries alone are yielded.
+        function: one of the user's, or of a library's decorator, where only registries count.
         name: of the function in names of values.
         library: file of code that is followed besides the user's.
         deep: closures that are followed.

@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,13 +140,14 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
     compared = compare_runs(dict(zip(urls, (a, b), strict=True)))
     rows = metric_rows(a), metric_rows(b)
     row = first_difference(*rows)
-    equal, state, damaged = _first_state(a, b)
+    kept = SnapshotCatalog(a).snapshots(), SnapshotCatalog(b).snapshots()
+    equal, state, damaged = _first_state(a, b, _pairs(*kept))
     found: dict[str, Any] = {
         "settings": compared.settings,
         "changed": changes_between(a, b),
         "row": row,
         "damaged": damaged,
-        "last": (_last_step(a, rows[0]), _last_step(b, rows[1])),
+        "last": (_last_step(kept[0], rows[0]), _last_step(kept[1], rows[1])),
     }
     found |= {"equal_step": equal[0].position.step if equal else None, "state": state}
     until = min((one.step for one in (row, state) if one is not None), default=None)
@@ -164,17 +165,16 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
     return RunDifference(**found, cause=cause, why_no_cause=why)
 
 
-def _last_step(store: Store, rows: Sequence[Mapping[str, str]]) -> int:
-    kept = [snapshot.position.step for snapshot in SnapshotCatalog(store).snapshots()]
-    return max([*kept, *(int(row["step"]) for row in rows)], default=0)
+def _last_step(kept: Iterable[Snapshot], rows: Iterable[Mapping[str, str]]) -> int:
+    return max([*(one.position.step for one in kept), *(int(row["step"]) for row in rows)], default=0)
 
 
 def _first_state(
-    a: Store, b: Store
+    a: Store, b: Store, pairs: Iterable[tuple[Snapshot, Snapshot]]
 ) -> tuple[tuple[Snapshot, Snapshot] | None, StateDifference | None, tuple[str, ...]]:
     """Return the last equal snapshots before a difference, that difference, and damaged ones."""
     equal, damaged = None, list[str]()
-    for ours, theirs in _pairs(a, b):
+    for ours, theirs in pairs:
         try:
             difference = snapshot_difference(a, ours, b, theirs)
         except SnapshotDamaged as error:
@@ -186,12 +186,10 @@ def _first_state(
     return equal, None, tuple(damaged)
 
 
-def _pairs(a: Store, b: Store) -> Iterator[tuple[Snapshot, Snapshot]]:
-    """Yield the snapshots that both runs keep at one position, oldest first."""
-    theirs = {snapshot.position: snapshot for snapshot in SnapshotCatalog(b).snapshots()}
-    for ours in SnapshotCatalog(a).snapshots():
-        if ours.position in theirs:
-            yield ours, theirs[ours.position]
+def _pairs(a: Sequence[Snapshot], b: Sequence[Snapshot]) -> list[tuple[Snapshot, Snapshot]]:
+    """Return the snapshots that both runs keep at one position, oldest first."""
+    theirs = {snapshot.position: snapshot for snapshot in b}
+    return [(ours, theirs[ours.position]) for ours in a if ours.position in theirs]
 
 
 def _trace(

@@ -30,8 +30,6 @@ __all__ = [
 #: bytes of 624 words and a position
 MT19937_BYTES = 625 * 4
 _STATE_BEFORE = 24  # bytes before the words in the result of get_state(), which has 8 bytes for each word of 4
-
-
 #: a generator of torch in memory: seed, words left and whether it was seeded; position and words; a cached float and a
 #: cached double, each with a flag. Padding lies between: a seed copies what lay on the stack into it
 _TORCH = struct.Struct("13s 3x 2500s 4x 5s 3x 9s 7x")
