@@ -253,7 +253,8 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
     """Yield names and values held by the user's code around `objects` and `classes`.
 
     These are attributes of their classes; and in the user's modules that these classes and their code name: globals
-    (functions included), attributes of classes, and defaults, attributes, closures and caches of functions.
+    (functions included), attributes of classes, and defaults, attributes, closures and caches of functions. A partial
+    or bound method in their place holds its arguments or its object.
     """
     kinds = {kind for one in {*map(type, objects), *classes} for kind in one.__mro__ if is_user_class(kind)}
     modules = user_modules(kinds)
@@ -268,6 +269,7 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
             is_function = isinstance(value, types.FunctionType) or is_users_cache(value)
             if not name.startswith("__") and (is_function or is_data(value) or _is_alias(name, value)):
                 yield f"global {module.__name__}.{name}", value
+            yield from _bound_to(value, f"global {module.__name__}.{name}")
 
 
 def is_counted_in(value: object) -> bool:
@@ -296,12 +298,31 @@ def _of_class(kind: type) -> Iterator[tuple[str, object]]:
         yield from ((f"{name}: {member.name}", member) for member in kind)
         return
     for key, value in [*vars(kind).items()]:
-        function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        function = _function_of(value)
         if isinstance(function, types.FunctionType) or is_users_cache(function):
             yield f"{name}: {key}", function
             yield from _of_function(_code_of(function))
         elif not key.startswith("__") and (is_data(value) or _is_alias(key, value)):
             yield f"{name}: {key}", value
+        yield from _bound_to(value, f"{name}: {key}")
+
+
+def _function_of(attribute: Any) -> Any:
+    """Return the function of a static, class or dispatching method, or `attribute` itself."""
+    if isinstance(attribute, functools.singledispatchmethod):
+        return attribute.dispatcher  # its closure holds the implementations
+    return attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
+
+
+def _bound_to(value: Any, name: str) -> Iterator[tuple[str, object]]:
+    """Yield the data held by a partial, or by a method of an object of the user."""
+    if isinstance(value, functools.partial):
+        yield from _bound_to(value.func, f"{name}: function")
+        for key, argument in (*enumerate(value.args), *value.keywords.items()):
+            if is_data(argument):
+                yield f"{name}: argument {key}", argument
+    elif isinstance(value, types.MethodType) and is_user_class(type(value.__self__)):
+        yield f"{name}: object", value.__self__
 
 
 def _code_of(value: Any) -> Any:
