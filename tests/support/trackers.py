@@ -254,7 +254,9 @@ def serve_mlflow(folder: Path) -> Iterator[tuple[str, list[int]]]:
         *("--workers", "1"),
     ]
     log = folder / "mlflow.log"
-    with SupervisedProcess(command, environment=os.environ, log=log, grace_s=GRACE_S) as server:
+    # Its runner of jobs would start consumers without an end where their library (huey) is not installed.
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with SupervisedProcess(command, environment=environment, log=log, grace_s=GRACE_S) as server:
         while True:
             try:
                 with urlopen(f"{address}/health", timeout=5) as answer:
