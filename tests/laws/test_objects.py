@@ -16,10 +16,10 @@ import pytest
 import torch
 from laws.mended import MENDED
 from laws.objects.devices import ON_DEVICE
+from laws.objects.every_row import KEPT, NAMED
 from laws.objects.loaders import Levelled, TellsBetweenEpochs
 from laws.objects.ranked import CUT, RANKED, STEPS, train, train_ranked
 from laws.objects.structure import DropsInValidation
-from laws.objects.table import KEPT, NAMED
 from laws.objects.together import train_logged, train_together
 from laws.xla_world import STAND_IN, run_xla_ranks
 from support.hostile_files import Parts

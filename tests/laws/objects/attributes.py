@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from laws.objects.python_values import Schedule
 from laws.objects.small import Small
-from laws.objects.values import Schedule
 from torch import Tensor, nn
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from laws.objects.attributes import Hooked, HookedByObject, SharedDeque, SharedDict
 from laws.objects.generators import Generators, Iterators
+from laws.objects.python_values import Arrays, Containers, Late, Tensors, Viewed
 from laws.objects.ranked import train
 from laws.objects.samplers import Samples
 from laws.objects.surroundings import Curriculum, Watching
 from laws.objects.unsaved import LockedByRank, Metered
-from laws.objects.values import Arrays, Containers, Late, Tensors, Viewed
 from torch import Tensor
 from torch.utils.data import DataLoader
 
