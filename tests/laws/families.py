@@ -25,6 +25,8 @@ from midstride.engine.world import World
 
 #: batches of four samples in an epoch of each rank
 BATCHES = 4
+#: steps between snapshots of a life that no other goes on from
+NEVER = 1000
 #: number of ranks -> step and phase in which each run dies: within its first pass, or its second one
 DEATHS = {1: (3, "backward"), 2: (7, "fetch")}
 
@@ -261,11 +263,15 @@ class Net(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def train(name: str, folder: Path) -> None:
+def train(name: str, folder: Path, every_steps: int) -> None:
     """Train from wherever the run in `folder` stands, and write what it has seen."""
     world = World.from_environment()
     strategy = "single" if world.size == 1 else "ddp"
-    options: dict[str, Any] = {"enable_progress_bar": False, "snapshots": {"every_steps": 2}, **OPTIONS.get(name, {})}
+    options: dict[str, Any] = {
+        "enable_progress_bar": False,
+        "snapshots": {"every_steps": every_steps},
+        **OPTIONS.get(name, {}),
+    }
     trainer = Trainer(strategy=strategy, max_epochs=2, seed=7, **options)
     module = Net(name, folder.parents[1])
     trainer.fit(module, run=folder / "run")
@@ -289,8 +295,8 @@ def live_all(folder: Path) -> None:
             calm, plan = FaultPlan(at / "calm"), FaultPlan(at / "plan")
             step, phase = DEATHS[ranks]
             plan.add("kill", step=step, phase=phase, rank=ranks - 1)
-            codes = [life(calm, train, name, at / "undisturbed", ranks=ranks)]
-            codes += [life(plan, train, name, at / "killed", ranks=ranks) for _ in range(2)]
+            codes = [life(calm, train, name, at / "undisturbed", NEVER, ranks=ranks)]
+            codes += [life(plan, train, name, at / "killed", 2, ranks=ranks) for _ in range(2)]
             plan.assert_all_fired()
             told["codes"] = codes
         except BaseException:

@@ -1,5 +1,6 @@
 """Lives of docs/examples/huggingface: undisturbed, and killed on the way. Called in a fork, which imports it once."""
 
+import importlib
 import json
 import os
 import sys
@@ -8,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from laws.lightning.lives import life
+from laws.lightning.lives import NEVER, life
 
 from midstride.engine import Trainer, World
 from midstride.engine.fault_injection import FaultPlan
@@ -33,6 +34,8 @@ def live_all(folder: Path) -> None:
     for name in World().environment:  # no rank of a world: some lives start their own
         os.environ.pop(name, None)
     sys.path.insert(0, str(EXAMPLE))
+    for module in ("model", "transformers.models.llama.modeling_llama"):
+        importlib.import_module(module)  # here, and not in each life: seconds
     for name, row in ROWS.items():
         try:
             told = {"codes": lives_of(row, folder / name)}
@@ -45,15 +48,15 @@ def lives_of(row: dict[str, Any], folder: Path) -> list[int]:
     """Return how the lives of one row ended, the undisturbed one first."""
     plan = FaultPlan(folder / "plan")
     calm = FaultPlan(folder / "plan")
-    codes = [life(calm, train, row, folder / "undisturbed")]
+    codes = [life(calm, train, row, folder / "undisturbed", NEVER)]
     for step, phase, rank in DEATHS:
         plan.add("kill", step=step, phase=phase, rank=min(rank, row.get("ranks", 1) - 1))
-    codes += [life(plan, train, row, folder / "run") for _ in range(len(DEATHS) + 1)]
+    codes += [life(plan, train, row, folder / "run", 1) for _ in range(len(DEATHS) + 1)]
     plan.assert_all_fired()
     return codes
 
 
-def train(row: dict[str, Any], run: Path) -> None:
+def train(row: dict[str, Any], run: Path, every_steps: int) -> None:
     """Train eight steps, two epochs of them, from wherever `run` stands."""
     import model  # the example
 
@@ -62,5 +65,7 @@ def train(row: dict[str, Any], run: Path) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     data = model.SortedLetters(lines=16 * ranks, batch_size=4, **row.get("data", {}))
     strategy = {"strategy": "ddp_fork", "devices": ranks} if ranks > 1 else {"strategy": "single"}
-    trainer = Trainer(seed=3, max_epochs=2, snapshots={"every_steps": 1}, enable_progress_bar=False, **strategy)
+    trainer = Trainer(
+        seed=3, max_epochs=2, snapshots={"every_steps": every_steps}, enable_progress_bar=False, **strategy
+    )
     trainer.fit(model.LanguageModel(**row.get("module", {})), data, run=run)

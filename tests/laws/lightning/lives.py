@@ -15,6 +15,8 @@ from midstride.engine import Trainer
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.processes.child_processes import ChildProcesses
 
+#: steps between snapshots of a life that no other goes on from
+NEVER = 1000
 #: where each run dies: once in a step, once in an epoch's end
 DEATHS = ((4, "fetch"), (6, "epoch_end"))
 
@@ -36,7 +38,7 @@ def live_all(folder: Path) -> None:
 def lives_of(row: Any, folder: Path) -> dict[str, Any]:
     """Return what came of one module: whether it ends as under Lightning, and how each of its lives ended."""
     folder.mkdir()
-    theirs, ours = lightning_weights(row, folder), midstride_weights(row, folder / "undisturbed")
+    theirs, ours = lightning_weights(row, folder), midstride_weights(row, folder / "undisturbed", NEVER)
     differing = [key for key in theirs | ours if key not in ours or not _equal(theirs[key], ours[key])]
     plan = FaultPlan(folder / "plan")
     for step, phase in DEATHS:
@@ -69,10 +71,10 @@ def lightning_weights(row: Any, folder: Path) -> dict[str, torch.Tensor]:
     return module.state_dict()
 
 
-def midstride_weights(row: Any, run: Path) -> dict[str, torch.Tensor]:
+def midstride_weights(row: Any, run: Path, every_steps: int = 1) -> dict[str, torch.Tensor]:
     """Return the weights after midstride's, from wherever `run` stands."""
     module, data, callbacks = row.made()
-    options = {"strategy": "single", "max_epochs": 2, "snapshots": {"every_steps": 1}, **row.options}
+    options = {"strategy": "single", "max_epochs": 2, "snapshots": {"every_steps": every_steps}, **row.options}
     trainer = Trainer(seed=3, callbacks=callbacks, enable_progress_bar=False, **options)
     trainer.fit(module, data.get("data", data.get("train")), data.get("val"), run=run)
     return module.state_dict()
