@@ -156,7 +156,7 @@ ROWS: dict[str, Row] = {
     "a class of one's own": Row((2,), {"strategy": "laws.strategies:Small"}),
     # Started in other ways, these are ddp, bit for bit.
     "ddp_fork": Row((3,), {"strategy": "ddp_fork", "devices": 3}, start=in_caller, like={}),
-    "ddp_spawn": Row((2,), {"strategy": "ddp_spawn", "devices": 2}, start=as_script, like={}, workers=2),
+    "ddp_spawn": Row((2,), {"strategy": "ddp_spawn", "devices": 2}, start=as_script, like={}, workers=1),
     "ddp_notebook": Row((2,), {"strategy": "ddp_notebook", "devices": 2}, start=in_caller, like={}),
     "ddp, a script": Row((2,), {"devices": 2}, start=as_script, like={}),
     "single, 16 bits": Row((1,), {"precision": 16, "gradient_clip_val": 0.5}),
