@@ -16,7 +16,7 @@ from midstride.engine.snapshots.buffer_pool import Buffer
 from midstride.engine.snapshots.position import rank_stem
 from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.tensor_blocks import TensorBlocks
-from midstride.engine.state.tensor_header import tensor_header
+from midstride.engine.state.tensor_header import ELEMENT_BYTES, tensor_header
 from midstride.engine.state.tensors import Layout, TensorRegion, copy_tensors, once
 from midstride.engine.storage.checksums import BLOCK_BYTES, FileDigest, digest_of
 from midstride.engine.world import World
@@ -94,12 +94,16 @@ class _Plan:
                 mine.append(region)
             else:
                 self.stored_by_rank.setdefault(rank_stem(rank, world.size), []).append(region.name)
-        # The widest elements first: then each tensor stands at a multiple of its own width, without gaps. Those smaller
-        # than a block come last, side by side: a rank that needs the small ones of another reads few blocks.
-        self._mine = sorted(mine, key=lambda region: (_is_small(region), -region.align, region.name))
+        # The widest elements first: then each tensor stands at a multiple of its own width, without gaps. A rank that
+        # needs some rows reads whole blocks, so tensors of whole blocks come first, from the start of a block on. Those
+        # smaller than a block come last, side by side.
+        self._mine = sorted(
+            mine, key=lambda region: (_is_small(region), not _has_whole_blocks(region), -region.align, region.name)
+        )
         #: numbers of the leaves to copy, in the order of the file, and whether each is in a stretch
         self._sources = [(number, region.is_stretch) for region in self._mine for number in region.sources]
-        self._header = tensor_header({one.name: (one.kind, one.shape, one.nbytes) for one in self._mine})
+        start_bytes = BLOCK_BYTES if any(map(_has_whole_blocks, self._mine)) else ELEMENT_BYTES
+        self._header = tensor_header({one.name: (one.kind, one.shape, one.nbytes) for one in self._mine}, start_bytes)
         self._size = len(self._header) + sum(region.nbytes for region in self._mine)
         self._views: dict[int, list[Tensor]] = {}  # first address of a buffer -> where in it each copy goes
 
@@ -128,6 +132,10 @@ class _Plan:
 
 def _is_small(region: TensorRegion) -> bool:
     return region.nbytes < BLOCK_BYTES or region.nbytes % _WIDEST_BYTES > 0
+
+
+def _has_whole_blocks(region: TensorRegion) -> bool:
+    return region.nbytes > 0 and region.nbytes % BLOCK_BYTES == 0
 
 
 def assign_ranks(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

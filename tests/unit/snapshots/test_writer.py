@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import json
 import re
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from midstride.engine.snapshots.reader import read
 from midstride.engine.snapshots.state_copy import StateCopier
 from midstride.engine.snapshots.writer import PendingSnapshot, Writer
 from midstride.engine.state.differences import differences
+from midstride.engine.storage.checksums import BLOCK_BYTES
 from midstride.engine.storage.local import LocalStore
 from midstride.engine.storage.store import Store
 from midstride.engine.world import World
@@ -149,6 +151,16 @@ def test_a_file_is_what_safetensors_writes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(state.data)
     back = load_file(tmp_path / "file")
     assert differences(dict(sorted(tree.items())), dict(sorted(back.items()))) == []
+
+
+def test_tensors_of_whole_blocks_share_no_block_with_others() -> None:
+    whole = {"d": torch.ones(256, 64), "a": torch.ones(128, 128, dtype=torch.float64)}
+    others = {"b": torch.ones(5, 4, 1000), "c": torch.ones(7), "e": torch.ones(9000, 8, dtype=torch.uint8)}
+    data = StateCopier(World(), lambda name: False).copy({**whole, **others}, Buffer()).data
+    entries = json.loads(data[8 : 8 + (length := int.from_bytes(data[:8], "little"))].tobytes())
+    starts = {name: 8 + length + entry["data_offsets"][0] for name, entry in entries.items()}
+    assert all(starts[name] % BLOCK_BYTES == 0 for name in whole)
+    assert min(starts[name] for name in others) == BLOCK_BYTES * 4
 
 
 def test_a_snapshot_of_the_same_tensors_uses_the_same_memory() -> None:
