@@ -7,7 +7,15 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from midstride.engine.errors import EngineError, SnapshotDamaged, SnapshotError, SnapshotMissing, StoreSilent, UserError
+from midstride.engine.errors import (
+    EngineError,
+    NotExact,
+    SnapshotDamaged,
+    SnapshotError,
+    SnapshotMissing,
+    StoreSilent,
+    UserError,
+)
 from midstride.engine.formatting import url_name
 from midstride.engine.processes.process_identity import process_identity
 from midstride.engine.session.attempts import AttemptLog, fatal_snapshots
@@ -118,7 +126,8 @@ class RunStore:
         """Return the snapshot to resume from, and trees in it; None for a fresh start.
 
         It is the newest one whose every byte was verified, each by one rank; others are set aside. The trees are this
-        rank's alone, or in a world of another size those of all old ranks, with this rank's rows of sharded tensors.
+        rank's alone; or, in a world of another size or without the sharding of the old one, those of all old ranks,
+        with this rank's rows of sharded tensors.
 
         Args:
             resume: which snapshot.
@@ -158,13 +167,24 @@ class RunStore:
             return reader.trees()
 
     def _plan(self, reader: SnapshotReader, merged: Collection[str]) -> None:
-        """Plan the trees that this rank needs."""
-        strategy = self._strategy
-        if reader.world_size == strategy.world.size:
+        """Plan the trees that this rank needs.
+
+        Raises:
+            NotExact: the strategy shards tensors that the snapshot has whole.
+        """
+        strategy, is_same_size = self._strategy, reader.world_size == self._strategy.world.size
+        is_sharded = reader.has_row_shards(strategy.world.rank if is_same_size else 0)
+        shards = isinstance(strategy, ShardsWeights)
+        if shards and not is_sharded:
+            raise NotExact(
+                f"{reader.where} was taken under a strategy without sharding, and {strategy.name} cannot shard its "
+                "state. Resume with the former strategy, or start a new run and load the weights of this one."
+            )
+        if is_same_size and is_sharded == shards:
             reader.plan(strategy.world.rank)
         else:
-            rank, shards = strategy.row_shard if isinstance(strategy, ModelParallel) else (0, 1)
-            reader.plan_merged(rank, shards, merged)
+            rank, size = strategy.row_shard if isinstance(strategy, ModelParallel) else (0, 1)
+            reader.plan_merged(rank, size, merged, as_tensors=not shards)
 
     def _read(
         self,

@@ -23,7 +23,7 @@ class RestoredMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._saved: dict[int, int] = {}  # address of a memory in the snapshot -> of the live one that stands for it
         self._live: dict[int, int] = {}  # and back
         self._takers: dict[int, tuple[Tensor, int]] = {}  # a live tensor there, and how many bytes further it begins
@@ -53,8 +53,8 @@ class RestoredMemory:
         """Return a new tensor with values of `saved`, in memory shared as before."""
         if not was_on_host and not saved.is_cpu:
             return saved  # a copy that was made in this process
-        if not saved.numel() or saved.layout != torch.strided or (not was_on_host and self._device.type == "xla"):
-            return saved if was_on_host else saved.to(self._device)
+        if not saved.numel() or saved.layout != torch.strided or (not was_on_host and self.device.type == "xla"):
+            return saved if was_on_host else saved.to(self.device)
         storage = saved.untyped_storage()
         address = storage.data_ptr()
         if address in self._takers and (view := _view(*self._takers[address], saved)) is not None:
@@ -65,7 +65,7 @@ class RestoredMemory:
         if was_on_host:
             return saved
         if address not in self._moved:
-            self._moved[address] = torch.empty(0, dtype=torch.uint8).set_(storage).to(self._device)
+            self._moved[address] = torch.empty(0, dtype=torch.uint8).set_(storage).to(self.device)
         return self._moved[address].view(saved.dtype).as_strided(saved.shape, saved.stride(), saved.storage_offset())
 
 

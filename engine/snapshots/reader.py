@@ -20,7 +20,7 @@ from midstride.engine.snapshots.parent import open_run, with_parent
 from midstride.engine.snapshots.position import parse_name
 from midstride.engine.snapshots.weights import error_with_remedy, newest_weights
 from midstride.engine.state.bounds import damaged_on_error, sizes
-from midstride.engine.state.codec import decode, tensors_of
+from midstride.engine.state.codec import StoredTensors, decode, tensors_of
 from midstride.engine.state.dtypes import torch_dtype
 from midstride.engine.state.row_shards import RowShard, find_rows, rows_of_rank, whole_tensor
 from midstride.engine.state.tensor_file import Run, TensorFile, blocks_in, join_runs
@@ -56,13 +56,21 @@ class SnapshotReader:
     """
 
     def __init__(self, store: Store, snapshot: Snapshot) -> None:
-        self._store, self._snapshot, self._where = store, snapshot, f"{store.url}/{snapshot.path}"
+        self._store, self._snapshot = store, snapshot
+        #: URL of the snapshot
+        self.where = f"{store.url}/{snapshot.path}"
         self._documents: dict[int, dict[str, Any]] = {}
         self._files: dict[str, TensorFile] = {}
         self._memory: dict[tuple[str, str], Tensor] = {}  # by file and tensor
         self._rows: dict[tuple[Any, ...], Tensor] = {}  # by the places that they are read from
         self._late: list[tuple[Tensor, int, dict[str, Any], slice]] = []  # rows that are no range of bytes
         self._planned: list[_PlannedTree] = []
+        self._found: dict[int, StoredTensors] = {}  # by rank
+
+    def has_row_shards(self, rank: int) -> bool:
+        """Return whether the tree that `rank` gave has rows of sharded tensors."""
+        with damaged_on_error(f"{self.where}/{self._snapshot.stem(rank)}.json"):
+            return bool(self._tensors_of(rank).shards)
 
     def plan(self, rank: int, parts: Collection[str] | None = None) -> None:
         """Plan the tree that `rank` gave, or these parts of it.
@@ -73,11 +81,17 @@ class SnapshotReader:
         size, name = self.world_size, self._snapshot.name
         if rank >= size:
             raise SnapshotError(f"snapshot {name} was taken by {size} ranks, it has no files of rank {rank}")
-        with damaged_on_error(f"{self._where}/{self._snapshot.stem(rank)}.json"):
+        with damaged_on_error(f"{self.where}/{self._snapshot.stem(rank)}.json"):
             self._plan(rank, parts, {})
 
     def plan_merged(
-        self, rank: int, size: int, parts: Collection[str], of_first: Collection[str] | None = None
+        self,
+        rank: int,
+        size: int,
+        parts: Collection[str],
+        of_first: Collection[str] | None = None,
+        *,
+        as_tensors: bool = False,
     ) -> None:
         """Plan the trees of all ranks, with the row shards of `rank` of `size` ranks.
 
@@ -86,23 +100,23 @@ class SnapshotReader:
             size: number of shards of a tensor in the new world.
             parts: keys of the trees; the others are left out.
             of_first: those of the tree of rank 0; None for all.
+            as_tensors: put plain tensors in place of the row shards.
 
         Raises:
             NotExact: the ranks do not hold all rows of a tensor.
         """
         ranks = range(self.world_size)
-        with damaged_on_error(self._where):
+        with damaged_on_error(self.where):
             self._open(ranks)
-            trees = [self._document(old)["tree"] for old in ranks]
-            places = [tensors_of(tree).shards for tree in trees]
-            cut: list[dict[int, RowShard]] = [{} for _ in ranks]
+            places = [self._tensors_of(old).shards for old in ranks]
+            cut: list[dict[int, RowShard | Tensor]] = [{} for _ in ranks]
             for place, node in places[0].items():
                 if of_first is not None and place[0] not in of_first:
                     continue
                 held = [found[place] for found in places if place in found]
                 shard = self._shard(place, node, held, rank, size)
                 for old, one in zip(ranks, held, strict=False):
-                    cut[old][id(one)] = shard
+                    cut[old][id(one)] = shard.rows if as_tensors else shard
             for old in ranks:
                 self._plan(old, parts if old else of_first, cut[old])
 
@@ -144,16 +158,22 @@ class SnapshotReader:
                 if key in given:  # another tree has it already, and may change it
                     tensors[name] = tensors[name].clone()
                 given.add(key)
-            with damaged_on_error(self._where):
+            with damaged_on_error(self.where):
                 trees.append(decode(tree.document, tensors, tree.shards, tree.parts))
         return trees
 
-    def _plan(self, rank: int, parts: Collection[str] | None, shards: Mapping[int, RowShard]) -> None:
+    def _tensors_of(self, rank: int) -> StoredTensors:
+        """Return the tensors of all parts of the tree that `rank` gave."""
+        if rank not in self._found:
+            self._found[rank] = tensors_of(self._document(rank)["tree"])
+        return self._found[rank]
+
+    def _plan(self, rank: int, parts: Collection[str] | None, shards: Mapping[int, RowShard | Tensor]) -> None:
         document = self._document(rank)
         own = f"{self._snapshot.stem(rank)}.safetensors"
         listed = {f"{stem}.safetensors": names for stem, names in document["elsewhere"].items()}
         files = {name: file for file, names in listed.items() if self._rank_of(file) >= 0 for name in names}
-        found = tensors_of(document["tree"], parts)
+        found = self._tensors_of(rank) if parts is None else tensors_of(document["tree"], parts)
         kept = {place: node for place, node in found.shards.items() if parts is None or place[0] in parts}
         names = {**found.names, **{node["rows"]["name"]: None for node in kept.values() if id(node) not in shards}}
         self._planned.append(_PlannedTree(document["tree"], own, files, [*names], parts, shards))
@@ -180,7 +200,7 @@ class SnapshotReader:
             sources = find_rows(ranges if len(held) == world else [], wanted, shape[0])
         except NotExact as error:
             raise NotExact(
-                f"{self._where}: {'/'.join(map(str, place))}, a distributed tensor of {shape}, cannot be assembled "
+                f"{self.where}: {'/'.join(map(str, place))}, a distributed tensor of {shape}, cannot be assembled "
                 f"for {size} ranks: {error}. Resume with {world}."
             ) from error
         key = (
@@ -290,7 +310,7 @@ class _PlannedTree:
         files: tensor -> its file, if that is another rank's.
         names: of the tensors that are decoded.
         parts: keys of the tree that are decoded; None for all.
-        shards: by the id of its node: the row shard to put there.
+        shards: by the id of its node: what to put there instead of the written row shard.
     """
 
     document: Any
@@ -298,7 +318,7 @@ class _PlannedTree:
     files: dict[str, str]
     names: list[str]
     parts: Collection[str] | None
-    shards: Mapping[int, RowShard]
+    shards: Mapping[int, RowShard | Tensor]
 
 
 def unread(
@@ -371,10 +391,10 @@ def read_weights(store: Store, weights: Snapshot, rows: tuple[int, int] = (0, 1)
     if reader.world_size == 1:
         whole: dict[str, Any] = read(store, weights, 0)
         return whole
-    reader.plan_merged(*rows, ())
+    reader.plan_merged(*rows, (), as_tensors=rows[1] == 1)
     reader.read()
     found: dict[str, Any] = reader.trees()[0]
-    return found if rows[1] > 1 else {name: whole_tensor(value) for name, value in found.items()}
+    return found
 
 
 def read_part(store: Store, snapshot: Snapshot, rank: int, name: str) -> Any:

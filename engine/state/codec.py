@@ -110,7 +110,7 @@ def encode(tree: object) -> Encoded:
 def decode(
     document: Any,
     tensors: Mapping[str, Tensor],
-    shards: Mapping[int, RowShard] | None = None,
+    shards: Mapping[int, RowShard | Tensor] | None = None,
     parts: Collection[str] | None = None,
 ) -> Any:
     """Return the tree given to `encode`: same types, bits, strides and sharing, on the CPU.
@@ -118,7 +118,7 @@ def decode(
     Args:
         document: of the tree.
         tensors: by name, as `encode` returned them; only those of `parts` are needed.
-        shards: by the id of its node in the document: the row shard to put there, instead of the one written.
+        shards: by the id of its node in the document: what to put there instead of the written row shard.
         parts: keys of a dict; the others of the tree are left out.
     """
     decoder = _Decoder(document, tensors, shards or {}, parts)
@@ -367,7 +367,7 @@ class _Decoder:
 
     root: Any
     tensors: Mapping[str, Tensor]
-    shards: Mapping[int, RowShard]
+    shards: Mapping[int, RowShard | Tensor]
     parts: Collection[str] | None = None
     memory: dict[str, Tensor] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)  # of each node of the document, by its address
@@ -406,9 +406,10 @@ class _Decoder:
             return nn.Parameter(tensor, requires_grad=node.get("requires_grad", False))
         return tensor.requires_grad_() if node.get("requires_grad") else tensor
 
-    def piece(self, node: dict[str, Any]) -> RowShard:
-        given = self.shards.get(id(node))
-        return given or RowShard(self.value(node["rows"]), node["start"], tuple(node["shape"]))
+    def piece(self, node: dict[str, Any]) -> RowShard | Tensor:
+        if (given := self.shards.get(id(node))) is not None:
+            return given
+        return RowShard(self.value(node["rows"]), node["start"], tuple(node["shape"]))
 
     def again(self, node: dict[str, Any]) -> Any:
         other = node_at(self.root, node["at"])

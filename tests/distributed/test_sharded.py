@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
-from midstride.engine.errors import EngineError, SnapshotDamaged
+from midstride.engine.errors import EngineError, NotExact, SnapshotDamaged
 from midstride.engine.fault_injection import RESUME_PHASES, FaultPlan
 from midstride.engine.snapshots.catalog import Catalog, SnapshotCatalog
 from midstride.engine.snapshots.committer import Committer
@@ -170,8 +170,9 @@ class Adaptive(Deep):
             self.averages[name].lerp_(weight.detach(), 0.1)
 
 
-def go_on(folder: str, strategy: str, arguments: dict[str, Any], steps: int) -> None:
-    trainer = trainer_of(strategy, strategy_args=arguments, max_steps=steps, callbacks=[Witness(folder)])
+def go_on(folder: str, strategy: str, arguments: dict[str, Any], steps: int, *accepted: str) -> None:
+    options = {"strategy_args": arguments, "accept_change": accepted}
+    trainer = trainer_of(strategy, max_steps=steps, callbacks=[Witness(folder)], **options)
     logging.getLogger("midstride").addHandler(logging.FileHandler(f"{folder}/warnings-of-{trainer.world.size}"))
     trainer.fit(Adaptive(), SampleData(3, 0), run=f"{folder}/run")
 
@@ -217,6 +218,31 @@ def undisturbed(of_three: Path, tmp_path_factory: pytest.TempPathFactory) -> Any
     shutil.copytree(of_three, folder, dirs_exist_ok=True)
     assert run_ranks(go_on, str(folder), "sharded", {}, 3, processes=2) == [0] * 2
     return whole(folder / "run", "module")
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("single", 1), ("ddp", 3)])
+def test_a_strategy_that_does_not_shard_continues_with_whole_tensors(
+    strategy: str, size: int, of_three: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(of_three, tmp_path, dirs_exist_ok=True)
+    run = tmp_path / "run"
+    before = SnapshotCatalog(Store.open(run)).snapshots()[-1].name
+    kept = {part: whole(run, part, before) for part in ("module", "optimizers")}
+    assert run_ranks(go_on, str(tmp_path), strategy, {}, 3, "strategy", processes=size) == [0] * size
+    begins = torch.load(tmp_path / f"begins-2-of-{size}.pt")
+    assert differences({**kept, "averages": averages(run, before)}, begins) == []
+
+
+def refuse(folder: str) -> None:
+    trainer = trainer_of("sharded", max_steps=3, accept_change=["strategy"])
+    with pytest.raises(NotExact, match="-g000001 was taken under a strategy without sharding"):
+        trainer.fit(Adaptive(), SampleData(3, 0), run=f"{folder}/run")
+
+
+def test_state_that_is_not_sharded_is_refused_by_strategies_that_shard(tmp_path: Path) -> None:
+    trainer_of("single", max_steps=2).fit(Adaptive(), SampleData(3, 0), run=str(tmp_path / "run"))
+    assert run_ranks(refuse, str(tmp_path), processes=2) == [0, 0]
+    assert SnapshotCatalog(Store.open(tmp_path / "run")).set_aside_reasons() == {}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -248,8 +248,14 @@ class ShardedTensors(Kind):
         """Fill a tensor in place, or return a new one that is placed as the module's weights are."""
         if "of" in node.state:
             return _restored_alias(restore, node, live, path)
-        before = _gradient_before(live)
-        target = _restored_rows(restore, node, live, path)
+        before, whole = _gradient_before(live), node.state["rows"]
+        if isinstance(whole, Tensor):  # this strategy does not shard
+            requires_grad = node.state.get("requires_grad", False)
+            value = nn.Parameter(whole, requires_grad) if node.state.get("parameter") else whole.detach()
+            value.requires_grad_(requires_grad)
+            target = _restored(restore, value, live, path, was_on_host=restore.memory.device.type == "cpu")
+        else:
+            target = _restored_rows(restore, node, live, path)
         return target if path in restore.stale else _restore_gradient(restore, node, target, before, path)
 
 
@@ -279,15 +285,15 @@ def _is_cut_alike(own: RowShard | None, rows: RowShard) -> bool:
 
 def _restored_alias(restore: "GraphRestore", node: Instance, live: Any, path: str) -> Any:
     base: Any = restore.find(node.state["of"].path)
-    if not is_distributed(base):
+    if not isinstance(base, Tensor):
         return restore.mark_stale(path, f"the memory of {node.state['of'].path}", live)
-    if is_distributed(live) and _start(live) == _start(base) and live.shape == base.shape:
+    if isinstance(live, Tensor) and _start(live) == _start(base) and live.shape == base.shape:
         return restore.record(live, path)
     return restore.record(base.detach(), path)
 
 
-def _start(tensor: "DTensor") -> int:
-    return cast("DTensor", tensor.detach()).to_local().data_ptr()
+def _start(tensor: Tensor) -> int:
+    return (cast("DTensor", tensor.detach()).to_local() if is_distributed(tensor) else tensor).data_ptr()
 
 
 def mark_device_tensors(tree: Any) -> Any:
