@@ -132,7 +132,12 @@ class LaneLoader(MapLoader):
         before = sum(min(start, order.limited(len(lane))) for lane in order.lanes.values())
         iterator = self._start_pass(epoch, start, end, before=before)
         for number in range(start, end):
-            read = {lane: self._next(iterator, number) for lane in order.at(number)}
+            read: dict[int, Any] = {}
+            weights: dict[int, Any] = {}
+            for lane in order.at(number):
+                read[lane] = self._next(iterator, number)
+                weights[lane] = self.weight
+            self.weight = weights
             self.at_end = number == end - 1
             if self.at_end:
                 self._end_pass()

@@ -41,6 +41,12 @@ def _batching_of(loader: DataLoader[Any]) -> str:
     return f"batch_size={batches.batch_size}, drop_last={batches.drop_last}" if type(batches) is BatchSampler else ""
 
 
+def _samples_of(items: list[Any]) -> int | None:
+    """Return the samples of a batch that the data set makes from one item: known if that is a list of indices."""
+    item = items[0]
+    return len(item) if type(item) is list and {*map(type, item)} == {int} else None
+
+
 class _BatchSampler:
     """The batch sampler: yields requests, from a position that is set before each pass."""
 
@@ -352,7 +358,7 @@ class MapLoader(ResumableLoader):
             batch = batch.batch
         indices = self._sampler.pending.popleft()
         self.last_samples = len(indices)
-        self.weight = None if self.source.batch_sampler is None else len(indices) - len(bad)
+        self.weight = _samples_of(indices) if self.source.batch_sampler is None else len(indices) - len(bad)
         return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
 
     def _next_answer(self, iterator: Iterator[Any], number: int) -> Any:

@@ -1,6 +1,6 @@
 """Logged values of a run in lanes, kept per lane and merged in the order of lanes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ class LaneLogger(MetricLogger):
     @contextmanager
     def lane(self, lane: int) -> Iterator[None]:
         """Assign values and updates of metrics in the block to `lane` alone."""
-        with self.metrics.lane(lane), self._in(lane):
+        with self.metrics.lane(lane), self._in(lane), self._batch_of(lane):
             yield
 
     @contextmanager
@@ -52,19 +52,36 @@ class LaneLogger(MetricLogger):
         finally:
             self._lane, self.pending = outer
 
+    @contextmanager
+    def _batch_of(self, lane: int) -> Iterator[None]:
+        """Assign values in the block to the lane's batch, if there are batches."""
+        batches, weights = self.batch, self.weight
+        if batches is not None:
+            known = weights.get(lane) if isinstance(weights, Mapping) else None
+            self.begin_batch(batches.get(lane), known)
+        try:
+            yield
+        finally:
+            self.begin_batch(batches, weights)
+
+    def samples(self) -> int:
+        """Return the number of samples of the current batches of all lanes of this rank."""
+        if self._lane is not None:
+            return super().samples()
+        total = 0
+        for lane in self.batch:
+            with self._in(lane), self._batch_of(lane):
+                total += super().samples()
+        return total
+
     def log(self, asked: LogRequest, value: Any, batch_size: int | None) -> None:
         """Add one value to the running lane, or else to all lanes that have a batch."""
         if self._lane is not None:
             super().log(asked, value, batch_size)
             return
-        whole = self.batch  # lane -> its batch; None outside of batches
-        try:
-            for lane in self._lanes.own if whole is None else whole:
-                self.batch = whole and whole[lane]
-                with self._in(lane):
-                    super().log(asked, value, batch_size)
-        finally:
-            self.batch = whole
+        for lane in self._lanes.own if self.batch is None else self.batch:  # lane -> its batch; None outside of batches
+            with self._in(lane), self._batch_of(lane):
+                super().log(asked, value, batch_size)
 
     def _gather_shares(self, share: Callable[[], Any]) -> list[Any]:
         """Return the result of `share` in every lane, in the order of lanes."""

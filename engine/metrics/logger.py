@@ -21,14 +21,17 @@ from midstride.engine.metrics.accumulator import (
 from midstride.engine.metrics.metric_log import MetricLog, column_of, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
 from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
-from midstride.engine.trees import known_samples, other_length, tensors_listed
+from midstride.engine.trees import ListForm, known_samples, list_form, other_length, samples_in
 
-__all__ = ["LogRequest", "LoggingStage", "MetricLogger", "PendingValues"]
+__all__ = ["LogRequest", "LoggingStage", "MetricLogger", "PendingValues", "Weight"]
 
 log = logging.getLogger(__name__)
 
 #: the running loop
 LoggingStage = Literal["train", "validate", "test", "predict"]
+
+#: a number of samples, or one for each lane; None if only the batch tells
+Weight = int | None | Mapping[int, int | None]
 
 #: the arguments of `TrainingModule.log`: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx
 LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
@@ -97,8 +100,8 @@ class MetricLogger:
 
     #: the current batch, for its number of samples; None between batches
     batch: Any = None
-    #: the number of its samples; None if only the batch tells
-    weight: int | None = None
+    #: the number of its samples, by lane outside of lanes; None if only the batch tells
+    weight: Weight = None
     #: the running loop; see `begin`
     stage: LoggingStage = "train"
     #: whether logged values are kept; see `muted`
@@ -131,8 +134,8 @@ class MetricLogger:
         self._has_warned = False
         #: samples of the batch by its form, once they are asked for
         self._counted: int | None = None
-        #: length of the list of tensors in the last batch, if any
-        self._listed: int | None = None
+        #: form of the list of tensors in the last batch, if any
+        self._listed: ListForm | None = None
 
     @property
     def rows(self) -> MetricLog:
@@ -152,7 +155,7 @@ class MetricLogger:
         self.closed = "predict" if stage == "predict" else closed
         self._targets.clear()
 
-    def begin_batch(self, batch: Any, weight: int | None = None) -> None:
+    def begin_batch(self, batch: Any, weight: Weight = None) -> None:
         """Assign values to `batch` from now on; `weight` is its number of samples, if known."""
         self.batch, self.weight, self._counted = batch, weight, None
 
@@ -175,8 +178,12 @@ class MetricLogger:
             if self._size == 1:
                 self.values[wanted.step] = value  # pyright: ignore[reportArgumentType]  # a number
         else:
-            weight = self.weight if batch_size is None else batch_size
+            weight: Any = self.weight if batch_size is None else batch_size
             self._accumulate(wanted, value, float(self._samples() if weight is None else weight))
+
+    def samples(self) -> int:
+        """Return the number of samples of the current batch, as far as loader or form tell it."""
+        return self.weight if isinstance(self.weight, int) else samples_in(self.batch)
 
     def _samples(self) -> int:
         """Return the samples of the batch by its form; warn once if its form leaves them open."""
@@ -194,14 +201,18 @@ class MetricLogger:
 
     def _doubt(self, samples: int | None) -> str | None:
         """Return the reason to doubt `samples`, counted by the form of the batch, or None."""
-        before, self._listed = self._listed, tensors_listed(self.batch)
+        before, self._listed = self._listed, list_form(self.batch)
         if samples is None:
             is_open = isinstance(self.batch, list) or hasattr(self.batch, "to")
             return f"1, since a {type(self.batch).__name__} does not tell its samples" if is_open else None
         if (other := other_length(self.batch, samples)) is not None:
             return f"its first tensor, of {samples} rows; another one has {other}"
-        if None not in (before, self._listed) and before != self._listed:
-            return f"its first tensor, of {samples} rows; lists around it have {before} and {self._listed}"
+        if before is None or self._listed is None or before == self._listed:
+            return None
+        if before.length != (length := self._listed.length):
+            return f"its first tensor, of {samples} rows; lists around it have {before.length} and {length}"
+        if None not in (before.rows, self._listed.rows):  # inputs and outputs, or samples that are padded
+            return f"its first tensor, of {samples} rows; it may be a list of {length} samples"
         return None
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from midstride.engine.errors import UserError
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.session.ending import Ending, EndReason
-from midstride.engine.trees import samples_in
 
 if TYPE_CHECKING:
     from midstride.engine.modules.interface import TrainerInterface
@@ -111,7 +110,7 @@ class Throughput(Callback):
         self, trainer: "TrainerInterface", module: "TrainingModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count a batch, and measure every few steps."""
-        self._counted += samples_in(batch) * trainer.world_size
+        self._counted += trainer.metric_logger.samples() * trainer.world_size
         self._counted_tokens += 0 if self._tokens is None else self._tokens(batch) * trainer.world_size
         if trainer.global_step - self._measured_at >= self.every_steps:
             self._measure(trainer)

@@ -156,7 +156,7 @@ class EvaluationLoop:
     def run_batch(self, batch: Any, index: int, number: int) -> Any:
         """Evaluate one batch of this rank, with its hooks; return the outputs of the step."""
         hooks, extra = self.context.hooks, self._extra(number)
-        self.context.metric_logger.begin_batch(batch, self.loaders[number].weight if self.lanes is None else None)
+        self.context.metric_logger.begin_batch(batch, self.loaders[number].weight)
         hooks.call(f"on_{self.prefix}_batch_start", batch, index, *extra)
         outputs = self.run_step(batch, index, number)
         hooks.call(f"on_{self.prefix}_batch_end", outputs, batch, index, *extra)

@@ -307,7 +307,7 @@ class FitLoop:
     def train_batch(self, batch: Any) -> None:
         """Train on one batch, and step at the end of an accumulation window."""
         progress, index = self.progress, self.progress.batch
-        self.context.metric_logger.begin_batch(batch, self.loader.weight if self._lanes is None else None)
+        self.context.metric_logger.begin_batch(batch, self.loader.weight)
         if self.checkpointer is not None:
             self._record(batch, index)
         for hook in self._on_batch_start:

@@ -12,7 +12,7 @@ import torch
 import torchmetrics
 from support.nets import Net
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 from midstride.engine import Trainer
 from midstride.engine.errors import EngineError, UserError
@@ -341,10 +341,18 @@ class Sequences(IterableDataset[Any]):
         return iter([packed(every[at : at + 4]) for at in (0, 4, 8)] if self.packs else every)
 
 
+class Bulk(Dataset[Any]):
+    """Reads the sequences of a list of indices at once."""
+
+    def __getitem__(self, indices: list[int]) -> Any:
+        return packed([torch.ones(index + 1) for index in indices])
+
+
 LOADERS = {
     "map-style": lambda: DataLoader([torch.ones(length) for length in range(1, 11)], 4, collate_fn=packed),  # type: ignore[arg-type,misc,var-annotated]
     "stream": lambda: DataLoader(Sequences(packs=False), 4, collate_fn=packed),
     "whole batches": lambda: DataLoader(Sequences(packs=True), None),
+    "a sampler of batches": lambda: DataLoader(Bulk(), None, sampler=BatchSampler(range(10), 4, drop_last=False)),
 }
 
 
@@ -361,6 +369,26 @@ def test_packed_batches_weigh_by_their_samples(kind: str, window: int, caplog: p
         assert trainer.callback_metrics[name] == pytest.approx(expected)
     warned = [record.getMessage() for record in caplog.records if "batch_size=" in record.getMessage()]
     assert len(warned) == (kind == "whole batches")
+
+
+class PackedInLanes(Packed):
+    """Logs in a hook, too, and counts samples there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = list[int]()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("hook", float(batch_idx), on_step=False, on_epoch=True)
+        self.counts.append(self.trainer.metric_logger.samples())
+
+
+def test_lanes_weigh_packed_batches_by_their_samples() -> None:
+    module, trainer = PackedInLanes(), Trainer(lanes=2, max_epochs=1, enable_progress_bar=False)
+    trainer.fit(module, LOADERS["map-style"](), LOADERS["map-style"]())
+    expected = {"train": (2 * 4 * 4 + 2 * 1) / 10, "validation": (2 * 4 * 4 + 2 * 1) / 10, "hook": 2 / 10}
+    assert {name: trainer.callback_metrics[name] for name in expected} == pytest.approx(expected)
+    assert module.counts == [8, 2]
 
 
 class Listed(Net):
@@ -382,6 +410,7 @@ class Foreign:
     ("batches", "doubt"),
     [
         ([[torch.zeros(3, 8, 8)] * 4, [torch.zeros(3, 8, 8)] * 2], "lists around it have 4 and 2"),
+        ([[torch.zeros(6, 8)] * 4, [torch.zeros(9, 8)] * 4], "it may be a list of 4 samples"),
         ([Foreign()], "a Foreign does not tell its samples"),
         ([[torch.zeros(4, 2), torch.zeros(4)], [torch.zeros(2, 2), torch.zeros(2)]], ""),
         ([["a", "b"], ["c"]], ""),
@@ -389,7 +418,16 @@ class Foreign:
         ([[torch.zeros(4, 2), torch.zeros(4)], {"x": torch.zeros(4, 2)}], ""),
         ([[torch.zeros(4, 2), torch.zeros(4)], [torch.zeros(4, 2), torch.zeros(4), torch.zeros(4)]], ""),
     ],
-    ids=["images", "a library's", "tensors", "texts", "pairs", "a dict now and then", "a mask now and then"],
+    ids=[
+        "images",
+        "padded sequences",
+        "a library's",
+        "tensors",
+        "texts",
+        "pairs",
+        "a dict now and then",
+        "a mask now and then",
+    ],
 )
 def test_a_form_that_leaves_the_samples_open_is_named(
     batches: list[Any], doubt: str, caplog: pytest.LogCaptureFixture
