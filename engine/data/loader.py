@@ -34,7 +34,7 @@ class ResumableLoader(ABC):
     #: number of samples of the last batch, however it packs them; None if only the batch tells
     last_samples: int | None = None
     #: the same for means of logged values, with lanes by lane; None as well if a sample may be a whole batch
-    weight: int | None | Mapping[int, int | None] = None
+    weight: int | Mapping[int, int | None] | None = None
     #: digest of the samples of the last batch and of their position in the epoch, for samples without indices
     last_mark: int | None = None
     #: whether a resume of the current pass would load a state of the data set

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LoggingStage = Literal["train", "validate", "test", "predict"]
 
 #: a number of samples, or one for each lane; None if only the batch tells
-Weight = int | None | Mapping[int, int | None]
+Weight = int | Mapping[int, int | None] | None
 
 #: the arguments of `TrainingModule.log`: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx
 LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
