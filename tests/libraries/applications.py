@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from chemprop import data as molecules
 from chemprop import models as chemprop
 from chemprop import nn as parts
@@ -14,6 +15,9 @@ from neuralforecast.models import NHITS
 from neuralforecast.tsdataset import TimeSeriesDataModule, TimeSeriesDataset
 from pytorch_forecasting import TemporalFusionTransformer
 from pytorch_forecasting import TimeSeriesDataSet as Windows
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader as GraphLoader
+from torchmdnet.module import LNNP
 
 SMILES = ["CCO", "CCN", "CCC", "CCCl", "c1ccccc1", "CC(=O)O", "CCBr", "COC", "CNC", "CC=O", "C1CCCCC1", "CCS"]
 
@@ -94,9 +98,31 @@ def forecasts() -> dict[str, Any]:
     return {"data": TimeSeriesDataModule(dataset, batch_size=1, valid_batch_size=3)}
 
 
+def potential() -> Any:
+    """Return torchmd-net's module for energies and forces, with smoothed losses."""
+    net = {"model": "tensornet", "embedding_dimension": 8, "num_layers": 1, "num_rbf": 4, "rbf_type": "expnorm"}
+    net |= {"trainable_rbf": False, "activation": "silu", "cutoff_lower": 0.0, "cutoff_upper": 4.5, "max_z": 10}
+    net |= {"max_num_neighbors": 8, "precision": 32, "equivariance_invariance_group": "O(3)", "atom_filter": -1}
+    net |= {"derivative": True, "prior_model": None, "output_model": "Scalar", "reduce_op": "add"}
+    fit = {"lr": 0.01, "weight_decay": 0.01, "lr_factor": 0.5, "lr_patience": 0, "lr_min": 1e-6, "lr_warmup_steps": 3}
+    fit |= {"y_weight": 1.0, "neg_dy_weight": 2.0, "ema_alpha_y": 0.9, "ema_alpha_neg_dy": 0.9}
+    return LNNP({**net, **fit, "load_model": None, "remove_ref_energy": False})
+
+
+def conformers() -> dict[str, Any]:
+    """Return loaders of 9 and 3 molecules of five atoms, with their energies and forces."""
+    atoms, places, forces = torch.tensor([6, 1, 1, 1, 1]), draws(12, 5, 3), draws(12, 5, 3, seed=1)
+    found = [
+        Data(z=atoms, pos=place, y=place.sum().view(1, 1), neg_dy=force)
+        for place, force in zip(places, forces, strict=True)
+    ]
+    return {"train": GraphLoader(found[:9], batch_size=3), "val": GraphLoader(found[9:], batch_size=3)}
+
+
 ROWS = {
     "chemprop": Row(property_model, compounds),
     "pytorch-forecasting": Row(transformer, window_loaders, {"gradient_clip_val": 0.1}, draws=True),
+    "torchmd-net": Row(potential, conformers),
     "darts": Row(lambda: darts()["model"], lambda: {"data": darts()["datamodule"]}, draws=True),
     "neuralforecast": Row(interpolating, forecasts, draws=True),
 }
