@@ -42,7 +42,7 @@ def _batching_of(loader: DataLoader[Any]) -> str:
 
 
 def _samples_of(items: list[Any]) -> int | None:
-    """Return the samples of a batch that the data set makes from one item: known if that is a list of indices."""
+    """Return the number of samples in a batch from one item, if it is a list of indices."""
     item = items[0]
     return len(item) if type(item) is list and {*map(type, item)} == {int} else None
 
