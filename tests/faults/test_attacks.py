@@ -94,6 +94,7 @@ def test_a_node_follows_no_launcher_without_its_secret(machines: Machines, marke
     machines.fit(nodes=2)
     port = machines.address.rpartition(":")[2]
     machines.launcher.kill()
+    machines.launcher.wait()
     impostor = start_attack("be_launcher", port, marker)
     try:
         assert impostor.stdout is not None

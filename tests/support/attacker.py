@@ -6,6 +6,7 @@ or why it has failed.
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -153,11 +154,23 @@ def guess_secret(port: str) -> str:
 def be_launcher(port: str, marker: str) -> str:
     """Listen where a launcher did, and tell every node that comes to make a file."""
     document = {"job": {"module": "os:system", "module_args": {"command": f"touch {marker}"}}, "store_port": 1}
-    connections = NodeConnections(socket.create_server(("127.0.0.1", int(port))), "a" * 64, document)
+    connections = NodeConnections(_taken(int(port)), "a" * 64, document)
     connections.publish(Plan(over=0))
     print("listens", flush=True)
     sys.stdin.read()
     return "done"
+
+
+def _taken(port: int) -> socket.socket:
+    """Listen at `port` as soon as processes of the killed launcher have left it."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def read_prefect(address: str) -> str:
