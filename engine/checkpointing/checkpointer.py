@@ -454,7 +454,7 @@ class Checkpointer:
     def _resharded(self, snapshot: Snapshot, trees: list[dict[str, Any]]) -> dict[str, Any]:
         """Return this rank's tree, merged from `trees` if they are those of all ranks of a snapshot."""
         world, was = self._context.world, snapshot.manifest["world_size"]
-        return trees[0] if was == world.size and len(trees) == 1 else reshard(self.parts, trees, world.rank)
+        return trees[0] if was == world.size else reshard(self.parts, trees, world.rank)
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:
         saved, world = manifest["facts"], self._context.world

@@ -126,8 +126,8 @@ class RunStore:
         """Return the snapshot to resume from, and trees in it; None for a fresh start.
 
         It is the newest one whose every byte was verified, each by one rank; others are set aside. The trees are this
-        rank's alone; or, in a world of another size or without the sharding of the old one, those of all old ranks,
-        with this rank's rows of sharded tensors.
+        rank's alone, with whole tensors in place of its rows if this strategy does not shard; or, in a world of another
+        size, those of all old ranks, with this rank's rows of sharded tensors.
 
         Args:
             resume: which snapshot.
@@ -173,7 +173,7 @@ class RunStore:
             NotExact: the strategy shards tensors that the snapshot has whole.
         """
         strategy, is_same_size = self._strategy, reader.world_size == self._strategy.world.size
-        is_sharded = reader.has_row_shards(strategy.world.rank if is_same_size else 0)
+        is_sharded = reader.has_sharded_weights(strategy.world.rank if is_same_size else 0)
         shards = isinstance(strategy, ShardsWeights)
         if shards and not is_sharded:
             raise NotExact(
@@ -182,6 +182,8 @@ class RunStore:
             )
         if is_same_size and is_sharded == shards:
             reader.plan(strategy.world.rank)
+        elif is_same_size:  # no part is merged: what differs between the ranks stays apart
+            reader.plan_whole(strategy.world.rank)
         else:
             rank, size = strategy.row_shard if isinstance(strategy, ModelParallel) else (0, 1)
             reader.plan_merged(rank, size, merged, as_tensors=not shards)

@@ -145,11 +145,12 @@ class TensorForms:
     def __init__(self, module: nn.Module, tensors: dict[str, Tensor], device: torch.device) -> None:
         self._module, self._device = module, device
         self._built = {name: _form(tensor) for name, tensor in tensors.items()}
+        self._cut = set[str]()  # names of restored tensors that were distributed, and are whole where no weight is
 
     def changed(self, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
         """Return the forms of `tensors` that are new or differ from their build."""
         changed = {name: tensor for name, tensor in tensors.items() if self._built.get(name) != _form(tensor)}
-        return {name: self._described(tensor) for name, tensor in changed.items()}
+        return {name: self._described(name, tensor) for name, tensor in changed.items()}
 
     def removed(self, tensors: dict[str, Tensor], layers: dict[str, nn.Module]) -> dict[str, str]:
         """Return how persistent buffers disappeared that were built and are not in `tensors`.
@@ -197,6 +198,8 @@ class TensorForms:
         """Replace the tensor `name` by zeros of the `form` from `changed`, unless it has that form."""
         owner, attribute = owner_and_attribute(self._module, name)
         value = self._zeros(form)
+        if form.get("cut"):
+            self._cut.add(name)
         tensor = named_tensors(self._module).get(name)
         if tensor is not None and _form(tensor) == _form(value, form["kind"]):
             return
@@ -210,14 +213,14 @@ class TensorForms:
             vars(owner).pop(attribute, None)  # a plain attribute of that name, such as None
             owner.register_parameter(attribute, nn.Parameter(value, requires_grad=form["requires_grad"]))
 
-    def _described(self, tensor: Tensor) -> dict[str, Any]:
+    def _described(self, name: str, tensor: Tensor) -> dict[str, Any]:
         kind, shape, dtype, strides, is_cut = _form(tensor)
         form = {"kind": kind, "shape": list(shape), "dtype": dtype, "requires_grad": tensor.requires_grad}
         if strides is not None:
             form["strides"] = list(strides)
         if tensor.is_cpu and self._device.type != "cpu":
             form["on_host"] = True
-        if is_cut:
+        if is_cut or name in self._cut:
             form["cut"] = True
         return form
 
@@ -227,8 +230,9 @@ class TensorForms:
         if "strides" in form:
             value = value.new_empty_strided(form["shape"], form["strides"]).zero_()
         if form.get("cut"):
-            like = next(filter(is_distributed, self._module.parameters()))
-            value = distributed_tensor(shard_rows(value, *shards_of(like)), like)
+            like = next(filter(is_distributed, self._module.parameters()), None)
+            if like is not None:
+                value = distributed_tensor(shard_rows(value, *shards_of(like)), like)
         return value
 
 

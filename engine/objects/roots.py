@@ -46,7 +46,7 @@ __all__ = [
 #: what the engine sets itself on a module, and torch on a recurrent layer: weak references to its weights
 _OURS = frozenset({"_trainer", "device", "_is_replica", "_compiled_call_impl", "_flat_weight_refs"}) | INTERNAL
 #: how the names begin under which torch's fully_shard and checkpoint keep state on modules; each attempt sets it up
-_COMPOSABLE = "__composable_api_state_key"
+_COMPOSABLE = ("__composable_api_state_key", "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 #: classes of tensors whose attributes are walked; other classes manage their attributes themselves
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _HOOKS = tuple(sorted(name for name in INTERNAL if name.endswith("_hooks")))
@@ -113,13 +113,22 @@ def module_roots(members: Members, quiet: "QuietOwners | None" = None) -> Iterat
             continue
         kind: type = type(submodule)
         ours, found = _ours(kind), attributes_of(submodule).items()
-        own = {name: value for name, value in found if name not in ours and not name.startswith(_COMPOSABLE)}
+        own = {name: value for name, value in found if name not in ours and not _is_of_sharding(name, value)}
         yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
         if hooks := module_hooks(submodule):
             yield Root("hooks", path, hooks)
     for name, tensor in (*members.parameters.items(), *members.buffers.items()):
         if not quiet.is_quiet_tensor(name, tensor):
             yield from _tensor_roots(name, tensor)
+
+
+def _is_of_sharding(name: str, value: object) -> bool:
+    """Return whether torch's sharding or checkpointing set the attribute, as it wraps steps."""
+    if name.startswith(_COMPOSABLE):
+        return True
+    function = value.__func__ if type(value) is types.MethodType else None
+    module = function.__globals__["__name__"] if isinstance(function, types.FunctionType) else ""
+    return module.startswith("torch.distributed.fsdp.")
 
 
 def _tensor_roots(name: str, tensor: Tensor) -> Iterator[Root]:

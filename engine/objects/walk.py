@@ -24,7 +24,7 @@ from midstride.engine.objects.kinds.table import describer_of, kind_of
 from midstride.engine.objects.kinds.tensors import has_memory
 from midstride.engine.objects.left_out import content_digest, is_large, is_shared
 from midstride.engine.state.object_nodes import Same, View, step
-from midstride.engine.state.row_shards import is_distributed, row_shard_of
+from midstride.engine.state.row_shards import is_distributed, row_shard_of, start_of
 from midstride.engine.state.torch_internals import is_view_of_one
 
 if TYPE_CHECKING:
@@ -266,13 +266,13 @@ class GraphWalk:
 
     def weight_at(self, rows: Tensor) -> str | None:
         """Return the name of the parameter whose rows on this rank are `rows`, in the same memory."""
-        return self._rows.get((rows.data_ptr(), rows.shape)) if rows.numel() else None
+        return self._rows.get((start, rows.shape)) if (start := start_of(rows)) else None
 
     @cached_property
     def _rows(self) -> dict[tuple[int, torch.Size], str]:
         weights = {name: tensor for name, tensor in self._tensors.items() if is_distributed(tensor)}
         shards = ((name, row_shard_of(tensor)) for name, tensor in weights.items())
-        return {(shard.rows.data_ptr(), shard.rows.shape): name for name, shard in shards if shard is not None}
+        return {(start_of(shard.rows), shard.rows.shape): name for name, shard in shards if shard is not None}
 
 
 def _view(

@@ -67,10 +67,10 @@ class SnapshotReader:
         self._planned: list[_PlannedTree] = []
         self._found: dict[int, StoredTensors] = {}  # by rank
 
-    def has_row_shards(self, rank: int) -> bool:
-        """Return whether the tree that `rank` gave has rows of sharded tensors."""
+    def has_sharded_weights(self, rank: int) -> bool:
+        """Return whether the tree that `rank` gave has rows of sharded weights."""
         with damaged_on_error(f"{self.where}/{self._snapshot.stem(rank)}.json"):
-            return bool(self._tensors_of(rank).shards)
+            return any(place[0] == "module" for place in self._tensors_of(rank).shards)
 
     def plan(self, rank: int, parts: Collection[str] | None = None) -> None:
         """Plan the tree that `rank` gave, or these parts of it.
@@ -83,6 +83,22 @@ class SnapshotReader:
             raise SnapshotError(f"snapshot {name} was taken by {size} ranks, it has no files of rank {rank}")
         with damaged_on_error(f"{self.where}/{self._snapshot.stem(rank)}.json"):
             self._plan(rank, parts, {})
+
+    def plan_whole(self, rank: int) -> None:
+        """Plan the tree that `rank` gave, with whole tensors in place of its row shards.
+
+        Raises:
+            NotExact: the ranks do not hold all rows of a tensor.
+        """
+        ranks = range(self.world_size)
+        with damaged_on_error(self.where):
+            self._open(ranks)
+            places = [self._tensors_of(old).shards for old in ranks]
+            whole: dict[int, RowShard | Tensor] = {}
+            for place, node in places[rank].items():
+                held = [found[place] for found in places if place in found]
+                whole[id(node)] = self._shard(place, node, held, 0, 1).rows
+            self._plan(rank, None, whole)
 
     def plan_merged(
         self,
@@ -188,7 +204,7 @@ class SnapshotReader:
 
         Args:
             place: of the node in every tree.
-            node: of rank 0.
+            node: of one rank.
             held: nodes of all old ranks.
             rank: in the new world.
             size: number of shards in the new world.
@@ -201,7 +217,7 @@ class SnapshotReader:
         except NotExact as error:
             raise NotExact(
                 f"{self.where}: {'/'.join(map(str, place))}, a distributed tensor of {shape}, cannot be assembled "
-                f"for {size} ranks: {error}. Resume with {world}."
+                f"from those of the ranks: {error}. Resume with {world} ranks and the strategy of the snapshot."
             ) from error
         key = (
             wanted,
@@ -388,9 +404,6 @@ def read_weights(store: Store, weights: Snapshot, rows: tuple[int, int] = (0, 1)
         NotExact: the ranks do not hold all rows of a tensor.
     """
     reader = SnapshotReader(store, weights)
-    if reader.world_size == 1:
-        whole: dict[str, Any] = read(store, weights, 0)
-        return whole
     reader.plan_merged(*rows, (), as_tensors=rows[1] == 1)
     reader.read()
     found: dict[str, Any] = reader.trees()[0]

@@ -27,6 +27,7 @@ __all__ = [
     "rows_of_rank",
     "shard_rows",
     "shards_of",
+    "start_of",
     "whole_tensor",
 ]
 
@@ -135,6 +136,11 @@ def row_shard_of(tensor: "DTensor") -> RowShard | None:
     rank, size = shards_of(tensor)
     each = -(-len(tensor) // size)
     return RowShard(cast("DTensor", tensor.detach()).to_local(), min(rank * each, len(tensor)), tuple(tensor.shape))
+
+
+def start_of(rows: Tensor) -> int:
+    """Return the address of a rank's rows; of no rows, that of the padding in their place."""
+    return rows.data_ptr() if rows.numel() else rows.untyped_storage().data_ptr()
 
 
 def distributed_tensor(shard: RowShard, like: "DTensor") -> "DTensor":

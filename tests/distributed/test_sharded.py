@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,9 +20,11 @@ from safetensors.torch import load_file
 from support.limit import LIMIT_S
 from support.snapshot_files import flip
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader, Dataset
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from midstride.engine import Callback, Trainer, TrainingModule
 from midstride.engine.errors import EngineError, NotExact, SnapshotDamaged
@@ -231,6 +234,117 @@ def test_a_strategy_that_does_not_shard_continues_with_whole_tensors(
     assert run_ranks(go_on, str(tmp_path), strategy, {}, 3, "strategy", processes=size) == [0] * size
     begins = torch.load(tmp_path / f"begins-2-of-{size}.pt")
     assert differences({**kept, "averages": averages(run, before)}, begins) == []
+
+
+class Stream(IterableDataset[Tensor]):
+    """Reads the shard of its rank, and saves which one that is, and its position."""
+
+    def __init__(self) -> None:
+        self.first, self.position = -1, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.first = 100 * dist.get_rank() if self.first < 0 else self.first
+        while self.position < 20:
+            self.position += 1
+            yield torch.full((4,), float(self.first + self.position))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"first": self.first, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first, self.position = state["first"], state["position"]
+
+
+class Apart(TrainingModule):
+    """Reads and counts otherwise on each rank. Of `last`, the third rank has no rows."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.count, self.read = 0, list[tuple[float, ...]]()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.count += 1 + self.global_rank
+        self.read.append((batch[0, 0].item(), torch.rand(()).item(), self.count))
+        output: Tensor = self.last(self.first(batch))
+        return output.square().mean()
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        if "average" not in self._buffers:
+            self.register_buffer("average", self.last.weight.detach().clone())
+            self.alias, self.chosen = self.last.weight.detach(), self.write
+
+    def on_train_end(self) -> None:
+        self.chosen()
+
+    def write(self) -> None:
+        parts = [
+            tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in (self.alias, self.last.weight)
+        ]
+        addresses = {part.untyped_storage().data_ptr() for part in parts}
+        found = {"read": self.read, "average": gathered(self.average).tolist(), "memories": len(addresses)}
+        Path(self.folder, f"{self.global_rank}.json").write_text(json.dumps(found))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Stream(), batch_size=2)
+
+
+def go_apart(folder: str, strategy: str, steps: int, *accepted: str) -> None:
+    logging.getLogger("midstride").addHandler(logging.FileHandler(f"{folder}/warnings-of-{strategy}"))
+    trainer_of(strategy, max_steps=steps, accept_change=accepted).fit(Apart(folder), run=f"{folder}/run")
+
+
+def test_each_rank_continues_with_its_own_state_without_sharding(tmp_path: Path) -> None:
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "resumed"
+    undisturbed.mkdir()
+    folder.mkdir()
+    assert run_ranks(go_apart, str(undisturbed), "sharded", 4, processes=3) == [0] * 3
+    assert run_ranks(go_apart, str(folder), "sharded", 2, processes=3) == [0] * 3
+    assert run_ranks(go_apart, str(folder), "ddp", 4, "strategy", processes=3) == [0] * 3
+    wanted, found = (
+        [json.loads((at / f"{rank}.json").read_text()) for rank in range(3)] for at in (undisturbed, folder)
+    )
+    assert wanted == found
+    assert [(len(one["read"]), one["read"][3][0], one["memories"]) for one in found] == [
+        (4, 7.0, 1), (4, 107.0, 1), (4, 207.0, 1)
+    ]  # fmt: skip
+    warnings = (folder / "warnings-of-ddp").read_text()
+    assert "strategy differs, as accepted" in warnings
+    assert "gone" not in warnings
+
+
+class Tabled(Tangled):
+    """Keeps a distributed tensor, whose weights are whole."""
+
+    def setup(self, stage: str) -> None:
+        mesh = init_device_mesh("cpu", (self.trainer.world_size,))
+        self.table = distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)])
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        self.table.to_local().add_(1 + self.global_rank)
+
+
+def go_tabled(folder: str, steps: int) -> None:
+    module = Tabled()
+    trainer_of("ddp", max_steps=steps).fit(module, SampleData(3, 0), run=f"{folder}/run")
+    Path(folder, f"{module.global_rank}.json").write_text(json.dumps(module.table.to_local().tolist()))
+
+
+def test_a_distributed_tensor_beside_whole_weights_resumes(tmp_path: Path) -> None:
+    for steps in (2, 3):
+        assert run_ranks(go_tabled, str(tmp_path), steps, processes=2) == [0, 0]
+    tables = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert tables == [[[3.0, 3.0]] * 2, [[6.0, 6.0]] * 2]
+
+
+def test_weights_that_one_process_sharded_are_whole(tmp_path: Path) -> None:
+    assert run_ranks(go_on, str(tmp_path), "sharded", {}, 1, processes=1) == [0]
+    module = Adaptive.load_from_checkpoint(str(tmp_path / "run" / "last"))
+    assert differences(whole(tmp_path / "run", "module"), dict(module.state_dict())) == []
 
 
 def refuse(folder: str) -> None:

@@ -19,6 +19,7 @@ from midstride.engine.state.row_shards import (
     distributed_tensor,
     is_distributed,
     row_shard_of,
+    start_of,
 )
 from midstride.engine.state.tensors import other_kind
 from midstride.engine.state.torch_internals import flipped
@@ -250,6 +251,7 @@ class ShardedTensors(Kind):
             return _restored_alias(restore, node, live, path)
         before, whole = _gradient_before(live), node.state["rows"]
         if isinstance(whole, Tensor):  # this strategy does not shard
+            restore.mark_changed()
             requires_grad = node.state.get("requires_grad", False)
             value = nn.Parameter(whole, requires_grad) if node.state.get("parameter") else whole.detach()
             value.requires_grad_(requires_grad)
@@ -287,13 +289,15 @@ def _restored_alias(restore: "GraphRestore", node: Instance, live: Any, path: st
     base: Any = restore.find(node.state["of"].path)
     if not isinstance(base, Tensor):
         return restore.mark_stale(path, f"the memory of {node.state['of'].path}", live)
+    if not is_distributed(base):
+        restore.mark_changed()
     if isinstance(live, Tensor) and _start(live) == _start(base) and live.shape == base.shape:
         return restore.record(live, path)
     return restore.record(base.detach(), path)
 
 
 def _start(tensor: Tensor) -> int:
-    return (cast("DTensor", tensor.detach()).to_local() if is_distributed(tensor) else tensor).data_ptr()
+    return start_of(cast("DTensor", tensor.detach()).to_local() if is_distributed(tensor) else tensor)
 
 
 def mark_device_tensors(tree: Any) -> Any:
