@@ -87,7 +87,7 @@ class ModuleStructure:
         self._shared.apply(state_dict)
 
 
-def _version_of(members: Members) -> tuple[int, tuple[list[Any], ...]] | None:
+def _version_of(members: Members) -> tuple[int, list[tuple[list[Any], ...]]] | None:
     """Return the version of `members`, addresses and forms of tensors; None if some lack them."""
     if not _PLAIN.issuperset(map(type, members.tensors)):
         return None

@@ -36,7 +36,7 @@ class _Block:
     kind: type
     names: list[list[Any]]
     entries: list[TensorEntry]
-    columns: tuple[list[Any], ...]
+    columns: list[tuple[list[Any], ...]]
     document: KnownDocument
     inner: list[Any]
 

@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 _ALIGN_BYTES = 16  # no element is larger
+#: tensors whose facts are read together
+_TENSORS_AT_ONCE = 256
 
 
 #: dtype -> its name in a safetensors file; tensors of other dtypes are written as bytes
@@ -112,8 +114,15 @@ def form_of(tensor: Tensor) -> tuple[Any, ...]:
     )
 
 
-def columns_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
-    """Return addresses and forms of many tensors as lists, one for each fact, in little time."""
+def columns_of(tensors: Sequence[Tensor]) -> list[tuple[list[Any], ...]]:
+    """Return addresses and forms of many tensors as lists, one for each fact, in little time.
+
+    All facts of some tensors follow each other, while these are in the processor's cache.
+    """
+    return [_columns(tensors[start : start + _TENSORS_AT_ONCE]) for start in range(0, len(tensors), _TENSORS_AT_ONCE)]
+
+
+def _columns(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
     dtypes, requires_grad = [tensor.dtype for tensor in tensors], [tensor.requires_grad for tensor in tensors]
     complex_ones = tensors if any(dtype.is_complex for dtype in {*dtypes}) else ()  # no others can be conjugate
     computed = tensors if True in requires_grad else ()  # no others have a grad_fn
@@ -178,9 +187,8 @@ class Layout:
     """Mapping from a tree's tensors to a file's, reused for later snapshots if it fits."""
 
     def __init__(self, leaves: Leaves) -> None:
-        self._paths = [entry.path for entry in leaves.entries]
-        self._forms = [entry.form for entry in leaves.entries]
-        self._starts = [entry.start for entry in leaves.entries]
+        #: entries of the leaves that last fitted
+        self._entries = leaves.entries
         spans = [_Span(tensor) for tensor in leaves.tensors]
         lengths = [span.end - span.start for span in spans]
         self._notes: list[dict[str, Any]] = [{} for _ in spans]
@@ -203,16 +211,26 @@ class Layout:
 
     def fits(self, leaves: Leaves) -> bool:
         """Return True if `leaves` have the paths, layouts and shared memory of this layout's."""
-        if self._paths != [entry.path for entry in leaves.entries]:
+        if len(leaves.entries) != len(self._entries):
             return False
-        if self._forms != [entry.form for entry in leaves.entries]:
+        pairs = self._changed(leaves)
+        if any(entry.path != before.path or entry.form != before.form for entry, before in pairs):
             return False
-        starts = [entry.start for entry in leaves.entries]
-        return starts == self._starts or (self._shares_alike(starts) and not self._overlaps_anew(starts))
+        if any(entry.start != before.start for entry, before in pairs):
+            starts = [entry.start for entry in leaves.entries]
+            if not self._shares_alike(starts) or self._overlaps_anew(starts):
+                return False
+        return True
+
+    def _changed(self, leaves: Leaves) -> list[tuple[TensorEntry, TensorEntry]]:
+        """Return the entries that are other objects than those before, with these."""
+        return [
+            (entry, before) for entry, before in zip(leaves.entries, self._entries, strict=True) if entry is not before
+        ]
 
     def _shares_alike(self, starts: Sequence[int]) -> bool:
         """Return True if leaves with shared memory have the same relative addresses."""
-        return all(starts[number] == self._starts[number] for number in self._sharing)
+        return all(starts[number] == self._entries[number].start for number in self._sharing)
 
     def _overlaps_anew(self, starts: Sequence[int]) -> bool:
         """Return whether leaves of different regions share memory, as new tensors may do."""
@@ -226,6 +244,7 @@ class Layout:
         for leaf, note in zip(leaves.entries, self._notes, strict=True):
             if "name" not in leaf.entry:
                 leaf.entry.update(note)
+        self._entries = leaves.entries
 
 
 def is_freed(tensor: Tensor) -> bool:
