@@ -8,7 +8,7 @@ import copy
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +16,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 __all__ = [
-    "ListForm",
     "convert",
     "is_state_leaf",
     "items_of",
     "known_samples",
-    "list_form",
     "map_leaves",
     "move",
     "named_leaves",
     "other_length",
     "rebuilt",
     "samples_in",
+    "tensors_listed",
     "to_host",
 ]
 
@@ -180,27 +179,12 @@ def other_length(batch: Any, samples: int) -> int | None:
     return None
 
 
-class ListForm(NamedTuple):
-    """The form of a list of tensors, which may be samples, or the columns of a batch.
-
-    Args:
-        length: number of tensors.
-        rows: rows of each, if all have one shape, of two or more dimensions, and one type; else None.
-    """
-
-    length: int
-    rows: int | None
-
-
-def list_form(batch: Any) -> ListForm | None:
-    """Return the form of the first list in `batch` of tensors of one rank."""
+def tensors_listed(batch: Any) -> int | None:
+    """Return the length of the first list in `batch` of tensors of one rank."""
     items = items_of(batch) or []
     if type(batch) in (list, tuple) and items and all(isinstance(item, Tensor) for item in items):
-        if len({item.ndim for item in items}) != 1:
-            return None
-        is_alike = len(items) > 1 and items[0].ndim > 1 and len({(item.shape, item.dtype) for item in items}) == 1
-        return ListForm(len(items), len(items[0]) if is_alike else None)
-    return next((found for item in items if (found := list_form(item)) is not None), None)
+        return len(items) if len({item.ndim for item in items}) == 1 else None
+    return next((found for item in items if (found := tensors_listed(item)) is not None), None)
 
 
 def _is_list_of_samples(batch: Any) -> bool:

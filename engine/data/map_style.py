@@ -41,12 +41,6 @@ def _batching_of(loader: DataLoader[Any]) -> str:
     return f"batch_size={batches.batch_size}, drop_last={batches.drop_last}" if type(batches) is BatchSampler else ""
 
 
-def _samples_of(items: list[Any]) -> int | None:
-    """Return the number of samples in a batch from one item, if it is a list of indices."""
-    item = items[0]
-    return len(item) if type(item) is list and {*map(type, item)} == {int} else None
-
-
 class _BatchSampler:
     """The batch sampler: yields requests, from a position that is set before each pass."""
 
@@ -358,8 +352,15 @@ class MapLoader(ResumableLoader):
             batch = batch.batch
         indices = self._sampler.pending.popleft()
         self.last_samples = len(indices)
-        self.weight = _samples_of(indices) if self.source.batch_sampler is None else len(indices) - len(bad)
+        self.weight = self._weight_of(indices, bad)
         return batch, indices if self._has_numbers or {*map(type, indices)} == {int} else None
+
+    def _weight_of(self, indices: list[Any], bad: Sequence[BadSample]) -> int | None:
+        """Return the number of samples in a batch; None if one item may stand for several."""
+        if self.source.batch_sampler is not None:
+            return len(indices) - len(bad)
+        is_batch = isinstance(self.source.sampler, BatchSampler) and isinstance(indices[0], list)
+        return len(indices[0]) if is_batch else None
 
     def _next_answer(self, iterator: Iterator[Any], number: int) -> Any:
         if self._in_main:

@@ -69,7 +69,7 @@ class LaneLogger(MetricLogger):
         if self._lane is not None:
             return super().samples()
         total = 0
-        for lane in self.batch:
+        for lane in self.batch or ():
             with self._in(lane), self._batch_of(lane):
                 total += super().samples()
         return total

@@ -21,7 +21,7 @@ from midstride.engine.metrics.accumulator import (
 from midstride.engine.metrics.metric_log import MetricLog, column_of, merge_shares
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_metric
 from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
-from midstride.engine.trees import ListForm, known_samples, list_form, other_length, samples_in
+from midstride.engine.trees import known_samples, other_length, samples_in, tensors_listed
 
 __all__ = ["LogRequest", "LoggingStage", "MetricLogger", "PendingValues", "Weight"]
 
@@ -134,8 +134,8 @@ class MetricLogger:
         self._has_warned = False
         #: samples of the batch by its form, once they are asked for
         self._counted: int | None = None
-        #: form of the list of tensors in the last batch, if any
-        self._listed: ListForm | None = None
+        #: length of the list of tensors in the last batch, if any
+        self._listed: int | None = None
 
     @property
     def rows(self) -> MetricLog:
@@ -201,18 +201,14 @@ class MetricLogger:
 
     def _doubt(self, samples: int | None) -> str | None:
         """Return the reason to doubt `samples`, counted by the form of the batch, or None."""
-        before, self._listed = self._listed, list_form(self.batch)
+        before, self._listed = self._listed, tensors_listed(self.batch)
         if samples is None:
             is_open = isinstance(self.batch, list) or hasattr(self.batch, "to")
             return f"1, since a {type(self.batch).__name__} does not tell its samples" if is_open else None
         if (other := other_length(self.batch, samples)) is not None:
             return f"its first tensor, of {samples} rows; another one has {other}"
-        if before is None or self._listed is None or before == self._listed:
-            return None
-        if before.length != (length := self._listed.length):
-            return f"its first tensor, of {samples} rows; lists around it have {before.length} and {length}"
-        if None not in (before.rows, self._listed.rows):  # inputs and outputs, or samples that are padded
-            return f"its first tensor, of {samples} rows; it may be a list of {length} samples"
+        if None not in (before, self._listed) and before != self._listed:
+            return f"its first tensor, of {samples} rows; lists around it have {before} and {self._listed}"
         return None
 
     def _log_metric(self, asked: LogRequest, wanted: LogTarget, metric: Any) -> bool:

@@ -25,7 +25,7 @@ from midstride.engine.world import World
 
 #: batches of four samples in an epoch of each rank
 BATCHES = 4
-#: steps between snapshots of a life that no other goes on from
+#: steps between snapshots of a life that no later one resumes
 NEVER = 1000
 #: number of ranks -> step and phase in which each run dies: within its first pass, or its second one
 DEATHS = {1: (3, "backward"), 2: (7, "fetch")}

@@ -371,6 +371,20 @@ def test_packed_batches_weigh_by_their_samples(kind: str, window: int, caplog: p
     assert len(warned) == (kind == "whole batches")
 
 
+class Ranges(Dataset[Any]):
+    """Reads the samples between two bounds at once."""
+
+    def __getitem__(self, bounds: list[int]) -> Any:
+        count = bounds[1] - bounds[0]
+        return {"values": torch.ones(count), "lengths": torch.ones(count)}
+
+
+def test_a_pair_of_numbers_from_a_sampler_is_no_batch_of_two() -> None:
+    trainer = Trainer(max_epochs=1, enable_progress_bar=False)
+    trainer.fit(Packed(), DataLoader(Ranges(), None, sampler=[[0, 4], [4, 8], [8, 10]]))
+    assert trainer.callback_metrics["train"] == pytest.approx((2 * 4 * 4 + 2 * 2) / 10)
+
+
 class PackedInLanes(Packed):
     """Logs in a hook, too, and counts samples there."""
 
@@ -410,7 +424,7 @@ class Foreign:
     ("batches", "doubt"),
     [
         ([[torch.zeros(3, 8, 8)] * 4, [torch.zeros(3, 8, 8)] * 2], "lists around it have 4 and 2"),
-        ([[torch.zeros(6, 8)] * 4, [torch.zeros(9, 8)] * 4], "it may be a list of 4 samples"),
+        ([[torch.zeros(4, 8), torch.zeros(4, 8)], [torch.zeros(2, 8), torch.zeros(2, 8)]], ""),
         ([Foreign()], "a Foreign does not tell its samples"),
         ([[torch.zeros(4, 2), torch.zeros(4)], [torch.zeros(2, 2), torch.zeros(2)]], ""),
         ([["a", "b"], ["c"]], ""),
@@ -420,7 +434,7 @@ class Foreign:
     ],
     ids=[
         "images",
-        "padded sequences",
+        "inputs and outputs",
         "a library's",
         "tensors",
         "texts",

@@ -1,4 +1,4 @@
-"""Tests of what is told of functions: their closures, partials, bound and dispatching methods."""
+"""Tests of the values that functions hold: in closures, partials, bound and dispatching methods."""
 
 from collections.abc import Callable
 from functools import partial, reduce, singledispatchmethod
