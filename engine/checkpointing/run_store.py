@@ -174,19 +174,19 @@ class RunStore:
         """
         strategy, is_same_size = self._strategy, reader.world_size == self._strategy.world.size
         is_sharded = reader.has_sharded_weights(strategy.world.rank if is_same_size else 0)
-        shards = isinstance(strategy, ShardsWeights)
-        if shards and not is_sharded:
+        if isinstance(strategy, ShardsWeights) and not is_sharded:
             raise NotExact(
                 f"{reader.where} was taken under a strategy without sharding, and {strategy.name} cannot shard its "
                 "state. Resume with the former strategy, or start a new run and load the weights of this one."
             )
-        if is_same_size and is_sharded == shards:
-            reader.plan(strategy.world.rank)
-        elif is_same_size:  # no part is merged: what differs between the ranks stays apart
+        becomes_whole = is_sharded and not isinstance(strategy, ModelParallel)
+        if not is_same_size:
+            rank, size = strategy.row_shard if isinstance(strategy, ModelParallel) else (0, 1)
+            reader.plan_merged(rank, size, merged, as_tensors=becomes_whole)
+        elif becomes_whole:  # no part is merged: what differs between the ranks stays apart
             reader.plan_whole(strategy.world.rank)
         else:
-            rank, size = strategy.row_shard if isinstance(strategy, ModelParallel) else (0, 1)
-            reader.plan_merged(rank, size, merged, as_tensors=not shards)
+            reader.plan(strategy.world.rank)
 
     def _read(
         self,
