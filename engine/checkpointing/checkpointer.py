@@ -452,9 +452,9 @@ class Checkpointer:
         return [name for name, part in self.parts.items() if isinstance(part, Reshardable)]
 
     def _resharded(self, snapshot: Snapshot, trees: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return this rank's tree, merged from `trees` if they are those of all ranks of a snapshot."""
-        world, was = self._context.world, snapshot.manifest["world_size"]
-        return trees[0] if was == world.size else reshard(self.parts, trees, world.rank)
+        """Return this rank's tree, merged from all trees of a snapshot with other ranks."""
+        world = self._context.world
+        return trees[0] if snapshot.manifest["world_size"] == world.size else reshard(self.parts, trees, world.rank)
 
     def _check(self, manifest: dict[str, Any], where: str) -> None:
         saved, world = manifest["facts"], self._context.world

@@ -23,7 +23,7 @@ from midstride.engine.metrics.torchmetrics_state import TorchmetricsState, is_me
 from midstride.engine.metrics.values import NOT_TAKEN, has_number, number, numbers_in, of_batch, warn_not_taken
 from midstride.engine.trees import known_samples, other_length, samples_in, tensors_listed
 
-__all__ = ["LogRequest", "LoggingStage", "MetricLogger", "PendingValues", "Weight"]
+__all__ = ["LogRequest", "LoggingStage", "MetricLogger", "PendingValues"]
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LoggingStage = Literal["train", "validate", "test", "predict"]
 
 #: a number of samples, or one for each lane; None if only the batch tells
-Weight = int | Mapping[int, int | None] | None
+_Weight = int | Mapping[int, int | None] | None
 
 #: the arguments of `TrainingModule.log`: name, on_step, on_epoch, prog_bar, sync_dist, reduce_fx, add_dataloader_idx
 LogRequest = tuple[str, bool | None, bool | None, bool, bool, str, bool]
@@ -101,7 +101,7 @@ class MetricLogger:
     #: the current batch, for its number of samples; None between batches
     batch: Any = None
     #: the number of its samples, by lane outside of lanes; None if only the batch tells
-    weight: Weight = None
+    weight: _Weight = None
     #: the running loop; see `begin`
     stage: LoggingStage = "train"
     #: whether logged values are kept; see `muted`
@@ -155,7 +155,7 @@ class MetricLogger:
         self.closed = "predict" if stage == "predict" else closed
         self._targets.clear()
 
-    def begin_batch(self, batch: Any, weight: Weight = None) -> None:
+    def begin_batch(self, batch: Any, weight: _Weight = None) -> None:
         """Assign values to `batch` from now on; `weight` is its number of samples, if known."""
         self.batch, self.weight, self._counted = batch, weight, None
 

@@ -90,10 +90,8 @@ class SnapshotReader:
         Raises:
             NotExact: the ranks do not hold all rows of a tensor.
         """
-        ranks = range(self.world_size)
         with damaged_on_error(self.where):
-            self._open(ranks)
-            places = [self._tensors_of(old).shards for old in ranks]
+            places = self._places()
             whole: dict[int, RowShard | Tensor] = {}
             for place, node in places[rank].items():
                 held = [found[place] for found in places if place in found]
@@ -123,8 +121,7 @@ class SnapshotReader:
         """
         ranks = range(self.world_size)
         with damaged_on_error(self.where):
-            self._open(ranks)
-            places = [self._tensors_of(old).shards for old in ranks]
+            places = self._places()
             cut: list[dict[int, RowShard | Tensor]] = [{} for _ in ranks]
             for place, node in places[0].items():
                 if of_first is not None and place[0] not in of_first:
@@ -135,6 +132,12 @@ class SnapshotReader:
                     cut[old][id(one)] = shard.rows if as_tensors else shard
             for old in ranks:
                 self._plan(old, parts if old else of_first, cut[old])
+
+    def _places(self) -> list[Mapping[tuple[str | int, ...], dict[str, Any]]]:
+        """Return the nodes of row shards in the tree of each rank, by their places."""
+        ranks = range(self.world_size)
+        self._open(ranks)
+        return [self._tensors_of(old).shards for old in ranks]
 
     @property
     def world_size(self) -> int:
