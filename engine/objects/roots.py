@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from operator import is_
 from typing import Any
 
@@ -105,9 +105,7 @@ def module_roots(members: Members, quiet: "QuietOwners | None" = None) -> Iterat
         quiet: owners that are left out while their attributes are as they were.
     """
     quiet = QuietOwners() if quiet is None else quiet
-    for path, submodule in members.modules.items():
-        if quiet.is_quiet_module(path, submodule):
-            continue
+    for path, submodule in quiet.loud_modules(members.modules):
         if is_metric(submodule):  # what else it holds is in a part of its own
             yield Root("metrics", path, objects_in(submodule), submodule, is_setup=True)
             continue
@@ -117,9 +115,8 @@ def module_roots(members: Members, quiet: "QuietOwners | None" = None) -> Iterat
         yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
         if hooks := module_hooks(submodule):
             yield Root("hooks", path, hooks)
-    for name, tensor in (*members.parameters.items(), *members.buffers.items()):
-        if not quiet.is_quiet_tensor(name, tensor):
-            yield from _tensor_roots(name, tensor)
+    for name, tensor in quiet.loud_tensors(chain(members.parameters.items(), members.buffers.items())):
+        yield from _tensor_roots(name, tensor)
 
 
 def _is_of_sharding(name: str, value: object) -> bool:
@@ -175,30 +172,39 @@ class QuietOwners:
             layers, {name: kind for name, kind in self._tensors.items() if f"tensors/{name}" not in paths}
         )
 
-    def is_quiet_module(self, path: str, module: nn.Module) -> bool:
-        """Return whether the layer at `path` has no hooks, and the same attributes as before."""
+    def loud_modules(self, modules: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
+        """Return the layers that are not recorded, have hooks, or have other attributes than before."""
+        return [(path, module) for path, module in modules.items() if not self._is_quiet(path, module)]
+
+    def _is_quiet(self, path: str, module: nn.Module) -> bool:
         known, own = self._layers.get(path), vars(module)
         if known is None or type(module) is not known[0] or [*own] != known[1]:
             return False
         return all(map(is_, map(own.get, known[2]), known[3])) and not any(map(own.get, _HOOKS))
 
-    def is_quiet_tensor(self, name: str, tensor: Tensor) -> bool:
-        """Return whether the tensor has no attributes and no hooks, as before."""
-        if self._tensors.get(name) is not type(tensor) or vars(tensor):
-            return False
-        return not (getattr(tensor, _TENSOR_HOOKS[0]) or getattr(tensor, _TENSOR_HOOKS[1], None))
+    def loud_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """Return the tensors that are not recorded, or have attributes or hooks now."""
+        known, (hooks, grad_hooks) = self._tensors, _TENSOR_HOOKS
+        return [
+            (name, tensor)
+            for name, tensor in tensors
+            if known.get(name) is not type(tensor)
+            or vars(tensor)
+            or getattr(tensor, hooks)
+            or getattr(tensor, grad_hooks, None)
+        ]
 
 
 class EveryOwner(QuietOwners):
     """Every layer and tensor counts as quiet: for walks in data alone."""
 
-    def is_quiet_module(self, path: str, module: nn.Module) -> bool:
-        """Return True."""
-        return True
+    def loud_modules(self, modules: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
+        """Return none."""
+        return []
 
-    def is_quiet_tensor(self, name: str, tensor: Tensor) -> bool:
-        """Return True."""
-        return True
+    def loud_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """Return none."""
+        return []
 
 
 def _is_small_and_plain(value: object) -> bool:

@@ -229,8 +229,11 @@ class GraphWalk:
 
     @cached_property
     def _storages(self) -> dict[int, str]:
-        strided = {name: tensor for name, tensor in self._tensors.items() if has_memory(tensor)}
-        return {tensor.untyped_storage().data_ptr(): name for name, tensor in strided.items()}
+        return {
+            tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size(): name  # sooner than by its storage
+            for name, tensor in self._tensors.items()
+            if has_memory(tensor)
+        }
 
     def view(self, tensor: Tensor) -> View | None:
         """Return `tensor` as a view of a parameter's memory; None if it is not in any."""

@@ -77,7 +77,7 @@ class OptimizerList:
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Restore the parameters that training added to each optimizer, then its state."""
-        parameters = dict(self._module.named_parameters())
+        parameters = ModuleIndex.of(self._module).now().parameters
         for number, (optimizer, trained) in enumerate(zip(self._optimizers, self._trained, strict=True)):
             if (moved := state_dict.get("moved", {}).get(str(number))) is not None:
                 trained.move(optimizer, moved)
@@ -139,10 +139,8 @@ def _in_parts(state: Any) -> Any:
         names, context = whole.__tensor_flatten__()
         parts = {name: _in_parts(getattr(whole, name)) for name in names}
         return {_KIND: kind_name(type(whole)), "parts": parts, "context": context}
-    if type(state) is not dict:
+    if type(state) is not dict or _WHOLE.issuperset(map(type, state.values())):  # many, at each snapshot
         return state
-    if _WHOLE.issuperset(map(type, state.values())):  # many, at each snapshot
-        return dict(state)
     return {key: _in_parts(value) for key, value in state.items()}
 
 
@@ -264,8 +262,8 @@ def _describe(returned: Any) -> str:
 
 def lazy_tensors(module: nn.Module) -> str:
     """Return a message on parameters and buffers of `module` without a shape; "" without any."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    members = ModuleIndex.of(module).now()
+    lazy = [name for name, tensor in (members.parameters | members.buffers).items() if is_lazy(tensor)]
     if not lazy:
         return ""
     return (
@@ -314,6 +312,7 @@ class TrainedParameters:
         self._known = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.groups = len(optimizer.param_groups)  #: number of first groups
         self._built = self._names(optimizer)
+        self._as_built = self._version_of(optimizer)
 
     def moved(self, optimizer: Optimizer) -> Names | None:
         """Return the names of the parameters in these groups; None if they are unchanged.
@@ -321,7 +320,10 @@ class TrainedParameters:
         Raises:
             UserError: a new one is not a parameter of the module: no resumed run could find it.
         """
+        if (version := self._version_of(optimizer)) == self._as_built:
+            return None
         if (now := self._names(optimizer)) == self._built:
+            self._as_built = version
             return None
         known = {id(parameter) for parameter in self._known}
         for group in optimizer.param_groups[: self.groups]:
@@ -330,7 +332,7 @@ class TrainedParameters:
 
     def move(self, optimizer: Optimizer, names: Names) -> None:
         """Let an optimizer train the parameters of these names; its state is restored afterwards."""
-        parameters = dict(self._module.named_parameters())
+        parameters = self._index.now().parameters
         if len(names) < self.groups:  # training removed the others and added none
             del optimizer.param_groups[len(names) :]
         for group, before, after in zip(optimizer.param_groups, self._names(optimizer), names, strict=False):
@@ -346,7 +348,7 @@ class TrainedParameters:
         Raises:
             UserError: one of them is not a parameter of the module.
         """
-        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        names = {id(parameter): name for name, parameter in self._index.now().parameters.items()}
         if strange := [tuple(parameter.shape) for parameter in parameters if id(parameter) not in names]:
             raise UserError(
                 f"{self._title} got a group of parameters in training, and one of shape {strange[0]} is not the "
@@ -360,6 +362,11 @@ class TrainedParameters:
         copy = nn.Parameter(parameter.detach().clone())
         self._known.append(copy)
         return copy
+
+    def _version_of(self, optimizer: Optimizer) -> tuple[int, list[list[int]]]:
+        """Return what the names depend on: the version of the module's members, and the ids of the parameters."""
+        groups = optimizer.param_groups[: self.groups]
+        return self._index.now().version, [[*map(id, group["params"])] for group in groups]
 
     def _names(self, optimizer: Optimizer) -> Names:
         names = {id(parameter): name for name, parameter in self._index.now().parameters.items()}

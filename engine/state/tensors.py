@@ -74,10 +74,17 @@ class TensorEntry:
 
 @dataclass(slots=True)
 class Leaves:
-    """The tensors found in a tree, and an entry for each; they may require gradients."""
+    """The tensors found in a tree, and an entry for each; they may require gradients.
+
+    Args:
+        entries: an entry for each of `tensors`.
+        tensors: as they were found.
+        runs: number of the first leaf -> entries of an earlier encoding that are here as they were.
+    """
 
     entries: list[TensorEntry] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
+    runs: dict[int, list[TensorEntry]] = field(default_factory=dict)
 
     def add(self, path: str, tensor: Tensor, entry: dict[str, Any]) -> None:
         """Add a tensor that was found at `path`, with its entry in the document."""
@@ -86,6 +93,7 @@ class Leaves:
 
     def extend(self, entries: list[TensorEntry], tensors: list[Tensor]) -> None:
         """Add tensors that have entries already."""
+        self.runs[len(self.entries)] = entries
         self.entries += entries
         self.tensors += tensors
 
@@ -118,6 +126,9 @@ def columns_of(tensors: Sequence[Tensor]) -> list[tuple[list[Any], ...]]:
     """Return addresses and forms of many tensors as lists, one for each fact, in little time.
 
     All facts of some tensors follow each other, while these are in the processor's cache.
+
+    Raises:
+        RuntimeError: a tensor has no strides or no address, as a sparse one.
     """
     return [_columns(tensors[start : start + _TENSORS_AT_ONCE]) for start in range(0, len(tensors), _TENSORS_AT_ONCE)]
 
@@ -132,7 +143,6 @@ def _columns(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
         [tensor.stride() for tensor in tensors],
         dtypes,
         [tensor.device for tensor in tensors],
-        [tensor.layout for tensor in tensors],
         [type(tensor) for tensor in tensors],
         requires_grad,
         [tensor.grad_fn is None for tensor in computed],
@@ -187,8 +197,10 @@ class Layout:
     """Mapping from a tree's tensors to a file's, reused for later snapshots if it fits."""
 
     def __init__(self, leaves: Leaves) -> None:
-        #: entries of the leaves that last fitted
-        self._entries = leaves.entries
+        #: the leaves that were last completed, without their tensors
+        self._entries: list[TensorEntry] = []
+        self._runs: dict[int, list[TensorEntry]] = {}
+        self._starts = np.zeros(len(leaves.entries), np.int64)
         spans = [_Span(tensor) for tensor in leaves.tensors]
         lengths = [span.end - span.start for span in spans]
         self._notes: list[dict[str, Any]] = [{} for _ in spans]
@@ -207,44 +219,55 @@ class Layout:
         self._full = np.flatnonzero(lengths)
         self._sizes, self._regions = np.array(lengths, np.int64)[self._full], np.array(region_of)[self._full]
         #: numbers of the leaves that share memory with others
-        self._sharing = [number for region in self.regions if len(region.members) > 1 for number in region.members]
+        sharing = [number for region in self.regions if len(region.members) > 1 for number in region.members]
+        self._sharing = np.array(sharing, np.intp)
+        self.complete(leaves)
 
     def fits(self, leaves: Leaves) -> bool:
         """Return True if `leaves` have the paths, layouts and shared memory of this layout's."""
         if len(leaves.entries) != len(self._entries):
             return False
-        pairs = self._changed(leaves)
-        if any(entry.path != before.path or entry.form != before.form for entry, before in pairs):
-            return False
-        if any(entry.start != before.start for entry, before in pairs):
-            starts = [entry.start for entry in leaves.entries]
-            if not self._shares_alike(starts) or self._overlaps_anew(starts):
+        moved: dict[int, int] = {}
+        for number in self._new(leaves):
+            entry, before = leaves.entries[number], self._entries[number]
+            if entry.path != before.path or entry.form != before.form:
                 return False
-        return True
+            if entry.start != before.start:
+                moved[number] = entry.start
+        if not moved:
+            return True
+        starts = self._starts.copy()
+        starts[[*moved]] = [*moved.values()]
+        return self._shares_alike(starts) and not self._overlaps_anew(starts)
 
-    def _changed(self, leaves: Leaves) -> list[tuple[TensorEntry, TensorEntry]]:
-        """Return the entries that are other objects than those before, with these."""
-        return [
-            (entry, before) for entry, before in zip(leaves.entries, self._entries, strict=True) if entry is not before
-        ]
+    def _new(self, leaves: Leaves) -> list[int]:
+        """Return the numbers of the leaves outside the runs that were in the same place before."""
+        new, start = list[int](), 0
+        for first, entries in leaves.runs.items():
+            if self._runs.get(first) is entries:
+                new += range(start, first)
+                start = first + len(entries)
+        return [*new, *range(start, len(leaves.entries))]
 
-    def _shares_alike(self, starts: Sequence[int]) -> bool:
-        """Return True if leaves with shared memory have the same relative addresses."""
-        return all(starts[number] == self._entries[number].start for number in self._sharing)
+    def _shares_alike(self, starts: "np.ndarray[Any, Any]") -> bool:
+        """Return True if leaves with shared memory have the same addresses."""
+        return np.array_equal(starts[self._sharing], self._starts[self._sharing])
 
-    def _overlaps_anew(self, starts: Sequence[int]) -> bool:
+    def _overlaps_anew(self, starts: "np.ndarray[Any, Any]") -> bool:
         """Return whether leaves of different regions share memory, as new tensors may do."""
-        begins = np.array(starts, np.int64)[self._full]
+        begins = starts[self._full]
         order = np.argsort(begins, kind="stable")
         ends = np.maximum.accumulate((begins + self._sizes)[order])
         return bool(((begins[order][1:] < ends[:-1]) & (np.diff(self._regions[order]) != 0)).any())
 
     def complete(self, leaves: Leaves) -> None:
         """Write into new entries where the bytes of their leaves are."""
-        for leaf, note in zip(leaves.entries, self._notes, strict=True):
-            if "name" not in leaf.entry:
-                leaf.entry.update(note)
-        self._entries = leaves.entries
+        for number in self._new(leaves):
+            leaf = leaves.entries[number]
+            self._starts[number] = leaf.start
+            if "name" not in leaf.entry:  # an old one may be being written
+                leaf.entry.update(self._notes[number])
+        self._entries, self._runs = leaves.entries, leaves.runs
 
 
 def is_freed(tensor: Tensor) -> bool:
@@ -270,11 +293,10 @@ def other_kind(tensor: Tensor) -> str | None:
 
 
 def stage(leaves: Leaves) -> dict[str, Tensor]:
-    """Copy all `leaves` to new CPU memory. Return the copies by name and complete their entries."""
+    """Copy all `leaves` to new CPU memory and complete their entries. Return the copies by name."""
     if not leaves.tensors:  # as in most states of loaders, which may be taken after each batch
         return {}
     layout = Layout(leaves)
-    layout.complete(leaves)
     staged = {}
     for region in layout.regions:
         memory = torch.zeros(region.nbytes, dtype=torch.uint8)

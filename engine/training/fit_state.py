@@ -107,7 +107,8 @@ def state_parts(context: FitContext, objects: Objects, hook_changes: HookChanges
 
 def devices_of(context: EvaluationContext) -> list[torch.device]:
     """Return this rank's devices: the strategy's, then others that hold parameters."""
-    return [*dict.fromkeys([*context.strategy.devices, *(p.device for p in context.module.parameters())])]
+    parameters = ModuleIndex.of(context.module).now().parameters.values()
+    return [*dict.fromkeys([*context.strategy.devices, *(parameter.device for parameter in parameters)])]
 
 
 def _own_state(source: object) -> list[DataModule]:

@@ -11,23 +11,25 @@ from midstride.engine.formatting import format_names
 from midstride.engine.modules.callbacks import Callback
 from midstride.engine.modules.module import TrainingModule, has_step
 from midstride.engine.modules.monitors import Monitor
+from midstride.engine.state.module_index import ModuleIndex
 
 __all__ = ["check_gradients", "idle_evaluation", "layers_in_eval_mode", "untrained_parameters"]
 
 
 def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> list[str]:
     """Return messages on foreign parameters in optimizers, and parameters in no optimizer."""
-    own = {id(parameter): name for name, parameter in module.named_parameters()}
+    parameters = ModuleIndex.of(module).now().parameters
+    own = {*map(id, parameters.values())}
     given = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     name = type(module).__name__
     lines = []
-    if strange := len(given - set(own)):
+    if strange := len(given - own):
         lines.append(
             f"{strange} of {len(given)} parameters in the optimizers are not the module's: the weights of {name} do "
             "not hold them. Make their layer an attribute of the module, and build the optimizers from "
             "self.parameters() in configure_optimizers"
         )
-    trains = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    trains = {name: p for name, p in parameters.items() if p.requires_grad}
     if left := [path for path, parameter in trains.items() if id(parameter) not in given]:
         lines.append(
             f"{len(left)} of {len(trains)} parameters of {name} that collect gradients are in no optimizer and do not "
@@ -38,7 +40,7 @@ def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> 
 
 def layers_in_eval_mode(module: nn.Module) -> list[str]:
     """Return a message on layers of `module` in eval mode, which stay in it during training."""
-    layers = dict(module.named_modules())
+    layers = ModuleIndex.of(module).now().modules
     still = [path for path, layer in layers.items() if not layer.training]
     if not still:
         return []

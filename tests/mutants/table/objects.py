@@ -7,7 +7,7 @@ OBJECTS = [
     Mutant("members that were moved keep their names", "_Names.members",
         "contents.facts != self._facts", "False",
         "test_members_are_those_of_torch"),
-    Mutant("hooks of a layer of a library are not seen", "QuietOwners.is_quiet_module",
+    Mutant("hooks of a layer of a library are not seen", "QuietOwners._is_quiet",
         "not any(map(own.get, _HOOKS))", "True",
         "objects/test_quiet_owners.py::test_a_change_between_two_snapshots_is_seen[a hook]"),
     Mutant("the structure is looked at once", "ModuleStructure.state_dict",
