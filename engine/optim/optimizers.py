@@ -364,7 +364,7 @@ class TrainedParameters:
         return copy
 
     def _version_of(self, optimizer: Optimizer) -> tuple[int, list[list[int]]]:
-        """Return what the names depend on: the version of the module's members, and the ids of the parameters."""
+        """Return the version of the module's members and the ids of the parameters; with both, the names stay."""
         groups = optimizer.param_groups[: self.groups]
         return self._index.now().version, [[*map(id, group["params"])] for group in groups]
 
