@@ -364,7 +364,10 @@ class TrainedParameters:
         return copy
 
     def _version_of(self, optimizer: Optimizer) -> tuple[int, list[list[int]]]:
-        """Return the version of the module's members and the ids of the parameters; with both, the names stay."""
+        """Return the version of the module's members and the ids of the parameters.
+
+        While they stay, the names stay.
+        """
         groups = optimizer.param_groups[: self.groups]
         return self._index.now().version, [[*map(id, group["params"])] for group in groups]
 
