@@ -159,6 +159,7 @@ IN_RANKS = (
     "pytest",
     "support.lean_torchmetrics",
     "torch.distributed.run",
+    "torch.profiler._cupti_monitor",
     "torchmetrics",
 )
 

@@ -39,6 +39,7 @@ _MOST_ITEMS = 10_000
 #: largest number of lines of one value
 _MOST_LINES = 10_000
 _NOT_STATE = INTERNAL | {"_trainer"}
+_MAIN_GENERATORS = frozenset(map(id, MAIN_GENERATORS))
 _CONTAINERS = (dict, list, tuple, deque)
 #: types that are described by their name
 _NAMED = (type, types.ModuleType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType)
@@ -85,7 +86,7 @@ def differing_lines(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) 
 def _walk(
     name: str, value: Any, depth: int, seen: dict[int, object], into: Callable[[Any], bool] = lambda item: True
 ) -> Iterator[tuple[str, str]]:
-    if any(value is kept for kept in MAIN_GENERATORS):
+    if id(value) in _MAIN_GENERATORS:
         return
     if (told := _describe(value)) is not None:
         yield name, told
@@ -128,6 +129,8 @@ def _parts(iterator: Any) -> Sequence[Any]:
 
 def _describe(value: Any) -> str | None:
     """Return a short description of `value`; None if only its items can be described."""
+    if isinstance(value, types.FunctionType):  # first: most of what a training refers to are functions
+        return " ".join(filter(None, (kind_text(value.__module__, value.__qualname__), code_digest(value))))
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
@@ -151,8 +154,6 @@ def _describe_position(value: Any) -> str | None:
         return _describe_file(value)
     if isinstance(value, ContextVar):
         return repr(value.get(None))
-    if isinstance(value, types.FunctionType):
-        return " ".join(filter(None, (kind_text(value.__module__, value.__qualname__), code_digest(value))))
     if isinstance(value, _NAMED):
         return kind_text(getattr(value, "__module__", None), getattr(value, "__qualname__", value.__name__))
     if isinstance(value, Cached):

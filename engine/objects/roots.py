@@ -410,12 +410,31 @@ def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
     for setting in _SETTINGS:
         yield f"torch.{setting.__name__}()", str(setting())
     modules = user_modules(classes)
-    sources = ["".join(linecache.getlines(getattr(module, "__file__", None) or "")) for module in modules]
+    sources = [_source_of(module) for module in modules]
+    variables = tuple(os.environ)
+    named = frozenset[str]().union(*(_named_in(source, variables) for source in sources))
     for name, value in os.environ.items():
-        if any(name in source for source in sources):  # libraries set others, which no training step reads
+        if name in named:  # libraries set others, which no training step reads
             yield f"environment variable {name}", xxhash.xxh3_64_hexdigest(value.encode(errors="surrogateescape"))[:6]
     functions = (_functions_of_libraries(*of) for of in zip(modules, sources, strict=True))
     yield from {name: function for found in functions for name, function in found}.items()
+
+
+#: file -> its lines, as `linecache` has them, and its text: asked at many snapshots
+_texts: dict[str, tuple[list[str], str]] = {}
+
+
+def _source_of(module: types.ModuleType) -> str:
+    file = getattr(module, "__file__", None) or ""
+    lines = linecache.getlines(file)
+    if file not in _texts or _texts[file][0] is not lines:
+        _texts[file] = lines, "".join(lines)
+    return _texts[file][1]
+
+
+@lru_cache(maxsize=256)
+def _named_in(source: str, names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in names if name in source)
 
 
 def _functions_of_libraries(module: types.ModuleType, source: str) -> Iterator[tuple[str, object]]:

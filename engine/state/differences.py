@@ -78,6 +78,10 @@ class Placed(StandIn):
         return form_of(mine) == form_of(value) and mine.data_ptr() == value.data_ptr() != 0
 
 
+#: to ask whether they are mappings takes longer than to compare them
+_LEAVES = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
 def differences(a: object, b: object) -> list[str]:
     """Return one line for each difference of `a` and `b`: the path, and both values in short.
 
@@ -130,7 +134,7 @@ def _walk(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
     elif isinstance(a, Tensor):
         if not _same_tensor(a, b):
             yield path, _brief(a), _brief(b)
-    elif isinstance(a, Mapping):
+    elif type(a) not in _LEAVES and isinstance(a, Mapping):
         yield from _walk_mapping(a, b, path)
     elif isinstance(a, Instance) and (a.form, a.kind) == (b.form, b.kind):
         yield from _walk_instance(a, b, path)

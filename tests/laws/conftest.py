@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from laws.lives import LAYOUTS, Setting, live
 
-#: no boundary is so late, so what is left are the snapshots of each epoch's end
-_NEVER = {"snapshots": {"every_steps": 1000}}
+from midstride.engine.session.replay_plan import NEVER
 
 
 def _undisturbed(setting: Setting) -> Setting:
     """Return a setting that must end with the same bits, and takes fewer snapshots."""
-    options = {**LAYOUTS[setting.layout], **setting.options, **_NEVER}
+    options = {**LAYOUTS[setting.layout], **setting.options, "snapshots": {"every_steps": NEVER}}
     return replace(setting, layout="plain", options=options)
 
 

@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from midstride.engine import Trainer, TrainingModule
 from midstride.engine.fault_injection import FaultPlan
+from midstride.engine.session.replay_plan import NEVER
 from midstride.engine.world import World
 
 #: batches of four samples in an epoch of each rank
 BATCHES = 4
-#: steps between snapshots of a life that no later one resumes
-NEVER = 1000
 #: number of ranks -> step and phase in which each run dies: within its first pass, or its second one
 DEATHS = {1: (3, "backward"), 2: (7, "fetch")}
 
@@ -213,6 +212,7 @@ def of_torchdata(*, nodes: bool) -> Any:
     return made.Loader(made.Batcher(made.MapStyleWrapper(Numbers(mine()), sampler), 4))
 
 
+#: in an order in which those that share their samples among nodes have an even number: it is of two ranks
 ROWS: dict[str, Callable[[Path], Any]] = {
     "map-style": lambda _: DataLoader(Numbers(), 4, shuffle=True, num_workers=2),
     "iterable": lambda _: DataLoader(Stream(), 4, num_workers=2),
@@ -227,13 +227,13 @@ ROWS: dict[str, Callable[[Path], Any]] = {
     "timm, prefetching": lambda _: Ahead(DataLoader(Numbers(mine()), 4, shuffle=True, num_workers=1)),
     "timm, several epochs": lambda _: Forever(DataLoader(Numbers(mine()), 4, shuffle=True)),
     "DALI": lambda _: Pipeline(),
-    "PyG": lambda _: Neighbours(),
-    "a class with state": lambda _: Stated(),
-    "a generator function": lambda _: lambda: iter(DataLoader(Numbers(mine()), 4, shuffle=True)),
-    "datasets, map-style": lambda _: of_datasets(),
     "datasets, streaming": lambda _: of_datasets(streaming=True),
+    "PyG": lambda _: Neighbours(),
     "webdataset": of_webdataset,
+    "a class with state": lambda _: Stated(),
     "accelerate, dispatching": lambda _: of_accelerate(),
+    "datasets, map-style": lambda _: of_datasets(),
+    "a generator function": lambda _: lambda: iter(DataLoader(Numbers(mine()), 4, shuffle=True)),
     "torchdata": lambda _: of_torchdata(nodes=False),
     "torchdata, nodes": lambda _: of_torchdata(nodes=True),
 }
@@ -278,15 +278,15 @@ def train(name: str, folder: Path, every_steps: int) -> None:
     (folder / f"{world.rank}.json").write_text(json.dumps(module.seen))
 
 
-def live_all(folder: Path) -> None:
-    """Give every row its lives on one rank and on two; how they ended goes to a file."""
+def live_all(folder: Path, cells: list[tuple[str, int]]) -> None:
+    """Give every cell, a row and a number of ranks, its lives; how they ended goes to a file."""
     warnings.simplefilter("ignore")
     for library in ("accelerate", "datasets", "webdataset"):
         importlib.import_module(library)  # here, and not in each life
     for name in World().environment:
         os.environ.pop(name, None)
     tars(folder)
-    for name, ranks in itertools.product(ROWS, DEATHS):
+    for name, ranks in cells:
         if find_spec(LIBRARIES.get(name, "torch")) is None:
             continue
         told: dict[str, Any] = {}

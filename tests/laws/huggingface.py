@@ -9,11 +9,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from laws.lightning.lives import NEVER, life
+from laws.lightning.lives import life
 
 from midstride.engine import Trainer, World
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.seeds import seed_everything
+from midstride.engine.session.replay_plan import NEVER
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/huggingface"
 #: where each run dies, on which rank: once in a step, once in a validation

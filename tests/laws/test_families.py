@@ -1,6 +1,7 @@
-"""Loaders of every family, killed within a pass on one rank and on two, give what they give undisturbed."""
+"""Loaders of every family, killed within a pass on one rank or on two, give what they give undisturbed."""
 
 import json
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,23 @@ from midstride.engine.testing import run_ranks
 LIVES = ("killed", "undisturbed")
 
 
+def cells(config: pytest.Config) -> list[tuple[str, int]]:
+    """Return rows with numbers of ranks: in turn, or all of them."""
+    return [*(product(ROWS, DEATHS) if config.getoption("--laws") == "all" else zip(ROWS, cycle(DEATHS), strict=False))]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize(("name", "ranks"), cells(metafunc.config))
+
+
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the lives of all rows."""
+def lives(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """Return the folder of the lives of all cells."""
     folder: Path = tmp_path_factory.mktemp("families")
-    assert run_ranks(live_all, folder, timeout_s=600.0) == [0]
+    assert run_ranks(live_all, folder, cells(pytestconfig), timeout_s=600.0) == [0]
     return folder
 
 
-@pytest.mark.parametrize("ranks", DEATHS)
-@pytest.mark.parametrize("name", ROWS)
 def test_a_loader_of_each_family_continues_within_its_passes(name: str, ranks: int, lives: Path) -> None:
     if not (told := lives / f"{name} {ranks}.json").exists():
         pytest.skip("its library is not installed")

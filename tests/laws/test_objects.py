@@ -29,7 +29,8 @@ from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.state.differences import differences
 from midstride.engine.testing import final_state, run_ranks
 
-importlib.import_module("torch._dynamo")  # the first optimizer would, in each process anew: seconds
+for module in ("torch._dynamo", "torch.profiler._cupti_monitor", "support.huge_pages"):
+    importlib.import_module(module)  # the first optimizer would, in each process anew: seconds
 
 
 def in_a_process(act: Callable[[], object]) -> int:

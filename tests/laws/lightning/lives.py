@@ -14,9 +14,8 @@ import torch
 from midstride.engine import Trainer
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.processes.child_processes import ChildProcesses
+from midstride.engine.session.replay_plan import NEVER
 
-#: steps between snapshots of a life that no later one resumes
-NEVER = 1000
 #: where each run dies: once in a step, once in an epoch's end
 DEATHS = ((4, "fetch"), (6, "epoch_end"))
 
