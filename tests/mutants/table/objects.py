@@ -125,7 +125,7 @@ OBJECTS = [
         'return f"{path} (key {index})"', 'return f"{path} (a key)"',
         "test_a_resumed_run_has_the_objects_of_the_run_before[Keyed]"),
     Mutant("the environment is not compared", "process_state",
-        "any(name in source for source in sources)", "False",
+        "name in named", "False",
         "test_state_that_cannot_be_restored_is_named_before_a_resume[InEnvironment]"),
     Mutant("functions of libraries are not compared", "_functions_of_libraries",
         "isinstance(found, types.BuiltinFunctionType | types.FunctionType)", "False",
