@@ -49,9 +49,6 @@ class ClosesMosaic(Small):
         transform.transforms[0].p, transform.transforms[0].mode = step % 3, augment.Mode.EDGE
         transform.transforms[1] = augment.Slotted(0.3 * step)
 
-    def train_dataloader(self) -> Any:
-        return self.loader
-
 
 class ClosesMosaicForWorkers(ClosesMosaic):
     workers = 1

@@ -95,9 +95,6 @@ class Forked(Small):
             Rows(), 8, shuffle=True, num_workers=1, collate_fn=torch.stack, persistent_workers=self.persistent
         )
 
-    def train_dataloader(self) -> Any:
-        return self.loader
-
     def factor(self, batch: Tensor) -> Any:
         rows: Any = self.loader.dataset
         rows.scale *= 1.3
@@ -137,9 +134,6 @@ class TellsStream(Small):
 
     def stream(self) -> Any:
         return Told()
-
-    def train_dataloader(self) -> Any:
-        return self.loader
 
     def factor(self, batch: Tensor) -> Any:
         told: Any = self.loader.dataset
@@ -289,9 +283,6 @@ class Recollated(Small):
     def build(self) -> None:
         self.loader = DataLoader(Rows(), 8, shuffle=True, collate_fn=partial(scaled_by, by=1.0))
 
-    def train_dataloader(self) -> Any:
-        return self.loader
-
     def factor(self, batch: Tensor) -> Any:
         before: Any = self.loader.collate_fn
         self.loader.collate_fn = partial(scaled_by, by=before.keywords["by"] * 1.5)
@@ -313,9 +304,6 @@ class Levelled(Small):
     def __init__(self, level: float = 1.0) -> None:
         super().__init__()
         self.loader = DataLoader(LevelRows(level), 4, shuffle=True)
-
-    def train_dataloader(self) -> Any:
-        return self.loader
 
     def factor(self, batch: Tensor) -> Any:
         rows: Any = self.loader.dataset

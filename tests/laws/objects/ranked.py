@@ -25,9 +25,6 @@ class Told(Small):
         self.seen = [0.0]
         self.register_buffer("told", torch.zeros(2))
 
-    def train_dataloader(self) -> Any:
-        return self.loader
-
     def factor(self, batch: Tensor) -> Any:
         rank = self.trainer.global_rank
         rows: Any = self.loader.dataset
@@ -134,9 +131,6 @@ class StagedBesideItsLoader(Small):
 
     def training_step_end(self, outputs: Tensor, batch: Any) -> Tensor:
         return outputs.square().mean()
-
-    def train_dataloader(self) -> Any:
-        return self.loader
 
 
 #: name -> the module, options of the Trainer, and the words in which it is named; none if it comes back

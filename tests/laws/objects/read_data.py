@@ -168,9 +168,6 @@ class ClosesAnew(Small):
     def build(self) -> None:
         self.loader = DataLoader(self.data(), self.samples, collate_fn=scaled_by([1.0]))
 
-    def train_dataloader(self) -> Any:
-        return self.loader
-
     def factor(self, batch: Tensor) -> Any:
         collate: Any = self.loader.collate_fn
         self.loader.collate_fn = scaled_by([*collate.__closure__[0].cell_contents, 0.5])

@@ -25,7 +25,9 @@ class Rows(Dataset[Tensor]):
 
 
 class Small(TrainingModule):
-    """Trains a layer; each row adds to its loss what it keeps."""
+    """Trains a layer; each row adds to its loss what it keeps, and may have a loader."""
+
+    loader: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,4 +48,4 @@ class Small(TrainingModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
     def train_dataloader(self) -> Any:
-        return DataLoader(Rows(), 4, shuffle=True)
+        return self.loader if hasattr(self, "loader") else DataLoader(Rows(), 4, shuffle=True)
