@@ -5,6 +5,7 @@ import signal
 import sys
 from types import FrameType
 
+from midstride.engine.processes.forked_program import end_with
 from midstride.engine.processes.lifetime import PARENT, children, signal_all
 from midstride.engine.processes.preload import preload
 from midstride.engine.session.private_file import AnonymousFile
@@ -42,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

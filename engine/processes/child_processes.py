@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn
 
 from midstride.engine.processes.environment import hash_seed_set
+from midstride.engine.processes.forked_program import flush_files
 from midstride.engine.processes.lifetime import die_with, signal_all
 
 __all__ = ["ChildProcesses", "end_within"]
@@ -24,8 +25,9 @@ class ChildProcesses:
     They run inside the `with` block; whatever ends the block ends them. If this process is killed, they end too.
 
     Args:
-        target: the function. When it returns, its process flushes its output and exits with 0, without tearing
-            down what it inherited; after a SystemExit with its code, after any other exception with 1 and a traceback.
+        target: the function. When it returns, its process flushes its output and open files and exits with 0, without
+            tearing down what it inherited; after a SystemExit with its code, after any other exception with 1 and a
+            traceback.
         arguments: of the call; pickled, unless processes are forked.
         environments: the whole environment of each process; there are as many processes.
         method: as `multiprocessing` starts a process.
@@ -105,6 +107,7 @@ def _run(starter: int, environment: dict[str, str], target: Callable[..., object
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        flush_files()
         os._exit(code if isinstance(code, int) else 1)
 
 

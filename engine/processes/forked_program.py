@@ -2,16 +2,19 @@
 
 import atexit
 import gc
+import io
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
-__all__ = ["ForkedProgram", "end_process", "end_with", "take_environment"]
+__all__ = ["ForkedProgram", "end_process", "end_with", "flush_files", "take_environment"]
 
 #: signals for which a process that forks may have handlers; no such handler may run in the fork
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -104,8 +107,21 @@ def end_process(code: int) -> NoReturn:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
+        flush_files()
     finally:
         os._exit(code)
+
+
+def flush_files() -> None:
+    """Write what open files hold back, as the end of an interpreter does.
+
+    Files of the parent of a fork are left to it, if the fork began with `gc.freeze`. Pipes could block.
+    """
+    for found in gc.get_objects():
+        if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
+            with suppress(Exception):  # it is closed, or its disk is full
+                if stat.S_ISREG(os.fstat(found.fileno()).st_mode):
+                    found.flush()
 
 
 def _uncaught(error: BaseException) -> object:

@@ -18,8 +18,8 @@ from midstride.engine.snapshots.weights import newest_weights
 from midstride.engine.storage.store import Store
 
 TINY = Path(__file__).parents[1] / "flows" / "tiny"
-#: between two looks: who asks a server without a pause keeps two processes busy
-POLL_S = 0.1
+#: between two looks, and so many times what a look takes: who asks a server without a pause keeps two processes busy
+POLL_S, _POLL_FACTOR, _LONGEST_POLL_S = 0.1, 20, 1.0
 STEPS = 24  # 96 samples in batches of 4 on two ranks, twice
 
 
@@ -93,9 +93,16 @@ def _train(job: TrainingJob, run: str) -> None:
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = LIMIT_S) -> Any:
     """Return what `condition` gives as soon as it is true."""
     until = time.monotonic() + timeout_s
-    while not (found := condition()):
+    while not (found := _look(condition)):
         assert time.monotonic() < until, f"waited {timeout_s:.0f} s for {what}"
-        time.sleep(POLL_S)
+    return found
+
+
+def _look(condition: Callable[[], Any]) -> Any:
+    """Return what `condition` gives, after a pause if it is not true."""
+    began = time.monotonic()
+    if not (found := condition()):
+        time.sleep(min(max(POLL_S, _POLL_FACTOR * (time.monotonic() - began)), _LONGEST_POLL_S))
     return found
 
 
@@ -108,8 +115,8 @@ def wait_for_effect(act: Callable[[], None], condition: Callable[[], Any], what:
     def tried() -> Any:
         act()
         until = time.monotonic() + each_s
-        while not (found := condition()) and time.monotonic() < until:
-            time.sleep(POLL_S)
+        while not (found := _look(condition)) and time.monotonic() < until:
+            pass
         return found
 
     return wait_for(tried, what)

@@ -33,7 +33,7 @@ class Worker:
             **os.environ,
             "PREFECT_API_URL": server,
             "PREFECT_HOME": str(folder / "home"),
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
         }
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
         with self.log.open("wb") as log:
