@@ -1,5 +1,6 @@
 """The curves of a run as a picture, where matplotlib is installed."""
 
+import hashlib
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,9 @@ _MARK_UP_TO = 40  # points up to which each is worth a mark
 #: panel -> curve -> its points
 _Panels = dict[str, dict[str, list[tuple[int, float]]]]
 _SMOOTH_FROM = 60  # points from which the noise of single steps hides the line
+#: digest of what a picture shows -> the picture: the page at the end of a world and the report after it show the same
+_drawn: dict[bytes, bytes] = {}
+_KEPT = 8
 
 
 def _can_draw() -> bool:
@@ -53,10 +57,16 @@ def draw(rows: Sequence[Mapping[str, str]], title: str, marks: Sequence[int] = (
     panels = _panels(rows)
     if not panels or not _can_draw():
         return None
-    from matplotlib import rc_context
+    shown = hashlib.sha256(repr((panels, title, [*marks])).encode()).digest()
+    if (picture := _drawn.get(shown)) is None:
+        from matplotlib import rc_context
 
-    with rc_context({"text.parse_math": False}):  # a dollar in a name is one
-        return _png(panels, title, marks)
+        with rc_context({"text.parse_math": False}):  # a dollar in a name is one
+            picture = _png(panels, title, marks)
+        if len(_drawn) >= _KEPT:
+            _drawn.clear()
+        _drawn[shown] = picture
+    return picture
 
 
 def _png(panels: _Panels, title: str, marks: Sequence[int]) -> bytes:

@@ -22,6 +22,13 @@ def test_names_are_drawn_as_they_are(marks: list[int]) -> None:
     assert picture.startswith(b"\x89PNG")
 
 
+def test_the_same_curves_are_drawn_once() -> None:
+    first = draw(ROWS, "one")
+    assert draw(ROWS, "one") is first
+    more = [*ROWS, {**ROWS[1], "step": "3"}]
+    assert len({first, draw(more, "one"), draw(ROWS, "two"), draw(ROWS, "one", marks=[1])}) == 4
+
+
 @pytest.mark.parametrize("panels", [3, 5])
 def test_a_place_without_a_curve_is_blank(panels: int) -> None:
     rows = [{"step": str(step), **{f"v{panel}": "1.5" for panel in range(panels)}} for step in (1, 2)]
