@@ -69,7 +69,8 @@ class World:
         >>> World.from_environment({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}).node
         1
         """
-        launcher = next((name for name, written in _LAUNCHERS.items() if {*written[:2]} <= {*environment}), None)
+        described = (name for name, of in _LAUNCHERS.items() if of[0] in environment and of[1] in environment)
+        launcher = next(described, None)
         if launcher in (None, "mpiexec") and "MPI_LOCALRANKID" not in environment and step_tasks(environment) > 1:
             return cls._of_step(environment)  # with --mpi=pmi2, srun writes what mpiexec does, and not all of it
         if launcher is None:
