@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,10 @@ def run_of(deployment: str, **parameters: Any) -> FlowRun:
 
 def ended(run: FlowRun, timeout_s: float = LIMIT_S) -> FlowRun:
     """Wait for its end."""
-    until = time.monotonic() + timeout_s
     with get_client(sync_client=True) as client:
-        while (now := client.read_flow_run(run.id)).state is None or not now.state.is_final():
-            assert time.monotonic() < until, f"after {timeout_s:.0f} s it is {now.state_name}"
-            time.sleep(0.5)
-    return now
+
+        def final() -> FlowRun | None:
+            now = client.read_flow_run(run.id)
+            return now if now.state is not None and now.state.is_final() else None
+
+        return wait_for(final, f"the end of {run.name}", timeout_s)  # type: ignore[no-any-return]
