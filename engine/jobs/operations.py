@@ -18,7 +18,6 @@ from typing import Any
 
 from midstride.engine.config.import_paths import make_importable
 from midstride.engine.processes.environment import cores, program_environment
-from midstride.engine.processes.forked_program import end_with
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.processes.preload import preload
 from midstride.engine.processes.supervised_process import SupervisedProcess
@@ -122,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    main()

@@ -18,7 +18,6 @@ from midstride.engine.config.import_paths import make_importable
 from midstride.engine.errors import SnapshotError, StopSignal
 from midstride.engine.launch.launchers.base import RANK_MODULES
 from midstride.engine.launch.watchdog import DUMP_STACKS
-from midstride.engine.processes.forked_program import end_with
 from midstride.engine.processes.lifetime import die_with_parent, tie_to_parent
 from midstride.engine.processes.preload import preload
 from midstride.engine.runs.run import Run
@@ -221,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    end_with(main)
+    main()
