@@ -1,8 +1,10 @@
 """A copier that has copied a state before copies a changed one as a new copier does."""
 
 import copy
+import random
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ def _tree() -> Tree:
         "module": OrderedDict(weights),
         "optimizer": {"state": state, "lr": 0.1},
         "buffers": {"mean": torch.ones(2)},
+        "averages": {"mean": torch.zeros(2)},
     }
 
 
@@ -83,6 +86,11 @@ CHANGES: dict[str, Callable[[Tree], object]] = {
     "a key less": lambda tree: tree["module"].pop("layer.2"),
     "a key more": lambda tree: tree["optimizer"]["state"][1].update(max=torch.ones(2)),
     "another order": lambda tree: tree["module"].move_to_end("layer.0"),
+    "parts in another order": lambda tree: tree.update(buffers=tree.pop("buffers")),
+    "parts in each other's place": lambda tree: tree.update(buffers=tree["averages"], averages=tree["buffers"]),
+    "a tensor before the other parts": lambda tree: tree.update(
+        {"first": torch.ones(3), **{key: tree.pop(key) for key in [*tree]}}
+    ),
     "another type of key": lambda tree: tree["optimizer"].update(
         state={bool(n) if n < 2 else n: one for n, one in tree["optimizer"]["state"].items()}
     ),
@@ -115,6 +123,22 @@ def test_a_change_between_two_snapshots_is_copied(name: str) -> None:
         assert json_of(found[0].document) == json_of(right[0].document)
         assert found[1] == right[1]
         assert json_of(first.document) == before  # a thread may be writing it
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_changes_one_after_another_are_copied(seed: int) -> None:
+    copier, tree, changes = StateCopier(World(), lambda path: False), _tree(), [*CHANGES.values()]
+    random.Random(seed).shuffle(changes)
+    copied = 0
+    for change in changes:
+        with suppress(LookupError, AttributeError, RuntimeError, ValueError, TypeError):  # what it changes is gone
+            change(tree)
+        with suppress(UnsupportedState):
+            right = _copied(StateCopier(World(), lambda path: False), tree)
+            found = _copied(copier, tree)
+            assert (json_of(found[0].document), found[1]) == (json_of(right[0].document), right[1])
+            copied += 1
+    assert copied > len(changes) / 2
 
 
 @pytest.mark.parametrize(
