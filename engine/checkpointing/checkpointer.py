@@ -245,7 +245,6 @@ class Checkpointer:
         if request.kind is RequestKind.STOP:
             raise StopRequested(f"asked to stop, after step {self._context.progress.step}; {run.resume_message()}")
 
-    @collector_paused()
     def take(self, rows: Callable[[], str] | None = None) -> None:
         """Take a snapshot now, committed by a thread during training.
 
@@ -284,7 +283,7 @@ class Checkpointer:
         with self._warnings.merge_ranks():
             if self._unsaved_state is not None:
                 self._unsaved_state.check(epoch)
-            with self._watching_hooks(), self._state.reading():
+            with self._watching_hooks(), collector_paused(), self._state.reading():
                 state = state_of(self.parts)
         self._replica_check.check(state)
         self.run.snapshot(position, state, written, facts, probe, committed)

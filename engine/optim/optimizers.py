@@ -139,8 +139,10 @@ def _in_parts(state: Any) -> Any:
         names, context = whole.__tensor_flatten__()
         parts = {name: _in_parts(getattr(whole, name)) for name in names}
         return {_KIND: kind_name(type(whole)), "parts": parts, "context": context}
-    if type(state) is not dict or _WHOLE.issuperset(map(type, state.values())):  # many, at each snapshot
+    if type(state) is not dict:
         return state
+    if _WHOLE.issuperset(map(type, state.values())):  # true of most
+        return dict(state)  # another part may hold the optimizer's own dict: they would be one dict when they are read
     return {key: _in_parts(value) for key, value in state.items()}
 
 

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
@@ -13,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn
 
 from midstride.engine.processes.environment import hash_seed_set
-from midstride.engine.processes.forked_program import flush_files
+from midstride.engine.processes.forked_program import exit_code, flush_files
 from midstride.engine.processes.lifetime import die_with, signal_all
 
 __all__ = ["ChildProcesses", "end_within"]
@@ -25,9 +24,9 @@ class ChildProcesses:
     They run inside the `with` block; whatever ends the block ends them. If this process is killed, they end too.
 
     Args:
-        target: the function. When it returns, its process flushes its output and open files and exits with 0, without
-            tearing down what it inherited; after a SystemExit with its code, after any other exception with 1 and a
-            traceback.
+        target: the function. When it returns, its process flushes its output and regular files, closes archives, and
+            exits with 0, without tearing down what it inherited; after a SystemExit with its code, after any other
+            exception with 1 and a traceback.
         arguments: of the call; pickled, unless processes are forked.
         environments: the whole environment of each process; there are as many processes.
         method: as `multiprocessing` starts a process.
@@ -96,19 +95,17 @@ def _run(starter: int, environment: dict[str, str], target: Callable[..., object
     die_with(starter)
     os.environ.clear()
     os.environ.update(environment)
-    code: object = 1
+    code = 1
     try:
         target(*arguments)
         code = 0
     except SystemExit as end:
-        code = end.code or 0
+        code = exit_code(end.code)
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         flush_files()
-        os._exit(code if isinstance(code, int) else 1)
+        os._exit(code)
 
 
 def end_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:

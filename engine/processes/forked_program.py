@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
-__all__ = ["ForkedProgram", "end_process", "end_with", "flush_files", "take_environment"]
+__all__ = ["ForkedProgram", "end_process", "end_with", "exit_code", "flush_files", "take_environment"]
 
 #: signals for which a process that forks may have handlers; no such handler may run in the fork
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -94,7 +94,14 @@ def end_with(main: Callable[[], object]) -> NoReturn:
         code = end.code
     except BaseException as error:
         code = _uncaught(error)
-    end_process(code if isinstance(code, int) else int(code is not None))
+    end_process(exit_code(code))
+
+
+def exit_code(code: object) -> int:
+    """Return the exit code that an interpreter makes of the code in a SystemExit, and print one that is a message."""
+    if not (code is None or isinstance(code, int)):
+        print(code, file=sys.stderr)
+    return 0 if code is None else code & 0xFF if isinstance(code, int) else 1
 
 
 def end_process(code: int) -> NoReturn:
@@ -105,23 +112,30 @@ def end_process(code: int) -> NoReturn:
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for its threads, as at the end of any program
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
         flush_files()
     finally:
         os._exit(code)
 
 
+#: classes of archives by module: their last bytes are written when they are closed
+_ARCHIVES = {"bz2": "BZ2File", "gzip": "GzipFile", "lzma": "LZMAFile", "zipfile": "ZipFile"}
+
+
 def flush_files() -> None:
-    """Write what open files hold back, as the end of an interpreter does.
+    """Write what the standard streams and open files hold back, and close archives, as an interpreter that ends.
 
     Files of the parent of a fork are left to it, if the fork began with `gc.freeze`. Pipes could block.
     """
-    for found in gc.get_objects():
-        if issubclass(type(found), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
-            with suppress(Exception):  # it is closed, or its disk is full
-                if stat.S_ISREG(os.fstat(found.fileno()).st_mode):
-                    found.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # it is None, closed, or a pipe that nobody reads
+            stream.flush()
+    archives = tuple(getattr(sys.modules[name], kind) for name, kind in _ARCHIVES.items() if name in sys.modules)
+    kinds = (io.TextIOWrapper, archives, (io.BufferedWriter, io.BufferedRandom))  # each writes to the next
+    files: Any = [one for one in gc.get_objects() if issubclass(type(one), (io.IOBase, *archives))]
+    for kind, file in ((kind, file) for kind in kinds for file in files if issubclass(type(file), kind)):
+        with suppress(Exception):  # it is closed, or its disk is full
+            if stat.S_ISREG(os.fstat(getattr(file, "fp", file).fileno()).st_mode):
+                file.close() if kind is archives else file.flush()
 
 
 def _uncaught(error: BaseException) -> object:

@@ -57,9 +57,11 @@ class ModuleIndex:
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleIndex":
         """Return the index of `module`, which all parts of a state share."""
-        if module not in _INDICES:
-            _INDICES[module] = cls(module)
-        return _INDICES[module]
+        number = id(module)
+        if number not in _INDICES:
+            _INDICES[number] = cls(module)
+            weakref.finalize(module, _INDICES.pop, number).atexit = False
+        return _INDICES[number]
 
     @property
     def _module(self) -> nn.Module:
@@ -102,7 +104,8 @@ class ModuleIndex:
         return found
 
 
-_INDICES: "weakref.WeakKeyDictionary[nn.Module, ModuleIndex]" = weakref.WeakKeyDictionary()
+#: by the id of the module: modules of a dataclass can be equal
+_INDICES: dict[int, ModuleIndex] = {}
 
 
 class _Contents:

@@ -197,7 +197,7 @@ class Layout:
     """Mapping from a tree's tensors to a file's, reused for later snapshots if it fits."""
 
     def __init__(self, leaves: Leaves) -> None:
-        #: the leaves that were last completed, without their tensors
+        #: entries and runs of the leaves that were last completed
         self._entries: list[TensorEntry] = []
         self._runs: dict[int, list[TensorEntry]] = {}
         self._starts = np.zeros(len(leaves.entries), np.int64)
@@ -228,7 +228,7 @@ class Layout:
         if len(leaves.entries) != len(self._entries):
             return False
         moved: dict[int, int] = {}
-        for number in self._new(leaves):
+        for number in self._outside_runs(leaves):
             entry, before = leaves.entries[number], self._entries[number]
             if entry.path != before.path or entry.form != before.form:
                 return False
@@ -240,8 +240,8 @@ class Layout:
         starts[[*moved]] = [*moved.values()]
         return self._shares_alike(starts) and not self._overlaps_anew(starts)
 
-    def _new(self, leaves: Leaves) -> list[int]:
-        """Return the numbers of the leaves outside the runs that were in the same place before."""
+    def _outside_runs(self, leaves: Leaves) -> list[int]:
+        """Return the numbers of the leaves in no run that was in the same place before."""
         new, start = list[int](), 0
         for first, entries in leaves.runs.items():
             if self._runs.get(first) is entries:
@@ -262,7 +262,7 @@ class Layout:
 
     def complete(self, leaves: Leaves) -> None:
         """Write into new entries where the bytes of their leaves are."""
-        for number in self._new(leaves):
+        for number in self._outside_runs(leaves):
             leaf = leaves.entries[number]
             self._starts[number] = leaf.start
             if "name" not in leaf.entry:  # an old one may be being written

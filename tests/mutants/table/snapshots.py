@@ -4,7 +4,7 @@ from mutants.mutant import Mutant
 
 # fmt: off
 SNAPSHOTS = [
-    Mutant("tensors of a dict in another's place count as known", "Layout._new",
+    Mutant("tensors of a dict in another's place count as known", "Layout._outside_runs",
         "self._runs.get(first) is entries", "first in self._runs",
         "test_a_change_between_two_snapshots_is_copied[parts in another order]"),
     Mutant("a dict of tensors that has changed is taken for the last one", "TensorBlocks.again",

@@ -133,6 +133,31 @@ def test_a_part_that_lacks_a_lost_value_after_a_restore_is_named(tmp_path: Path)
         fit(3)
 
 
+class Lends(Told):
+    """Saves the optimizer's own state of a weight, and empties what it loads."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    def get_extra_state(self) -> Any:
+        trainer: Any = getattr(self, "trainer", None)
+        state = trainer.optimizers[0].state if getattr(trainer, "optimizers", None) else {}
+        return {"of the optimizer": state.get(next(self.parameters()), {})}
+
+    def set_extra_state(self, state: Any) -> None:
+        state["of the optimizer"].clear()
+
+
+def test_a_state_that_user_code_empties_empties_no_other_part(tmp_path: Path) -> None:
+    def fit(steps: int) -> None:
+        trainer = Trainer(max_steps=steps, snapshots={"every_steps": 1}, enable_progress_bar=False)
+        trainer.fit(Lends(), DataLoader(torch.ones(8, 1)), run=str(tmp_path / "run"))  # type: ignore[arg-type]
+
+    fit(2)
+    with pytest.raises(ReadBackDiffers, match="module did not restore"):
+        fit(3)
+
+
 class Broken(Part):
     """Has no state once one was loaded."""
 

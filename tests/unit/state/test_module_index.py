@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -111,6 +112,29 @@ def test_an_index_keeps_no_member_alive() -> None:
     gc.collect()
     assert [one() for one in gone] == [None, None]
     assert index.now().parameters["0.weight"] is net[0].weight
+
+
+@dataclass(eq=True, unsafe_hash=True)
+class Equal(nn.Module):
+    width: int = 2
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "width":  # set before the module is one
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
+
+
+def test_equal_modules_have_indices_of_their_own() -> None:
+    one, other = Equal(), Equal()
+    assert one == other
+    assert ModuleIndex.of(one).now().parameters["layer.weight"] is one.layer.weight
+    assert ModuleIndex.of(other).now().parameters["layer.weight"] is other.layer.weight
+    assert ModuleIndex.of(one) is ModuleIndex.of(one)
 
 
 def test_tensors_of_an_index_can_be_swapped() -> None:

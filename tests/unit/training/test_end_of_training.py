@@ -1,6 +1,7 @@
 """The end of a fit: hooks that change the finished module, and what they log."""
 
 import csv
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ class Averaged(Net):
     """Only values change; they are those of no step."""
 
     def on_train_end(self) -> None:
+        assert gc.isenabled()  # it is off while states are copied
         with torch.no_grad():
             self.net.weight.mul_(0.5)
         self.ended += 1
