@@ -1,12 +1,14 @@
 """Objects that classes add to a module's state_dict, such as their own arguments."""
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from midstride.engine.objects.kinds.tensors import tensors_in
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import module_anchors
 from midstride.engine.objects.walk import GraphWalk
@@ -43,11 +45,17 @@ def objects_in(weights: Mapping[str, Any]) -> dict[str, Instance]:
 
 
 def restored(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `weights` with objects in place of nodes."""
+    """Return `weights` with objects in place of nodes.
+
+    Containers are copies: user code may empty what it loads, as by `pop`, and the weights are compared afterwards.
+    """
     nodes = objects_in(weights)
-    if not nodes:
+    extra = {name: value for name, value in weights.items() if isinstance(value, (dict, list, set))}
+    if not nodes and not extra:
         return weights
-    given, own = dict(weights), module.state_dict()
+    given = cast("dict[str, Any]", copy.copy(cast("Any", weights)))  # with `_metadata`, if it has that
+    given.update(copy.deepcopy(extra, {id(tensor): tensor for tensor in tensors_in(extra)}))
+    own = module.state_dict() if nodes else {}
     anchors = module_anchors(ModuleIndex.of(module).now())
     new_walk = _walks(anchors)
     for name, node in nodes.items():

@@ -98,7 +98,10 @@ def end_with(main: Callable[[], object]) -> NoReturn:
 
 
 def exit_code(code: object) -> int:
-    """Return the exit code that an interpreter makes of the code in a SystemExit, and print one that is a message."""
+    """Return the exit code of an interpreter for the code in a SystemExit.
+
+    A code that is a message is printed.
+    """
     if not (code is None or isinstance(code, int)):
         print(code, file=sys.stderr)
     return 0 if code is None else code & 0xFF if isinstance(code, int) else 1
@@ -122,7 +125,7 @@ _ARCHIVES = {"bz2": "BZ2File", "gzip": "GzipFile", "lzma": "LZMAFile", "zipfile"
 
 
 def flush_files() -> None:
-    """Write what the standard streams and open files hold back, and close archives, as an interpreter that ends.
+    """Flush standard streams and open files, and close archives, as an interpreter that ends.
 
     Files of the parent of a fork are left to it, if the fork began with `gc.freeze`. Pipes could block.
     """

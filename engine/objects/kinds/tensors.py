@@ -308,12 +308,12 @@ def mark_device_tensors(tree: Any) -> Any:
 
 
 def place_device_tensors(tree: Any, device: torch.device) -> Any:
-    """Return `tree` with tensors on `device` in place of nodes; itself if it has none.
+    """Return a copy of `tree` with tensors on `device` in place of nodes.
 
-    Tensors that are on `device` already are not copied, as when a state is loaded in the process that returned it.
+    User code may empty the copy, as by `pop`, and `tree` is compared afterwards. Tensors that are on `device` already
+    are not copied, as when a state is loaded in the process that returned it.
     """
-    placed = placed_tensors(tree, device)
-    return copy.deepcopy(tree, {id(tensor): tensor for tensor in tensors_in(tree)} | placed) if placed else tree
+    return copy.deepcopy(tree, {id(tensor): tensor for tensor in tensors_in(tree)} | placed_tensors(tree, device))
 
 
 def placed_tensors(tree: Any, device: torch.device) -> dict[int, Any]:
