@@ -130,7 +130,7 @@ def flush_files() -> None:
     Files of the parent of a fork are left to it, if the fork began with `gc.freeze`. Pipes could block.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # it is None, closed, or a pipe that nobody reads
+        with suppress(Exception):  # it is None, closed, or a pipe without a reader
             stream.flush()
     archives = tuple(getattr(sys.modules[name], kind) for name, kind in _ARCHIVES.items() if name in sys.modules)
     kinds = (io.TextIOWrapper, archives, (io.BufferedWriter, io.BufferedRandom))  # each writes to the next
