@@ -7,7 +7,6 @@ since a resumed run would lose it. What reading data changes by itself, such as 
 
 import dis
 import logging
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -123,8 +122,6 @@ def is_checked_at(snapshot: int) -> bool:
 
 def _lines_of(name: str, value: object) -> dict[str, str]:
     """Return the digest of `value` without shared memory and values of `set_epoch`."""
-    if isinstance(value, types.FunctionType):  # most values are: it has neither
-        return digest_lines(name, value)
     code = getattr(getattr(type(value), "set_epoch", None), "__code__", None)
     made = dis.get_instructions(code) if code else ()
     set_anew = {f"{name}.{one.argval}" for one in made if one.opname == "STORE_ATTR"}

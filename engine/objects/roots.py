@@ -410,7 +410,7 @@ def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
     for setting in _SETTINGS:
         yield f"torch.{setting.__name__}()", str(setting())
     modules = user_modules(classes)
-    sources = [_source_of(module) for module in modules]
+    sources = ["".join(linecache.getlines(getattr(module, "__file__", None) or "")) for module in modules]
     variables = tuple(os.environ)
     named = frozenset[str]().union(*(_named_in(source, variables) for source in sources))
     for name, value in os.environ.items():
@@ -420,19 +420,7 @@ def process_state(classes: Iterable[type]) -> Iterator[tuple[str, object]]:
     yield from {name: function for found in functions for name, function in found}.items()
 
 
-#: file -> its lines, as `linecache` has them, and its text: asked at many snapshots
-_texts: dict[str, tuple[list[str], str]] = {}
-
-
-def _source_of(module: types.ModuleType) -> str:
-    file = getattr(module, "__file__", None) or ""
-    lines = linecache.getlines(file)
-    if file not in _texts or _texts[file][0] is not lines:
-        _texts[file] = lines, "".join(lines)
-    return _texts[file][1]
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # asked at many snapshots
 def _named_in(source: str, names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(name for name in names if name in source)
 
