@@ -21,6 +21,7 @@ from midstride.engine.loop.variables import ScriptVariables, VariableWatch
 from midstride.engine.loop.wrappers import continue_wrappers
 from midstride.engine.metrics.logger import LogRequest
 from midstride.engine.modules.quantized import load_weights
+from midstride.engine.objects.object_state import Objects
 from midstride.engine.seeds import Generators, rank_seed, seed_everything
 from midstride.engine.session.ending import Ending, EndReason
 from midstride.engine.session.heartbeat import Phase
@@ -63,7 +64,9 @@ class Attempt:
         self.checkpointer = Checkpointer(context, state, run, snapshots)
         self._boundary = StepBoundary(context, self.checkpointer)
         self._objects, self._heartbeat = objects, context.heartbeat
-        self._variables, self._watch = variables, VariableWatch(variables)
+        graph = state.parts["objects"]
+        assert isinstance(graph, Objects)
+        self._variables, self._watch = variables, VariableWatch(variables, graph.addresses)
         self._on_fetch, self._on_batch = context.faults_at("fetch"), context.faults_at("batch")
         #: the loader that leads the running epoch; None before it was asked for a batch, and after its pass
         self._leader: Feed | None = None

@@ -4,12 +4,13 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import BuiltinMethodType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from xxhash import xxh3_64_hexdigest
 
@@ -26,8 +27,9 @@ from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.kinds.generators import Generator
 from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.object_state import Objects
-from midstride.engine.objects.roots import function_values, is_code, is_counted_in
+from midstride.engine.objects.roots import function_values, is_code, is_counted_in, module_anchors
 from midstride.engine.objects.user_modules import functions_of
+from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.state.tensor_digest import tensor_digest
 
@@ -86,20 +88,24 @@ class ScriptVariables:
 
     def now(self) -> dict[str, str]:
         """Return the variables of the iterating function and of generators within it."""
-        kept = self._kept_ids()
+        return {name: digest for name, (digest, _) in self.with_objects().items()}
+
+    def with_objects(self) -> dict[str, tuple[str, object]]:
+        """Return each of them with the object of its variable."""
+        kept, known = self._kept_ids(), self._known()
         in_state = {id(one) for one in vars(self._objects.state).values() if type(one) not in PLAIN}
-        found: dict[str, str] = {}
+        found: dict[str, tuple[str, object]] = {}
         for frame in iterating_frames():
             variables = frame.f_locals
             of_loop = loop_variables(frame.f_code, frame.f_lasti)
             own = (of_loop.carried | of_loop.assigned) & {*frame.f_code.co_cellvars}
             for name in sorted(of_loop.carried & variables.keys()):
-                if id(variables[name]) in in_state:
-                    found[f"{name} in {_place(frame)}"] = "part of loop.state"
+                if id(variable := variables[name]) in in_state:
+                    found[f"{name} in {_place(frame)}"] = "part of loop.state", variable
                     continue
-                for path, value in _values(name, variables[name], kept, own):
+                for path, value in _values(name, variable, kept, own):
                     if is_watched(value, kept):
-                        found[f"{path} in {_place(frame)}"] = _digest(value)
+                        found[f"{path} in {_place(frame)}"] = _digest(value, known), variable
         return found
 
     def are_read_after(self) -> bool:
@@ -108,6 +114,11 @@ class ScriptVariables:
         Where a resumed run goes on at the end of a pass, there was no iteration.
         """
         return any(loop_variables(frame.f_code, frame.f_lasti).read_after for frame in iterating_frames())
+
+    def _known(self) -> dict[int, str]:
+        """Return names of kept objects, their layers and tensors, by address: variables can hold them in containers."""
+        named = module_anchors(ModuleIndex.of(self._objects.modules).now()) | self._objects.kept.named
+        return {id(one): f"kept {name}" for name, one in named.items()}
 
     def _kept_ids(self) -> set[int]:
         modules = [*self._objects.modules.modules(), *self._objects.kept.replicated.values()]
@@ -122,11 +133,15 @@ class VariableWatch:
 
     Args:
         variables: the variables.
+        saved: returns the addresses of all objects in snapshots.
     """
 
-    def __init__(self, variables: ScriptVariables) -> None:
-        self._variables = variables
-        self._first: dict[str, dict[str, str]] = {}
+    def __init__(self, variables: ScriptVariables, saved: Callable[[], Collection[int]]) -> None:
+        self._variables, self._saved = variables, saved
+        #: of the objects that each attempt builds: the others, a resumed script does not have in its variables
+        self._built = {*saved()}
+        #: digest of each variable, and its object, so that another one cannot come to have its address
+        self._first: dict[str, dict[str, tuple[str, object]]] = {}
         self._looks: dict[str, int] = {}
         self._named: set[str] = set()
 
@@ -139,10 +154,14 @@ class VariableWatch:
         self._looks[what] = looks = self._looks.get(what, 0) + 1
         if looks > _LOOKS and not is_checked_at(looks):
             return
-        now = self._variables.now()
-        first = self._first.setdefault(what, now)
-        changed = [name for name, digest in now.items() if first.get(name, digest) != digest]
-        if self._variables.speaks and (new := [name for name in changed if name not in self._named]):
+        now = self._variables.with_objects()
+        first = self._first.setdefault(what, {name: (digest, _held(one)) for name, (digest, one) in now.items()})
+        changed = [name for name, (digest, _) in now.items() if name in first and first[name][0] != digest]
+        new = [name for name in changed if name not in self._named]
+        if self._variables.speaks and new:
+            saved = self._built.intersection(self._saved())
+            new = [name for name in new if first[name][1] is not now[name][1] or id(now[name][1]) not in saved]
+        if self._variables.speaks and new:
             self._named.update(new)
             log.warning(
                 "changes from one iteration to the next, and is part of no snapshot: %s. If it decides what is trained "
@@ -150,6 +169,11 @@ class VariableWatch:
                 format_names(by_object := _by_object(new)),
                 by_object[0].partition(" ")[0],
             )
+
+
+def _held(variable: object) -> object:
+    """Return a variable's object, unless it can be large and be replaced in each iteration."""
+    return None if isinstance(variable, (Tensor, np.ndarray)) else variable
 
 
 def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], Iterator[tuple[str, object]]]]:
@@ -244,11 +268,16 @@ def _is_of_clock(value: float) -> bool:
     )
 
 
-def _digest(value: Any) -> str:
-    """Return text that tells of `value`; of an object of a library with a state, of this state."""
+def _digest(value: Any, known: Mapping[int, str]) -> str:
+    """Return text that tells of `value`; of an object of a library with a state, of this state.
+
+    Args:
+        value: of a variable.
+        known: names of kept objects by address.
+    """
     if isinstance(value, Stateful) and not isinstance(value, nn.Module) and not is_user_class(type(value)):
         value = value.state_dict()
-    lines = digest_lines("", value)
+    lines = digest_lines("", value, known)
     if isinstance(value, nn.Module):
         tensors = itertools.chain(value.parameters(), value.buffers())
         lines["tensors"] = str([tensor_digest(tensor, _SAMPLE_BYTES) for tensor in tensors])

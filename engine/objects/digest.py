@@ -62,9 +62,15 @@ def object_digest(module: nn.Module, data: object, callbacks: Sequence[object]) 
     return lines
 
 
-def digest_lines(name: str, value: object) -> dict[str, str]:
-    """Return one line for each item in `value`, by name."""
-    return dict(itertools.islice(_walk(name, value, DEPTH, {}), _MOST_LINES))
+def digest_lines(name: str, value: object, known: Mapping[int, str] | None = None) -> dict[str, str]:
+    """Return one line for each item in `value`, by name.
+
+    Args:
+        name: of the value.
+        value: what is described.
+        known: address -> text of objects that are described by this text alone.
+    """
+    return dict(itertools.islice(_walk(name, value, DEPTH, {}, known=known or {}), _MOST_LINES))
 
 
 def users_lines(name: str, value: object) -> dict[str, str]:
@@ -84,16 +90,21 @@ def differing_lines(undisturbed: Mapping[str, str], resumed: Mapping[str, str]) 
 
 
 def _walk(
-    name: str, value: Any, depth: int, seen: dict[int, object], into: Callable[[Any], bool] = lambda item: True
+    name: str,
+    value: Any,
+    depth: int,
+    seen: dict[int, object],
+    into: Callable[[Any], bool] = lambda item: True,
+    known: Mapping[int, str] = types.MappingProxyType({}),
 ) -> Iterator[tuple[str, str]]:
     if id(value) in _MAIN_GENERATORS:
         return
-    if (told := _describe(value)) is not None:
+    if (told := known.get(id(value)) or _describe(value)) is not None:
         yield name, told
     elif id(value) not in seen and depth and into(value):
         seen[id(value)] = value
         for step, item in itertools.islice(_members(value), MANY):
-            yield from _walk(name + step, item, depth - 1, seen, into)
+            yield from _walk(name + step, item, depth - 1, seen, into, known)
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:

@@ -163,6 +163,14 @@ class Objects(AlikeOnRanks):
         others = {"deleted": deleted, "classes": classes}
         return {**state, **{name: value for name, value in others.items() if value}, "built": self._code.state()}
 
+    def addresses(self) -> set[int]:
+        """Return the addresses of all objects that a snapshot holds."""
+        walk, roots = self._walk()
+        for root in roots:
+            root.nodes(walk)
+        left_out = [*walk.opaque.values(), *walk.held.values(), *walk.large.values(), *walk.deep.values()]
+        return walk.seen.keys() - {id(one) for one in left_out}
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Record objects that reading makes and no file can hold, such as open files.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from midstride.engine.config.options import TrainerOptions
 from midstride.engine.errors import UserError
@@ -30,6 +31,8 @@ def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> 
             "self.parameters() in configure_optimizers"
         )
     trains = {name: p for name, p in parameters.items() if p.requires_grad}
+    averages = [layer for layer in module.modules() if isinstance(layer, AveragedModel)]  # change by their own rule
+    given |= {id(parameter) for average in averages for parameter in average.parameters()}
     if left := [path for path, parameter in trains.items() if id(parameter) not in given]:
         lines.append(
             f"{len(left)} of {len(trains)} parameters of {name} that collect gradients are in no optimizer and do not "

@@ -21,6 +21,7 @@ from support.refused import (
     infinite,
     sometimes,
 )
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from torchmetrics import CatMetric
 
@@ -248,6 +249,11 @@ class Holds(Module):
         return predicted.mean()
 
 
+def keeps_average(module: Any, _: Any) -> Any:
+    module.average = AveragedModel(module.layer)
+    return torch.optim.SGD([module.layer.weight], lr=0.1)
+
+
 #: what is given -> what is said of it, once
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "a validation without data": ({"module": Validates()}, "Validates.validation_step is never called"),
@@ -282,8 +288,8 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         "there are validation loaders, and Validates has no validation_step",
     ),
     "parameters in no optimizer": (
-        {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight], lr=0.1))},
-        "1 of 2 parameters of Configured that collect gradients are in no optimizer and do not change: layer.bias",
+        {"module": configured(keeps_average)},
+        "1 of 4 parameters of Configured that collect gradients are in no optimizer and do not change: layer.bias",
     ),
     "parameters of another module": (
         {"module": configured(lambda m, o: torch.optim.SGD([m.layer.weight, m.layer.bias, torch.ones(1)], lr=0.1))},
