@@ -116,7 +116,7 @@ class ScriptVariables:
         return any(loop_variables(frame.f_code, frame.f_lasti).read_after for frame in iterating_frames())
 
     def _known(self) -> dict[int, str]:
-        """Return names of kept objects, their layers and tensors, by address: variables can hold them in containers."""
+        """Return names of kept objects, layers and tensors by address; containers can hold them."""
         named = module_anchors(ModuleIndex.of(self._objects.modules).now()) | self._objects.kept.named
         return {id(one): f"kept {name}" for name, one in named.items()}
 
