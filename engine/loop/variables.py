@@ -9,8 +9,7 @@ from pathlib import Path
 from types import BuiltinMethodType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 from xxhash import xxh3_64_hexdigest
 
@@ -140,7 +139,7 @@ class VariableWatch:
         self._variables, self._saved = variables, saved
         #: of the objects that each attempt builds: the others, a resumed script does not have in its variables
         self._built = {*saved()}
-        #: digest of each variable, and its object, so that another one cannot come to have its address
+        #: digest of each variable, and its object if each attempt builds it: no other one can come to have its address
         self._first: dict[str, dict[str, tuple[str, object]]] = {}
         self._looks: dict[str, int] = {}
         self._named: set[str] = set()
@@ -155,7 +154,9 @@ class VariableWatch:
         if looks > _LOOKS and not is_checked_at(looks):
             return
         now = self._variables.with_objects()
-        first = self._first.setdefault(what, {name: (digest, _held(one)) for name, (digest, one) in now.items()})
+        first = self._first.setdefault(
+            what, {name: (digest, one if id(one) in self._built else None) for name, (digest, one) in now.items()}
+        )
         changed = [name for name, (digest, _) in now.items() if name in first and first[name][0] != digest]
         new = [name for name in changed if name not in self._named]
         if self._variables.speaks and new:
@@ -169,11 +170,6 @@ class VariableWatch:
                 format_names(by_object := _by_object(new)),
                 by_object[0].partition(" ")[0],
             )
-
-
-def _held(variable: object) -> object:
-    """Return a variable's object, unless it can be large and be replaced in each iteration."""
-    return None if isinstance(variable, (Tensor, np.ndarray)) else variable
 
 
 def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], Iterator[tuple[str, object]]]]:
