@@ -183,7 +183,7 @@ class Loop:
         module = module.to(self.device)
         if self.world_size == 1:
             return module
-        self._ranks().init_process_group(self._world, self.device)
+        self._connect()
         return DistributedDataParallel(module, **options)
 
     def shard(self, module: nn.Module) -> nn.Module:
@@ -196,8 +196,7 @@ class Loop:
             return module.to(self.device)
         from midstride.engine.strategies.sharded import OwnShardedLoop  # its import takes seconds
 
-        self._ranks().init_process_group(self._world, self.device)
-        strategy = OwnShardedLoop(self._ranks())
+        strategy = OwnShardedLoop(self._connect())
         strategy.attach(self._world, self._devices)
         strategy.shard(module)
         return module
@@ -393,8 +392,7 @@ class Loop:
     def _begin(self) -> Attempt:
         """Build the context and the state of the run, and restore it."""
         self._kept.check()
-        ranks = self._ranks()
-        ranks.init_process_group(self._world, self.device)
+        ranks = self._connect()
         modules = KeptModules(self._kept.modules)
         strategy = _strategy(ranks, self._kept, modules)
         strategy.attach(self._world, self._devices)
@@ -441,6 +439,15 @@ class Loop:
         options = self._settings.options.model_copy(update={"max_epochs": epochs, "max_steps": None})
         batches = self._feeds[0].reader.estimated_batches if self._feeds else None
         self._reporter.begin(self._progress, batches, options, attempt.checkpointer.generation)
+
+    def _connect(self) -> Collective:
+        """Let the ranks meet; return their collective."""
+        ranks = self._ranks()
+        ranks.init_process_group(self._world, self.device)
+        # At exit, functions run in reverse order: pending snapshots are committed before the ranks part.
+        atexit.unregister(self.close)
+        atexit.register(self.close)
+        return ranks
 
     def _ranks(self) -> Collective:
         """Return the collective of the ranks; torch's is imported with several of them only."""

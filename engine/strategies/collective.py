@@ -100,10 +100,10 @@ class SideChannel:
         return gather_objects(value, self._size, self._group)
 
     def close(self) -> None:
-        """Destroy the group, when no rank waits in it."""
-        if self._group is not None:
+        """Destroy the group, when no rank waits in it, unless the program has destroyed all groups."""
+        if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
-            self._group = None
+        self._group = None
 
 
 #: bytes of a value that are sent with its length in the first exchange

@@ -1,16 +1,22 @@
 """Loops of a user's own: killed anywhere they end with the bits of the undisturbed run, which are the plain loop's."""
 
+import atexit
 import os
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from laws.axes import cover, product
-from laws.loops import SHAPES, WORLDS, run_loop
+from laws.loops import SEED, SHAPES, WORLDS, run_loop
+from torch import nn
+from torch.utils.data import DataLoader
 
+from midstride.engine import Loop
 from midstride.engine.errors import EngineError
 from midstride.engine.fault_injection import FaultPlan
 from midstride.engine.snapshots.catalog import SnapshotCatalog
@@ -150,6 +156,30 @@ def test_a_fork_of_a_loop_on_fewer_ranks_is_refused(undisturbed: Callable[[str, 
     texts = {path.read_text() for path in tmp_path.glob("refused-*")}
     assert [" was taken by 3 processes, now there are 2" in text for text in texts] == [True]
     assert not (tmp_path / "run/lease").exists()
+
+
+@pytest.mark.parametrize("world", ["loop.ddp", "own DDP"])
+def test_ranks_commit_pending_snapshots_before_they_part(world: str, tmp_path: Path) -> None:
+    assert run_ranks(run_to_exit, world, tmp_path, processes=2) == [0, 0]
+    assert SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1].position.step == 3
+    assert [path.read_text() for path in tmp_path.glob("at-exit-*")] == ["", ""]
+
+
+def run_to_exit(world: str, folder: Path) -> None:
+    """Leave `loop.ddp` in its last batch; end a world of the script's own after it, with all its groups."""
+    if is_own := world == "own DDP":
+        dist.init_process_group("gloo")
+    loop = Loop(folder / "run", seed=SEED, snapshots={"every_steps": 1}, enable_progress_bar=False)
+    model = WORLDS[world][1](loop, nn.Linear(2, 1))
+    loop.keep(model=model)
+    for step, batch in enumerate(loop.steps(loop.loader(DataLoader(torch.ones(8, 2), 1)), 3)):
+        model(batch).sum().backward()
+        if step == 2 and not is_own:
+            break
+    if is_own:
+        dist.destroy_process_group()
+    with (folder / f"at-exit-{loop.rank}").open("w") as file, redirect_stderr(file):
+        atexit._run_exitfuncs()  # a forked rank ends without them
 
 
 def run_refused(folder: Path) -> None:
