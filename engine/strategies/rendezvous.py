@@ -125,7 +125,10 @@ def rendezvous_store(world: World) -> Store | None:
         launcher = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         return PrefixStore(f"round/{number}/ranks", launcher)
     if (meeting := Meeting.named()) is not None:
-        return meeting.store()
+        store = meeting.store()
+        store.set(_connected(world.rank), "")
+        _are_set(store, [_connected(rank) for rank in range(world.size)], _CONNECTED_S)
+        return store
     if "MASTER_ADDR" in os.environ:
         _wait_until_known(os.environ["MASTER_ADDR"], "MASTER_ADDR")
         return _loopback_store(world)
@@ -163,10 +166,10 @@ def local_store(world: World, name: str = "") -> Store:
 
 
 def _local_store(world: World, path: Path) -> Store:
-    others = {rank: f"connected/{rank}" for rank in range(1, world.size)}
+    others = {rank: _connected(rank) for rank in range(1, world.size)}
     if not world.is_first:
         store = Meeting(AnonymousFile.at(_read_path(world, path))).store()
-        store.set(others[world.rank], "")
+        store.set(_connected(world.rank), "")
         return store
     for left in path.parent.glob(f"{_MEETINGS}*"):
         _remove_unlocked(left)
@@ -206,15 +209,28 @@ def _remove_unlocked(path: Path) -> None:
 
 def _wait_for_connections(world: World, store: Store, others: Mapping[int, str]) -> None:
     """Wait until the ranks of `others` have set their keys; print a line if that takes long."""
-    with suppress(RuntimeError):
-        return store.wait([*others.values()], timedelta(seconds=min(_SILENT_S, _CONNECTED_S)))
+    if _are_set(store, [*others.values()], min(_SILENT_S, _CONNECTED_S)):
+        return
     _say_waits(world, f"{_missing(store, others)}, not connected yet")
-    try:
-        store.wait([*others.values()], timedelta(seconds=max(_CONNECTED_S - _SILENT_S, 0.001)))
-    except RuntimeError as error:
+    if not _are_set(store, [*others.values()], max(_CONNECTED_S - _SILENT_S, 0.001)):
         raise WorldError(
             f"rank 0 of {world.size} waited {_CONNECTED_S:.0f} s for {_missing(store, others)}: see their output"
-        ) from error
+        )
+
+
+def _connected(rank: int) -> str:
+    return f"connected/{rank}"
+
+
+def _are_set(store: Store, keys: list[str], timeout_s: float) -> bool:
+    """Whether all of `keys` are set within `timeout_s`."""
+    # Not `store.wait`: no signal interrupts a wait inside torch.
+    until = time.monotonic() + timeout_s
+    while not store.check(keys):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _missing(store: Store, others: Mapping[int, str]) -> str:

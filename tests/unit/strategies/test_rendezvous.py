@@ -4,10 +4,15 @@ import fcntl
 import json
 import os
 import re
+import signal
 import socket
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO
 from unittest import mock
 
@@ -16,11 +21,12 @@ import torch
 from support.flow_runs import wait_for
 from support.launched import at, in_step
 
-from midstride.engine.errors import EngineError, JobError, WorldError
+from midstride.engine.errors import EngineError, JobError, StopSignal, WorldError
 from midstride.engine.processes.loopback import ADDRESS
 from midstride.engine.processes.process_identity import local_world_id, process_identity
-from midstride.engine.session.private_file import open_own, own_folder
-from midstride.engine.strategies import rendezvous
+from midstride.engine.processes.signal_handlers import signal_handlers
+from midstride.engine.session.private_file import AnonymousFile, open_own, own_folder
+from midstride.engine.strategies import rendezvous, torch_collective
 from midstride.engine.strategies.torch_collective import TorchCollective
 from midstride.engine.world import World
 
@@ -154,4 +160,29 @@ def test_a_rank_that_waits_in_vain_says_so_and_ends(
     with mock.patch.multiple(rendezvous, _SILENT_S=0.05, _CONNECTED_S=0.2), pytest.raises(WorldError, match=error):
         module.init_process_group(World.from_environment(of_rank(rank, "mpirun")), torch.device("cpu"))
     assert len(re.findall(printed, capsys.readouterr().err)) == 1
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "environment", [at(0, 2, 2), of_rank(0, "mpirun")], ids=["started by torchrun", "started by mpirun"]
+)
+def test_a_signal_interrupts_the_wait_for_a_rank_that_never_comes(
+    environment: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_at = list[float]()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise StopSignal("asked to stop")
+
+    def ask() -> None:
+        asked_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    monkeypatch.setattr(torch_collective, "TIMEOUT", timedelta(seconds=10))
+    monkeypatch.setattr(rendezvous.Meeting, "_named", rendezvous.Meeting(AnonymousFile()))
+    threading.Timer(0.3, ask).start()
+    world = World.from_environment(environment)
+    with mock.patch.dict(os.environ, environment), signal_handlers({signal.SIGUSR2: stop}), pytest.raises(StopSignal):
+        TorchCollective().init_process_group(world, torch.device("cpu"))
+    assert time.monotonic() - asked_at[0] < 5
     assert list(folder.iterdir()) == []
