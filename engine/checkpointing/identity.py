@@ -260,8 +260,7 @@ def source_changes(saved: Mapping[str, str], running: Mapping[str, str]) -> list
     """
     if not (changed := sorted(name for name in running if saved.get(name, running[name]) != running[name])):
         return []
-    be = "have" if len(changed) > 1 else "has"
     return [
-        f"{', '.join(changed)} {be} changed since the snapshot was taken: the run continues with the new code. If "
-        f"this is not intended, restore the old code, or start another run"
+        f"the code of {', '.join(changed)} has changed since the snapshot was taken: the run continues with the new "
+        "code. If this is not intended, restore the old code, or start another run"
     ]

@@ -25,7 +25,9 @@ def in_files(folder: Path, changed: str, monkeypatch: pytest.MonkeyPatch) -> dic
     return source_digests([importlib.import_module("a_model").Net])
 
 
-@pytest.mark.parametrize(("changed", "said"), [("", []), ("a_model", ["a_model has"]), ("a_loss", ["a_loss has"])])
+@pytest.mark.parametrize(
+    ("changed", "said"), [("", []), ("a_model", ["the code of a_model has"]), ("a_loss", ["the code of a_loss has"])]
+)
 def test_each_module_that_has_changed_is_named(
     changed: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,9 +54,9 @@ def typed(source: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             "import os\n\n\ndef plot():\n    pass\n\n\ndef loss_of",  # a cell that plots, run in between
             [],
         ),
-        ("x + 1", "x + 2", ["loss_of has"]),
-        ("loss_of(1)", "loss_of(2)", ["Base has"]),
-        ("    pass", "    def end(self):\n        pass", ["Net has"]),
+        ("x + 1", "x + 2", ["the code of loss_of has"]),
+        ("loss_of(1)", "loss_of(2)", ["the code of Base has"]),
+        ("    pass", "    def end(self):\n        pass", ["the code of Net has"]),
     ],
 )
 def test_code_of_a_notebook_is_named_by_class_and_function(
@@ -65,5 +67,7 @@ def test_code_of_a_notebook_is_named_by_class_and_function(
 
 
 def test_modules_that_only_one_attempt_has_are_not_compared() -> None:
-    assert source_changes({"a.py": "1"}, {"a.py": "2", "b.py": "3"})[0].startswith("a.py has changed")
-    assert source_changes({"a.py": "1", "b.py": "1"}, {"a.py": "2", "b.py": "3"})[0].startswith("a.py, b.py have")
+    assert source_changes({"a.py": "1"}, {"a.py": "2", "b.py": "3"})[0].startswith("the code of a.py has")
+    assert source_changes({"a.py": "1", "b.py": "1"}, {"a.py": "2", "b.py": "3"})[0].startswith(
+        "the code of a.py, b.py has"
+    )
