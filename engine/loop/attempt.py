@@ -66,7 +66,7 @@ class Attempt:
         self._objects, self._heartbeat = objects, context.heartbeat
         graph = state.parts["objects"]
         assert isinstance(graph, Objects)
-        self._variables, self._watch = variables, VariableWatch(variables, graph.addresses)
+        self._variables, self._watch = variables, VariableWatch(variables, graph.places)
         self._on_fetch, self._on_batch = context.faults_at("fetch"), context.faults_at("batch")
         #: the loader that leads the running epoch; None before it was asked for a batch, and after its pass
         self._leader: Feed | None = None

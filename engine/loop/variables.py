@@ -4,7 +4,8 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import BuiltinMethodType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
@@ -91,7 +92,7 @@ class ScriptVariables:
 
     def with_objects(self) -> dict[str, tuple[str, object]]:
         """Return each of them with the object of its variable."""
-        kept, known = self._kept_ids(), self._known()
+        kept, known = self._kept_ids(), cache(self._known)
         in_state = {id(one) for one in vars(self._objects.state).values() if type(one) not in PLAIN}
         found: dict[str, tuple[str, object]] = {}
         for frame in iterating_frames():
@@ -132,13 +133,13 @@ class VariableWatch:
 
     Args:
         variables: the variables.
-        saved: returns the addresses of all objects in snapshots.
+        saved: returns the places in snapshots of all objects that a restore fills, by their addresses.
     """
 
-    def __init__(self, variables: ScriptVariables, saved: Callable[[], Collection[int]]) -> None:
+    def __init__(self, variables: ScriptVariables, saved: Callable[[], Mapping[int, int]]) -> None:
         self._variables, self._saved = variables, saved
         #: of the objects that each attempt builds: the others, a resumed script does not have in its variables
-        self._built = {*saved()}
+        self._built = saved()
         #: digest of each variable, and its object if each attempt builds it: no other one can come to have its address
         self._first: dict[str, dict[str, tuple[str, object]]] = {}
         self._looks: dict[str, int] = {}
@@ -160,8 +161,9 @@ class VariableWatch:
         changed = [name for name, (digest, _) in now.items() if name in first and first[name][0] != digest]
         new = [name for name in changed if name not in self._named]
         if self._variables.speaks and new:
-            saved = self._built.intersection(self._saved())
-            new = [name for name in new if first[name][1] is not now[name][1] or id(now[name][1]) not in saved]
+            filled = self._built.items() & self._saved().items()
+            addresses = {address for address, _ in filled}
+            new = [name for name in new if first[name][1] is not now[name][1] or id(now[name][1]) not in addresses]
         if self._variables.speaks and new:
             self._named.update(new)
             log.warning(
@@ -264,16 +266,16 @@ def _is_of_clock(value: float) -> bool:
     )
 
 
-def _digest(value: Any, known: Mapping[int, str]) -> str:
+def _digest(value: Any, known: Callable[[], Mapping[int, str]]) -> str:
     """Return text that tells of `value`; of an object of a library with a state, of this state.
 
     Args:
         value: of a variable.
-        known: names of kept objects by address.
+        known: returns names of kept objects by address, which take a while with thousands of layers.
     """
     if isinstance(value, Stateful) and not isinstance(value, nn.Module) and not is_user_class(type(value)):
         value = value.state_dict()
-    lines = digest_lines("", value, known)
+    lines = digest_lines("", value, {} if type(value) in PLAIN else known())
     if isinstance(value, nn.Module):
         tensors = itertools.chain(value.parameters(), value.buffers())
         lines["tensors"] = str([tensor_digest(tensor, _SAMPLE_BYTES) for tensor in tensors])

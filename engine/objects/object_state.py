@@ -1,6 +1,7 @@
 """State of a run besides weights: attributes of modules, callbacks, data, optimizers."""
 
 import copy
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -163,13 +164,21 @@ class Objects(AlikeOnRanks):
         others = {"deleted": deleted, "classes": classes}
         return {**state, **{name: value for name, value in others.items() if value}, "built": self._code.state()}
 
-    def addresses(self) -> set[int]:
-        """Return the addresses of all objects that a snapshot holds."""
+    def places(self) -> dict[int, int]:
+        """Return the places in a snapshot of all objects that a restore fills, by their addresses.
+
+        An object moved to another place, or resized, has another number: a restore fills another object there.
+        """
         walk, roots = self._walk()
         for root in roots:
             root.nodes(walk)
         left_out = [*walk.opaque.values(), *walk.held.values(), *walk.large.values(), *walk.deep.values()]
-        return walk.seen.keys() - {id(one) for one in left_out}
+        not_filled = {id(one) for one in left_out}
+        return {
+            address: hash((path, *_layout(one)))
+            for address, (path, one) in walk.seen.items()
+            if address not in not_filled and type(one) is not itertools.count
+        }
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -385,6 +394,10 @@ def _watched(walk: GraphWalk) -> dict[str, object]:
 
 def _is_read_only_file(value: object) -> bool:
     return isinstance(value, np.memmap) and not value.flags.writeable
+
+
+def _layout(value: object) -> tuple[object, ...]:
+    return (tuple(value.shape), value.dtype) if isinstance(value, (Tensor, np.ndarray)) else ()
 
 
 def _kinds(walk: GraphWalk) -> set[type]:

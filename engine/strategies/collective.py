@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from midstride.engine.strategies.torch_internals import groups
 from midstride.engine.world import World
 
 __all__ = ["CHANNEL", "TIMEOUT", "Collective", "SideChannel", "SingleProcess", "gather_objects"]
@@ -101,7 +102,7 @@ class SideChannel:
 
     def close(self) -> None:
         """Destroy the group, when no rank waits in it, unless the program has destroyed all groups."""
-        if self._group is not None and dist.is_initialized():
+        if self._group in groups():
             dist.destroy_process_group(self._group)
         self._group = None
 

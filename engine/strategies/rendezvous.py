@@ -170,6 +170,7 @@ def _local_store(world: World, path: Path) -> Store:
     if not world.is_first:
         store = Meeting(AnonymousFile.at(_read_path(world, path))).store()
         store.set(_connected(world.rank), "")
+        _are_set(store, [*others.values()], _CONNECTED_S)
         return store
     for left in path.parent.glob(f"{_MEETINGS}*"):
         _remove_unlocked(left)

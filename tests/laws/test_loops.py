@@ -158,7 +158,7 @@ def test_a_fork_of_a_loop_on_fewer_ranks_is_refused(undisturbed: Callable[[str, 
     assert not (tmp_path / "run/lease").exists()
 
 
-@pytest.mark.parametrize("world", ["loop.ddp", "own DDP"])
+@pytest.mark.parametrize("world", ["loop.ddp", "own DDP", "own DDP, met again"])
 def test_ranks_commit_pending_snapshots_before_they_part(world: str, tmp_path: Path) -> None:
     assert run_ranks(run_to_exit, world, tmp_path, processes=2) == [0, 0]
     assert SnapshotCatalog(Store.open(tmp_path / "run")).snapshots()[-1].position.step == 3
@@ -167,6 +167,7 @@ def test_ranks_commit_pending_snapshots_before_they_part(world: str, tmp_path: P
 
 def run_to_exit(world: str, folder: Path) -> None:
     """Leave `loop.ddp` in its last batch; end a world of the script's own after it, with all its groups."""
+    world, _, again = world.partition(", ")
     if is_own := world == "own DDP":
         dist.init_process_group("gloo")
     loop = Loop(folder / "run", seed=SEED, snapshots={"every_steps": 1}, enable_progress_bar=False)
@@ -178,6 +179,8 @@ def run_to_exit(world: str, folder: Path) -> None:
             break
     if is_own:
         dist.destroy_process_group()
+    if again:
+        dist.init_process_group("gloo")
     with (folder / f"at-exit-{loop.rank}").open("w") as file, redirect_stderr(file):
         atexit._run_exitfuncs()  # a forked rank ends without them
 

@@ -314,6 +314,29 @@ class Counted:
         self.count += value
 
 
+@pytest.mark.parametrize(
+    ("kept", "change"),
+    [
+        ([0.0], lambda one, held: one.append(1.0) or held.update(one=[], used=one)),
+        (itertools.count(), lambda one, held: next(one)),
+        (torch.zeros(1), lambda one, held: one.resize_(len(one) + 1).zero_()),
+    ],
+    ids=["moved to another place", "a count", "resized"],
+)
+def test_a_variable_over_a_kept_object_that_a_restore_does_not_fill_is_named(
+    kept: Any, change: Callable[..., Any], script: Callable[..., Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, held = script().kept(), {"one": kept}
+    one.loop.keep(held=held)
+    with caplog.at_level(logging.WARNING):
+        for _ in one.loop.epochs(1):
+            for batch in one.train:
+                one.step(batch)
+                change(kept, held)
+    said = " ".join(record.getMessage() for record in caplog.records if "from one iteration" in record.getMessage())
+    assert "kept in test_a_variable" in said
+
+
 def test_an_exact_loop_says_nothing(script: Callable[..., Script], caplog: pytest.LogCaptureFixture) -> None:
     one, recent = script().kept(), list[float]()
     one.loop.keep(held={"recent": recent})

@@ -164,11 +164,14 @@ def test_a_rank_that_waits_in_vain_says_so_and_ends(
 
 
 @pytest.mark.parametrize(
-    "environment", [at(0, 2, 2), of_rank(0, "mpirun")], ids=["started by torchrun", "started by mpirun"]
+    "environment",
+    [at(0, 2, 2), of_rank(0, "mpirun"), of_rank(1, "mpirun")],
+    ids=["started by torchrun", "started by mpirun", "rank 1 started by mpirun"],
 )
 def test_a_signal_interrupts_the_wait_for_a_rank_that_never_comes(
     environment: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world, meeting = World.from_environment(environment), rendezvous.Meeting(AnonymousFile())
     asked_at = list[float]()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -179,9 +182,10 @@ def test_a_signal_interrupts_the_wait_for_a_rank_that_never_comes(
         os.kill(os.getpid(), signal.SIGUSR2)
 
     monkeypatch.setattr(torch_collective, "TIMEOUT", timedelta(seconds=10))
-    monkeypatch.setattr(rendezvous.Meeting, "_named", rendezvous.Meeting(AnonymousFile()))
+    monkeypatch.setattr(rendezvous.Meeting, "_named", meeting)
+    if not world.is_first:
+        monkeypatch.setattr(rendezvous, "_read_path", lambda world, path: meeting._path)
     threading.Timer(0.3, ask).start()
-    world = World.from_environment(environment)
     with mock.patch.dict(os.environ, environment), signal_handlers({signal.SIGUSR2: stop}), pytest.raises(StopSignal):
         TorchCollective().init_process_group(world, torch.device("cpu"))
     assert time.monotonic() - asked_at[0] < 5
