@@ -121,11 +121,10 @@ class ScriptVariables:
         return {id(one): f"kept {name}" for name, one in named.items()}
 
     def _kept_ids(self) -> set[int]:
-        modules = [*self._objects.modules.modules(), *self._objects.kept.replicated.values()]
-        return {
-            id(one)
-            for one in (*modules, *self._objects.kept.named.values(), *self._objects.kept.given, self._objects.state)
-        }
+        kept, modules = self._objects.kept, self._objects.modules.modules()
+        named = [*kept.replicated.values(), *kept.named.values(), *kept.given, self._objects.state]
+        groups = [part for one in kept.optimizers.values() for part in (one.state, one.param_groups, *one.param_groups)]
+        return {id(one) for one in (*modules, *named, *groups)}
 
 
 class VariableWatch:

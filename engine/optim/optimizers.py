@@ -114,7 +114,7 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """
     built = [{k: v.device for k, v in group.items() if isinstance(v, Tensor)} for group in optimizer.param_groups]
     state = _joined(state)
-    optimizer.load_state_dict(state)
+    _load_in_place(optimizer, state)
     for group, devices in zip(optimizer.param_groups, built, strict=False):  # a wrapping optimizer can have more groups
         group.update({k: group[k].to(device) for k, device in devices.items() if isinstance(group.get(k), Tensor)})
     if not {"state", "param_groups"} <= state.keys():  # a wrapping optimizer has a form of its own
@@ -124,6 +124,32 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     for number, parameter in zip(numbers, parameters, strict=False):
         if number in state["state"] and parameter in optimizer.state:  # a wrapping optimizer may keep it there
             optimizer.state[parameter] = _uncast(state["state"][number], optimizer.state[parameter])
+
+
+def _load_in_place(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load `state` into the groups that are there: torch makes new ones, and a program can hold the old ones."""
+    groups, kept, held = optimizer.param_groups, [*optimizer.param_groups], optimizer.state
+
+    def keep(loaded: Optimizer) -> None:
+        if loaded.param_groups is groups or loaded.state is held:
+            return
+        for group, new in zip(kept, loaded.param_groups, strict=False):
+            group.clear()
+            group.update(new)
+        groups[:] = [*kept[: len(loaded.param_groups)], *loaded.param_groups[len(kept) :]]
+        held.clear()
+        held.update(loaded.state)
+        loaded.param_groups, loaded.state = groups, held
+
+    try:
+        # Before a subclass hands them to an optimizer of its own.
+        handle = optimizer.register_load_state_dict_post_hook(keep, prepend=True)
+    except AttributeError:  # it wraps an optimizer and was built without torch's __init__
+        return optimizer.load_state_dict(state)
+    try:
+        optimizer.load_state_dict(state)
+    finally:
+        handle.remove()
 
 
 #: key of the class of a tensor that a library makes of several, such as a state of 8 bits, in a saved state

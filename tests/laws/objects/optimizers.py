@@ -333,3 +333,16 @@ class BeginsToAverage(Small):
         else:
             self.averages[0].update_parameters(self.layer)
             self.rates.step()
+
+
+class HoldsGroup(Small):
+    """Sets a learning rate through the group that it was built with."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        self.group = optimizer.param_groups[0]
+        return optimizer
+
+    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
+        self.group["lr"] *= 0.5
+        assert self.group is self.trainer.optimizers[0].param_groups[0]

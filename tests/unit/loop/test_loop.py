@@ -341,6 +341,7 @@ def test_an_exact_loop_says_nothing(script: Callable[..., Script], caplog: pytes
     one, recent = script().kept(), list[float]()
     one.loop.keep(held={"recent": recent})
     weights, optimizers = list(one.model.parameters()), {"all": one.optimizer}
+    group = one.optimizer.param_groups[0]
     one.loop.state.total = 0.0
     with caplog.at_level(logging.WARNING):
         for epoch in one.loop.epochs(2):
@@ -352,9 +353,11 @@ def test_an_exact_loop_says_nothing(script: Callable[..., Script], caplog: pytes
                 nn.utils.clip_grad_norm_(weights, 1.0)
                 optimizers["all"].step()
                 one.optimizer.zero_grad()
+                group["lr"] *= 0.9
                 recent.append(loss.item())
                 one.loop.state.total += recent[-1] * number
             one.loop.log("last", loss.item() + epoch)
+    assert group is one.optimizer.param_groups[0]
     assert [record.getMessage() for record in caplog.records] == []
 
 
