@@ -127,7 +127,10 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _load_in_place(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load `state` into the groups that are there: torch makes new ones, and a program can hold the old ones."""
+    """Load `state` into the groups that are there.
+
+    torch makes new ones, but a program can hold the old ones.
+    """
     groups, kept, held = optimizer.param_groups, [*optimizer.param_groups], optimizer.state
 
     def keep(loaded: Optimizer) -> None:
@@ -139,7 +142,7 @@ def _load_in_place(optimizer: Optimizer, state: dict[str, Any]) -> None:
         groups[:] = [*kept[: len(loaded.param_groups)], *loaded.param_groups[len(kept) :]]
         held.clear()
         held.update(loaded.state)
-        loaded.param_groups, loaded.state = groups, held
+        vars(loaded).update(param_groups=groups, state=held)
 
     try:
         # Before a subclass hands them to an optimizer of its own.
