@@ -123,8 +123,10 @@ class ScriptVariables:
     def _kept_ids(self) -> set[int]:
         kept, modules = self._objects.kept, self._objects.modules.modules()
         named = [*kept.replicated.values(), *kept.named.values(), *kept.given, self._objects.state]
-        groups = [part for one in kept.optimizers.values() for part in (one.state, one.param_groups, *one.param_groups)]
-        return {id(one) for one in (*modules, *named, *groups)}
+        optimizers = kept.optimizers.values()
+        groups = [part for one in optimizers for part in (one.param_groups, *one.param_groups)]
+        states = [getattr(one, "state", None) for one in optimizers]  # one that wraps another can have none
+        return {id(one) for one in (*modules, *named, *groups, *states) if one is not None}
 
 
 class VariableWatch:

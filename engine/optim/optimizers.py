@@ -131,23 +131,29 @@ def _load_in_place(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
     torch makes new ones, but a program can hold the old ones.
     """
-    groups, kept, held = optimizer.param_groups, [*optimizer.param_groups], optimizer.state
+    own = vars(optimizer)
+    groups, held = own.get("param_groups"), own.get("state")
+    kept = [*optimizer.param_groups]
 
     def keep(loaded: Optimizer) -> None:
-        if loaded.param_groups is groups or loaded.state is held:
+        if groups is None or held is None:  # properties: it wraps other optimizers
             return
-        for group, new in zip(kept, loaded.param_groups, strict=False):
-            group.clear()
-            group.update(new)
-        groups[:] = [*kept[: len(loaded.param_groups)], *loaded.param_groups[len(kept) :]]
-        held.clear()
-        held.update(loaded.state)
-        vars(loaded).update(param_groups=groups, state=held)
+        new_groups, new_state = loaded.param_groups, loaded.state
+        if new_groups is not groups:
+            for group, new in zip(kept, new_groups, strict=False):
+                if group is not new:
+                    group.clear()
+                    group.update(new)
+            groups[:] = [*kept[: len(new_groups)], *new_groups[len(kept) :]]
+        if new_state is not held:
+            held.clear()
+            held.update(new_state)
+        own.update(param_groups=groups, state=held)
 
     try:
         # Before a subclass hands them to an optimizer of its own.
         handle = optimizer.register_load_state_dict_post_hook(keep, prepend=True)
-    except AttributeError:  # it wraps an optimizer and was built without torch's __init__
+    except AttributeError:  # it was built without torch's __init__
         return optimizer.load_state_dict(state)
     try:
         optimizer.load_state_dict(state)
