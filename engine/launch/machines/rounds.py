@@ -104,6 +104,10 @@ class Rounds:
         """Whether the last message of `node` is older than the time-out."""
         return self.silence_s(node) > self._options.node_timeout_s
 
+    def silence_message(self, node: Node) -> str:
+        """Return a message that `node` is silent."""
+        return f"{self.describe(node)} was silent for {self._options.node_timeout_s:g} s"
+
     def count_failure(self, node: Node) -> None:
         """Count that `node` has ended this round, because it or its ranks died."""
         self._failures.append((self.number, node.host))
@@ -135,10 +139,7 @@ class Rounds:
             if node.left:
                 return "stop", f"{self.describe(node)} leaves: {node.left}"
             if self.is_silent(node):
-                return (
-                    "kill",
-                    f"{self.describe(node)} was silent for {self._options.node_timeout_s:g} s: it is left out",
-                )
+                return "kill", f"{self.silence_message(node)}: it is left out"
         # The ranks of those that are done may be ahead of the others, which come to the end as well.
         if any(node.is_ready and not node.is_done for node in self.members) or self.have_left():
             return "stop", ""

@@ -266,7 +266,8 @@ class NodeServer:
         """Record how the round ended; end the run unless another round makes sense."""
         rounds = self._rounds
         lost = [node for node in rounds.members if not node.is_ready and not node.left]
-        for node in lost:
+        for node in lost:  # it may have become silent since this look asked why the round ends
+            self._why = self._why or f"{rounds.silence_message(node)}: it is left out"
             self._write_outcomes_of(node)
         ranks = rounds.ranks(rounds.members[-1]).stop
         outcome = decide(self._session.outcomes(), 1, ranks)
@@ -292,7 +293,7 @@ class NodeServer:
 
     def _write_outcomes_of(self, node: Node) -> None:
         """Write the outcomes of the ranks of a silent node, which can write none."""
-        error = WorldError(f"{self._rounds.describe(node)} was silent for {self._run.job.world.node_timeout_s:g} s")
+        error = WorldError(self._rounds.silence_message(node))
         ended = time.time() - self._rounds.silence_s(node)  # what the others say follows from it
         for rank in self._rounds.ranks(node):
             self._session.write_outcome(replace(Outcome.of(error, rank=rank), time=ended))

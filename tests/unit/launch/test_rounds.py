@@ -1,14 +1,21 @@
 """Rounds: which nodes train together, told by a clock that is moved by hand."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from support.flow_runs import tiny_job
 
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.launch import watchdog
 from midstride.engine.launch.machines.rounds import Node, Rounds
+from midstride.engine.launch.machines.secret import RunSecret
+from midstride.engine.launch.machines.server import NodeServer
+from midstride.engine.runs.run import Run
+from midstride.engine.session.session import Session
 
 pytestmark = pytest.mark.fast
 
@@ -212,3 +219,21 @@ def test_a_node_that_ended_two_rounds_waits_if_others_suffice(clock: Clock) -> N
         assert rounds.begin()
         rounds.close()
     assert not rounds.fails_too_often(two), "it has done well since"
+
+
+@pytest.mark.parametrize("reads", range(12))
+def test_a_round_ends_by_a_silent_node_at_whichever_look_at_the_clock(reads: int, tmp_path: Path) -> None:
+    """The ranks of the other one have ended by then. Time passes between two looks, too."""
+    rounds = rounds_of(Clock(), nodes="1:2", processes=1, node_timeout_s=5)
+    run = Run(tiny_job(tmp_path).model_copy(update={"world": rounds._options}), "a")
+    server = NodeServer(Session.create(run.document(1, 1.0)), run, "127.0.0.1", RunSecret("secret"), 5.0)
+    server._connections, server._rounds = Mock(), rounds
+    come(rounds, "a", "b")
+    server._advance()
+    rounds._clock = lambda: 100.0
+    rounds.update(rounds.members[0], waits=True)
+    ticks = iter([0.0] * reads)
+    rounds._clock = lambda: next(ticks, 100.0)
+    while rounds.members:
+        server._watch()
+    assert server._why == "node b (rank 1) was silent for 5 s: it is left out"
