@@ -29,7 +29,7 @@ from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, mo
 from midstride.engine.optim.optimizers import OptimizerList
 from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators
-from midstride.engine.state.module_index import ModuleIndex
+from midstride.engine.state.module_index import Members
 from midstride.engine.state.object_nodes import kind_name
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.mixins import ModelParallel, saved_weights
@@ -210,10 +210,10 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
     """Return the objects of a loop as one part of its state."""
     kept, others = objects.kept, objects.others
     samplers = SamplerValues(objects.sources)
-    schedulers, index = list(kept.schedulers.values()), ModuleIndex.of(objects.modules)
+    schedulers = list(kept.schedulers.values())
 
-    def roots(quiet: QuietOwners | None) -> Iterator[Root]:
-        yield from module_roots(index.now(), quiet)
+    def roots(members: Members, quiet: QuietOwners | None) -> Iterator[Root]:
+        yield from module_roots(members, quiet)
         yield Root("state", "", vars(objects.state), objects.state)
         yield Root("kept", "", vars(others), others)
         for name, (owner, names) in kept.owners.items():
@@ -224,14 +224,15 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
         yield from optimizer_roots(kept.optimizers.values(), schedulers)
         yield from global_generators(objects.holders)
 
-    def anchors() -> dict[str, object]:
-        named = module_anchors(index.now()) | {"state": objects.state}
+    def anchors(members: Members) -> dict[str, object]:
+        named = module_anchors(members) | {"state": objects.state}
         named |= {f"optimizer {name}": optimizer for name, optimizer in kept.optimizers.items()}
         named |= {f"scheduler {name}": config.scheduler for name, config in kept.schedulers.items()}
         named |= {f"data {name}": owner for name, owner in data_in(objects.sources()).items()} | samplers.anchors()
         return named | objects.sources()
 
-    return Objects(roots, anchors, context.device, takes_settings="settings" in context.settings.accept_change)
+    takes_settings = "settings" in context.settings.accept_change
+    return Objects(objects.modules, roots, anchors, context.device, takes_settings=takes_settings)
 
 
 def outer_values(objects: LoopObjects, graph: Objects) -> Iterator[tuple[str, object]]:

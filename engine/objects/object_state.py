@@ -46,8 +46,9 @@ class Objects(AlikeOnRanks):
     """The attributes of a run's objects, as one part of its state.
 
     Args:
-        roots: yields the current attributes, without those of the given owners.
-        anchors: returns the objects in other parts of the state, by name.
+        module: the module that is trained.
+        roots: yields the current attributes, given the module's members, without those of the given owners.
+        anchors: returns the objects in other parts of the state, by name, given the module's members.
         device: where tensors are put that training has added.
         is_kept: whether snapshots hold this state; then it warns of values that snapshots cannot hold.
         takes_settings: whether settings that the first attempt built otherwise are taken from this one.
@@ -57,13 +58,15 @@ class Objects(AlikeOnRanks):
 
     def __init__(
         self,
-        roots: Callable[[QuietOwners | None], Iterator[Root]],
-        anchors: Callable[[], dict[str, object]],
+        module: nn.Module,
+        roots: Callable[[Members, QuietOwners | None], Iterator[Root]],
+        anchors: Callable[[Members], dict[str, object]],
         device: torch.device,
         *,
         is_kept: bool = True,
         takes_settings: bool = False,
     ) -> None:
+        self._module, self._index = module, ModuleIndex.of(module)
         self._roots, self._anchors, self._device = roots, anchors, device
         self._takes_settings, self._is_kept = takes_settings, is_kept
         self._quiet = QuietOwners()
@@ -90,20 +93,11 @@ class Objects(AlikeOnRanks):
     @classmethod
     def of_module(cls, module: nn.Module) -> "Objects":
         """Return the state of one module's objects, without warnings, outside of snapshots."""
-
-        def members() -> Members:
-            return ModuleIndex.of(module).now()
-
-        return cls(
-            lambda quiet: module_roots(members(), quiet),
-            lambda: module_anchors(members()),
-            torch.device("cpu"),
-            is_kept=False,
-        )
+        return cls(module, module_roots, module_anchors, torch.device("cpu"), is_kept=False)
 
     def _begin(self) -> None:
         """Record the state when a fit begins, which every attempt sets up in the same way."""
-        walk, roots = self._walk()
+        walk, roots = self._walk(self._index.now())
         for root in roots:
             nodes = root.nodes(walk)
             self._built[root.path] = set(root.values)
@@ -119,12 +113,12 @@ class Objects(AlikeOnRanks):
         self._note(walk)
         self._hooks = RegisteredHooks(_hooks_of(roots, walk))
 
-    def _walk(self, quiet: QuietOwners | None = None) -> tuple[GraphWalk, list[Root]]:
-        anchors = self._anchors()
+    def _walk(self, members: Members, quiet: QuietOwners | None = None) -> tuple[GraphWalk, list[Root]]:
+        anchors = self._anchors(members)
         tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
         names = {id(value): name for name, value in anchors.items()}
         walk = GraphWalk(names, tensors, built=self._as_built)
-        return walk, [self._without_hook_marks(root) for root in self._roots(quiet)]
+        return walk, [self._without_hook_marks(root) for root in self._roots(members, quiet)]
 
     def _without_hook_marks(self, root: Root) -> Root:
         """Return `root` without a library's notes that it has registered hooks in training.
@@ -139,7 +133,7 @@ class Objects(AlikeOnRanks):
 
     def state_dict(self) -> dict[str, Any]:
         """Return every attribute that decides the rest of the run, by group, owner and name."""
-        walk, roots = self._walk(self._quiet)
+        walk, roots = self._walk(self._index.now(), self._quiet)
         state: Nodes = {}
         deleted: list[list[str]] = []
         classes = {}
@@ -169,7 +163,7 @@ class Objects(AlikeOnRanks):
 
         An object moved to another place, or resized, has another number: a restore fills another object there.
         """
-        walk, roots = self._walk()
+        walk, roots = self._walk(self._index.now())
         for root in roots:
             root.nodes(walk)
         left_out = [*walk.opaque.values(), *walk.held.values(), *walk.large.values(), *walk.deep.values()]
@@ -192,7 +186,7 @@ class Objects(AlikeOnRanks):
         self._unwritable.ignore(self._read)
 
     def _unwritable_in_data(self) -> dict[str, object]:
-        walk, roots = self._walk(EveryOwner())
+        walk, roots = self._walk(self._index.now(), EveryOwner())
         for root in [root for root in roots if root.is_data]:
             root.nodes(walk)
         return {**walk.opaque, **walk.held, **walk.large}
@@ -222,12 +216,13 @@ class Objects(AlikeOnRanks):
         others = {f"{group}/{name}".rstrip("/") for group, owners in state_dict.items() for name in owners}
         others |= {path for path, _ in state_dict.get("deleted", ())} | {*state_dict.get("classes", ())}
         quiet = self._quiet.without(others)
-        lost = self._set_classes(state_dict.get("classes", {}), quiet)
-        walk, roots = self._walk(quiet)
+        members = self._index.now()  # which stay the same: classes and attributes change
+        lost = self._set_classes(state_dict.get("classes", {}), [*self._roots(members, quiet)])
+        walk, roots = self._walk(members, quiet)
         for root in roots:
             self._leave_setup_out(root, state_dict)
         saved = [self._saved(root, state_dict, walk) for root in roots]
-        restore = GraphRestore(walk, self._anchors(), self._device, change)
+        restore = GraphRestore(walk, self._anchors(members), self._device, change)
         restore.stale.update(lost)
         left = {
             f"{root.path}/{name}"
@@ -259,15 +254,15 @@ class Objects(AlikeOnRanks):
         state_dict.clear()
         state_dict.update(now)  # what is read back: with what could not be as it was, which has been said
 
-    def _set_classes(self, classes: Mapping[str, str], quiet: QuietOwners) -> dict[str, str]:
+    def _set_classes(self, classes: Mapping[str, str], roots: Sequence[Root]) -> dict[str, str]:
         """Set owners' classes as in the snapshot, or as built; return those that could not be set.
 
         Args:
             classes: those that the snapshot names, by path.
-            quiet: owners that have the classes that they were built with.
+            roots: the owners, without those that have the classes that they were built with.
         """
         lost = {}
-        for root in [*self._roots(quiet)]:
+        for root in roots:
             now = kind_name(type(root.owner))
             wanted = classes.get(root.path, self._classes.get(root.path, now))
             if now == wanted:

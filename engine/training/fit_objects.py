@@ -22,7 +22,7 @@ from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_roots
-from midstride.engine.state.module_index import ModuleIndex
+from midstride.engine.state.module_index import Members
 from midstride.engine.training.context import EvaluationContext, FitContext
 
 __all__ = ["classes_of", "evaluated_objects", "objects_of", "watched_values"]
@@ -36,10 +36,9 @@ def objects_of(context: FitContext) -> Objects:
     """
     data = _data_of(context.loaders, context.source)
     samplers = SamplerValues(lambda: _loaders(context.loaders))
-    callbacks, index = by_class_name(context.callbacks), ModuleIndex.of(context.module)
+    callbacks = by_class_name(context.callbacks)
 
-    def roots(quiet: QuietOwners | None) -> Iterator[Root]:
-        members = index.now()
+    def roots(members: Members, quiet: QuietOwners | None) -> Iterator[Root]:
         yield from module_roots(members, quiet)
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         yield from _callback_roots(callbacks)
@@ -49,15 +48,16 @@ def objects_of(context: FitContext) -> Objects:
         yield from optimizer_roots(context.optimizers, context.schedulers)
         yield from global_generators([*members.modules.values(), *context.callbacks, *data.values()])
 
-    def anchors() -> dict[str, object]:
-        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(index.now())}
+    def anchors(members: Members) -> dict[str, object]:
+        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(members)}
         named |= {f"callback {number}": callback for number, callback in enumerate(context.callbacks)}
         named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(context.optimizers)}
         named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(context.schedulers)}
         named |= {f"data {name}": owner for name, owner in data.items()} | samplers.anchors()
         return named | _loaders(context.loaders)
 
-    return Objects(roots, anchors, context.device, takes_settings="settings" in context.settings.accept_change)
+    takes_settings = "settings" in context.settings.accept_change
+    return Objects(context.module, roots, anchors, context.device, takes_settings=takes_settings)
 
 
 def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Objects:
@@ -72,10 +72,8 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
     data |= {"module": source} if isinstance(source := context.trainer.datamodule, DataModule) else {}
     callbacks = {str(n): callback for n, callback in enumerate(context.callbacks) if is_user_class(type(callback))}
     holders = [context.module, *context.module.modules(), *context.callbacks, *data.values()]
-    index = ModuleIndex.of(context.module)
 
-    def roots(quiet: QuietOwners | None) -> Iterator[Root]:
-        members = index.now()
+    def roots(members: Members, quiet: QuietOwners | None) -> Iterator[Root]:
         yield from module_roots(members, quiet)
         yield Root("trainer", "", context.trainer.set_by_users(), context.trainer, is_setup=True)
         for number, callback in callbacks.items():
@@ -84,12 +82,12 @@ def evaluated_objects(context: EvaluationContext, loader: ResumableLoader) -> Ob
             yield Root("data", name, attributes_of(owner), owner, is_setup=True, is_data=True)
         yield from global_generators(holders)
 
-    def anchors() -> dict[str, object]:
-        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(index.now())}
+    def anchors(members: Members) -> dict[str, object]:
+        named: dict[str, object] = {"trainer": context.trainer, **module_anchors(members)}
         named |= {f"callback {number}": callback for number, callback in callbacks.items()}
         return named | {f"data {name}": owner for name, owner in data.items()} | loaders
 
-    return Objects(roots, anchors, context.device, is_kept=False)
+    return Objects(context.module, roots, anchors, context.device, is_kept=False)
 
 
 def watched_values(context: FitContext, objects: Objects) -> Callable[[], Iterator[tuple[str, object]]]:

@@ -63,7 +63,8 @@ def test_another_function_class_or_type_is_seen(lines: Any, kind: str) -> None:
 
 
 def objects_of(held: list[Any]) -> Objects:
-    return Objects(lambda quiet: iter([Root("module", "", {"held": held})]), dict, torch.device("cpu"))
+    root = Root("module", "", {"held": held})
+    return Objects(nn.Module(), lambda members, quiet: iter([root]), lambda members: {}, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

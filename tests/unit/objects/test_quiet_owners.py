@@ -10,7 +10,7 @@ from torch import nn
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_roots
 from midstride.engine.state.differences import differences
-from midstride.engine.state.module_index import ModuleIndex
+from midstride.engine.state.module_index import Members
 
 pytestmark = pytest.mark.fast
 
@@ -55,12 +55,10 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 def _objects(net: nn.Module, *, is_forgetful: bool) -> Objects:
-    index = ModuleIndex(net)
-    return Objects(
-        lambda quiet: module_roots(index.now(), None if is_forgetful else quiet),
-        lambda: module_anchors(index.now()),
-        torch.device("cpu"),
-    )
+    def roots(members: Members, quiet: QuietOwners | None) -> Iterator[Root]:
+        return module_roots(members, None if is_forgetful else quiet)
+
+    return Objects(net, roots, module_anchors, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -88,14 +86,13 @@ SILENT = ("nothing", "another weight")
 
 def test_layers_as_they_were_are_left_out() -> None:
     net, counts = Net(), list[int]()
-    index = ModuleIndex(net)
 
-    def roots(quiet: QuietOwners | None) -> Iterator[Root]:
-        found = [*module_roots(index.now(), quiet)]
+    def roots(members: Members, quiet: QuietOwners | None) -> Iterator[Root]:
+        found = [*module_roots(members, quiet)]
         counts.append(len(found))
         return iter(found)
 
-    objects = Objects(roots, lambda: module_anchors(index.now()), torch.device("cpu"))
+    objects = Objects(net, roots, module_anchors, torch.device("cpu"))
     objects.load_state_dict(objects.state_dict())
     assert counts[0] > 20
     assert max(counts[1:]) < 6

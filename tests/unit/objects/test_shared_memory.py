@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from midstride.engine.objects.left_out import is_shared
 from midstride.engine.objects.object_state import Objects
@@ -53,4 +54,5 @@ def test_a_large_file_in_memory_is_watched_if_it_can_be_written(mode: Any, watch
     (tmp_path / "file").write_bytes(bytes(2 << 20))
     held = {"rows": np.memmap(tmp_path / "file", mode=mode)}
     root = Root("data", "training", held, is_setup=True, is_data=True)
-    assert Objects(lambda quiet: iter([root]), dict, torch.device("cpu")).watched.keys() == watched
+    objects = Objects(nn.Module(), lambda members, quiet: iter([root]), lambda members: {}, torch.device("cpu"))
+    assert objects.watched.keys() == watched
