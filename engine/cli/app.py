@@ -267,12 +267,22 @@ def audit(url: Url, /) -> int:
     Ends with 1 if not each exactly once.
     """
     with busy(f"reading {url}"), runs_at(url) as runs:
-        from midstride.engine.runs.audit import audit as audit_of  # with torch, which takes seconds
+        from midstride.engine.runs.audit import Audit  # with torch, which takes seconds
+        from midstride.engine.runs.audit import audit as audit_of
 
-        audits = [(name, audit_of(store.url)) for name, store in runs]
+        audits, refused = list[tuple[str, Audit]](), list[str]()
+        for name, store in runs:
+            try:
+                audits.append((name, audit_of(store.url)))
+            except EngineError as error:
+                if len(runs) == 1:
+                    raise
+                refused.append(str(error))  # the other runs of the store can be audited
     for name, found in audits:
         show_audit(name, found)
-    return 0 if all(found.is_clean for _, found in audits) else 1
+    for reason in refused:
+        show_error(reason)
+    return 1 if refused or not all(found.is_clean for _, found in audits) else 0
 
 
 def _usage_error(error: CycloptsError) -> str:

@@ -26,7 +26,7 @@ def diff(a: RunUrl, b: RunUrl, /, *, as_json: AsJson = False) -> int:
         store = open_run(url)
         with store.errors_explained("read"):
             check_there(store)
-            if not store.list("lease"):
+            if not (store.list("lease") or store.list("snapshots")):
                 raise UserError(f"{url} was never trained: there is nothing to compare")
     from midstride.engine.runs.run_difference import run_difference  # with torch, which takes seconds
 

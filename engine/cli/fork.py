@@ -10,7 +10,7 @@ from midstride.engine.cli.output import AsJson, busy, print_json
 from midstride.engine.cli.replay import is_of_loop
 from midstride.engine.formatting import printable
 from midstride.engine.runs.forked_job import OptimizerFrom, beside, fork_at
-from midstride.engine.runs.run import job_of
+from midstride.engine.runs.run import check_there, job_of
 from midstride.engine.snapshots.parent import open_run
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.urls import absolute_url
@@ -57,6 +57,7 @@ def fork(
         source = open_run(absolute_url(url))
         target = Store.open(beside(source.url, run), source.options)
         with source.errors_explained("read"):
+            check_there(source)
             parent, job = fork_at(source, target, step, settings, optimizer_from), job_of(source)
     if as_json:
         print_json({"url": target.url, "parent": source.url, "snapshot": parent.snapshot, "step": parent.step})

@@ -9,6 +9,7 @@ law 3 holds. The metric log must have one row for each step.
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -277,7 +278,7 @@ def _batches(first: int, end: int) -> str:
 def _faults_of_log(steps: Sequence[int]) -> list[str]:
     if list(steps) == list(range(1, len(steps) + 1)):
         return []
-    twice = sorted({step for step in steps if steps.count(step) > 1})[:5]
+    twice = sorted(step for step, count in Counter(steps).items() if count > 1)[:5]
     holes = sorted(set(range(1, max(steps) + 1)) - set(steps))[:5]
     faults = [f"the metric log has more than one row of step {step}" for step in twice]
     faults += [f"the metric log has no row of step {step}" for step in holes]

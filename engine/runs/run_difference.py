@@ -137,18 +137,19 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
         launch_for: returns a function that trains a fork of a run.
     """
     a, b = (open_run(url) for url in urls)
-    compared = compare_runs(dict(zip(urls, (a, b), strict=True)))
-    rows = metric_rows(a), metric_rows(b)
-    row = first_difference(*rows)
-    kept = SnapshotCatalog(a).snapshots(), SnapshotCatalog(b).snapshots()
-    equal, state, damaged = _first_state(a, b, _pairs(*kept))
-    found: dict[str, Any] = {
-        "settings": compared.settings,
-        "changed": changes_between(a, b),
-        "row": row,
-        "damaged": damaged,
-        "last": (_last_step(kept[0], rows[0]), _last_step(kept[1], rows[1])),
-    }
+    with a.errors_explained("read"), b.errors_explained("read"):
+        compared = compare_runs(dict(zip(urls, (a, b), strict=True)))
+        rows = metric_rows(a), metric_rows(b)
+        row = first_difference(*rows)
+        kept = SnapshotCatalog(a).snapshots(), SnapshotCatalog(b).snapshots()
+        equal, state, damaged = _first_state(a, b, _pairs(*kept))
+        found: dict[str, Any] = {
+            "settings": compared.settings,
+            "changed": changes_between(a, b),
+            "row": row,
+            "damaged": damaged,
+            "last": (_last_step(kept[0], rows[0]), _last_step(kept[1], rows[1])),
+        }
     found |= {"equal_step": equal[0].position.step if equal else None, "state": state}
     until = min((one.step for one in (row, state) if one is not None), default=None)
     if until is None:

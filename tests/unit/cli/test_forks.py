@@ -101,6 +101,11 @@ def test_options_of_optimizers(
     assert {*job.accept_change} == accepted
 
 
+def test_a_parent_that_is_not_there_is_named(said: Callable[..., Any], tmp_path: Path) -> None:
+    code, text = said("fork", f"{tmp_path}/none", "--run", "b")
+    assert (code, f"there is no run 'none' in {tmp_path}" in text) == (2, True), text
+
+
 # --- replay ---------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +224,35 @@ def test_a_run_on_s3(trained: TrainingJob, bucket: str, said: Callable[..., Any]
     code, text = said("replay", job.run_url("b"), "--step", "23")
     assert (code, "all rows equal" in text) == (0, True), text
     assert {path: store.read(path) for path in store.find()} == before
+
+
+@pytest.mark.parametrize("command", ["diff", "compare"])
+def test_of_two_runs_the_one_that_cannot_be_read_is_named(
+    trained: TrainingJob, tmp_path: Path, said: Callable[..., Any], command: str
+) -> None:
+    copy = shutil.copytree(Path(trained.store_url, "a"), tmp_path / "copy")
+    (copy / "job.json").unlink()
+    (copy / "job.json").mkdir()  # root can read any file
+    for urls in ((f"{trained.store_url}/a", str(copy)), (str(copy), f"{trained.store_url}/a")):
+        code, text = said(command, *urls)
+        assert (code, text.startswith(f"{copy} cannot be read: [Errno 21] Is a directory")) == (2, True), text
+
+
+def test_a_lost_lease_is_named_by_diff(trained: TrainingJob, tmp_path: Path, said: Callable[..., Any]) -> None:
+    copy = shutil.copytree(Path(trained.store_url, "a"), tmp_path / "copy")
+    shutil.rmtree(copy / "lease")
+    code, text = said("diff", f"{trained.store_url}/a", str(copy))
+    assert (code, f"{copy}/lease/000001.json is missing" in text) == (1, True), text
+
+
+def test_a_run_that_cannot_be_audited_hides_no_other(
+    trained: TrainingJob, tmp_path: Path, said: Callable[..., Any]
+) -> None:
+    shutil.copytree(Path(trained.store_url, "a"), tmp_path / "a")
+    (tmp_path / "dead" / "lease").mkdir(parents=True)
+    code, text = said("audit", str(tmp_path))
+    assert (code, "each sample was used once" in text) == (1, True), text
+    assert f"{tmp_path}/dead has no snapshot: samples can be audited" in text
 
 
 def test_two_runs_that_differ(trained: TrainingJob, said: Callable[..., Any]) -> None:
