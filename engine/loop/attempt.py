@@ -250,7 +250,8 @@ class Attempt:
         if not self.progress.in_epoch:
             self.progress.begin_epoch()
             self._watch.look("epochs")
-            self._boundary.between_steps()
+            if not any(feed.is_running for feed in self._objects.feeds.feeds):
+                self._boundary.between_steps()  # else only the first batch shows which pass goes on
 
     def end_epoch(self) -> None:
         """Reduce the values logged in the epoch, and count it.

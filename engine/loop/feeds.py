@@ -77,6 +77,8 @@ class Feed:
         self.is_running = False
         #: whether the next iterator continues the pass of a snapshot
         self.continues = False
+        #: whether an iterator is to continue it, which has not returned a batch yet
+        self._is_claimed = False
         self._begun = False
         self._restores = 0
         self._iterator: Callable[[], Generator[Any, None, None] | None] = _none
@@ -99,7 +101,14 @@ class Feed:
     def claim(self) -> bool:
         """Return whether a new iterator continues the pass of a snapshot; no later one does."""
         claimed, self.continues = self.continues, False
+        self._is_claimed = self._is_claimed or claimed
         return claimed
+
+    def unclaim(self) -> None:
+        """End the pass of a snapshot, as the script has dropped the iterator that was to continue it."""
+        if self._is_claimed:
+            self._is_claimed = False
+            self.end_pass()
 
     def begin_pass(self, *, continues: bool) -> None:
         """Continue the pass of a snapshot, or begin the next one."""
@@ -107,6 +116,7 @@ class Feed:
             self.number, self.batch, self.at_end = self.number + self._begun, 0, False
             self.reader.set_at_end(False)
         self._begun = self.is_running = True
+        self._is_claimed = False
 
     def batches(self) -> Iterator[Any]:
         """Yield the batches from the position on; it starts again from the position after a restore."""
@@ -226,6 +236,6 @@ class LoopLoader:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the rest of the pass of a snapshot, or else over the next pass.
 
-        Which it is shows at the first batch: a script can call `iter` before the state is restored.
+        Before the state is restored, which it is shows at the first batch.
         """
         return self.feed.read_by(self._read(self.feed))

@@ -374,8 +374,23 @@ class Loop:
         raise UserError("steps(...) takes a loader of this loop and a number of steps, or a number of steps alone")
 
     def _read(self, feed: Feed) -> Generator[Any, None, None]:
-        """Yield the batches of a pass; the first loader that trains in an epoch leads it."""
-        attempt, continues = self._attempt, feed.claim()
+        """Return an iterator over the next pass, or the rest of a snapshot's.
+
+        The first iterator after the restore continues the pass of the snapshot.
+        """
+        reading = self._batches(feed, claimed=self._attempt is not None and feed.claim())
+        next(reading)  # it is within its `try` then, where it notices that the script drops it before a batch
+        return reading
+
+    def _batches(self, feed: Feed, *, claimed: bool) -> Generator[Any, None, None]:
+        """Yield None, then the batches of a pass; the first loader that trains in an epoch leads it."""
+        try:
+            yield
+        except GeneratorExit:
+            if claimed:
+                feed.unclaim()
+            raise
+        attempt, continues = self._attempt, claimed or feed.claim()
         with exit_codes_of_errors():
             if attempt is not None and self._runs and attempt.may_lead(feed):
                 yield from attempt.lead(feed, continues=continues)

@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,66 @@ def test_an_iterator_made_before_the_loop_continues_its_pass(script: Callable[..
         assert one.train.batch == count
         one.loop.close()
     assert sorted(seen) == [*range(24)]
+
+
+Pair = Callable[[Any, Any], None]
+
+
+def by_zip(one: Script, other: Any, use: Pair) -> None:
+    for _ in one.loop.epochs(3):
+        for first, second in zip(one.train, other, strict=False):
+            use(first, second)
+
+
+def by_an_iterator_for_each_epoch(one: Script, other: Any, use: Pair) -> None:
+    for _ in one.loop.epochs(3):
+        seconds = iter(other)
+        for first in one.train:
+            use(first, next(seconds))
+
+
+def by_an_iterator_for_all_epochs(one: Script, other: Any, use: Pair) -> None:
+    seconds = iter(other)
+    for _ in one.loop.epochs(3):
+        for first in one.train:
+            if (second := next(seconds, None)) is None:
+                second = next(seconds := iter(other))
+            use(first, second)
+
+
+def by_a_generator(one: Script, other: Any, use: Pair) -> None:
+    seconds = (batch for _ in itertools.count() for batch in other)
+    for _ in one.loop.epochs(3):
+        for first in one.train:
+            use(first, next(seconds))
+
+
+@pytest.mark.parametrize("samples", [12, 16], ids=["as long", "longer"])
+@pytest.mark.parametrize("read", [by_zip, by_an_iterator_for_each_epoch, by_an_iterator_for_all_epochs, by_a_generator])
+def test_a_second_loader_after_the_end_of_an_epoch_reads_as_undisturbed(
+    read: Callable[[Script, Any, Pair], None], samples: int, tmp_path: Path
+) -> None:
+    def pairs(run: str, *ends: int) -> list[list[int]]:
+        """Return the samples of each step, in a run that ends in the steps of numbers `ends` and is resumed."""
+        seen: dict[int, list[int]] = {}
+        for end in (*ends, None):
+            one = Script(tmp_path / run, snapshots={"every_steps": 1}).kept()
+            other = one.loop.loader(DataLoader(TensorDataset(torch.arange(samples)), 2, shuffle=True))
+
+            def use(first: Any, second: Any, one: Script = one, end: int | None = end) -> None:
+                if (step := one.loop._progress.step) == end:
+                    raise KeyError
+                one.step(first)
+                seen[step] = [*first[0].flatten().tolist(), *second[0].tolist()]
+
+            with nullcontext() if end is None else pytest.raises(KeyError):
+                read(one, other, use)
+            one.loop.close()
+        return [*seen.values()]
+
+    whole = pairs("whole")
+    assert len(whole) == 18
+    assert pairs("resumed", 6, 12, 13) == whole
 
 
 def test_the_batch_of_a_loader_between_passes_is_0(script: Callable[..., Script]) -> None:
