@@ -45,10 +45,10 @@ def unsaved_values(
 
     Args:
         holders: the objects of the training.
-        loaders: loaders of the training, by name.
+        loaders: loaders and samplers of the training, by name.
         objects: the part of the state that holds attributes.
     """
-    held = {*map(id, holders)}
+    held = {*map(id, holders), *map(id, loaders.values())}
     for name, value in class_and_global_state(holders, objects.kinds):
         if _is_plain(value) and id(value) not in held:
             yield name, value

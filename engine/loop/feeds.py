@@ -105,7 +105,7 @@ class Feed:
         return claimed
 
     def unclaim(self) -> None:
-        """End the pass of a snapshot, as the script has dropped the iterator that was to continue it."""
+        """End the pass of a snapshot: the script dropped the iterator that would continue it."""
         if self._is_claimed:
             self._is_claimed = False
             self.end_pass()

@@ -166,9 +166,10 @@ class Objects(AlikeOnRanks):
         walk, roots = self._walk(self._index.now())
         for root in roots:
             root.nodes(walk)
+        owners = {id(root.owner): hash((root.path, type(root.owner))) for root in roots if root.is_data}
         left_out = [*walk.opaque.values(), *walk.held.values(), *walk.large.values(), *walk.deep.values()]
         not_filled = {id(one) for one in left_out}
-        return {
+        return owners | {
             address: hash((path, *_layout(one)))
             for address, (path, one) in walk.seen.items()
             if address not in not_filled and type(one) is not itertools.count

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from midstride.engine import Loop
 from midstride.engine.errors import EngineError, JobError, UserError
@@ -420,6 +420,45 @@ def test_an_exact_loop_says_nothing(script: Callable[..., Script], caplog: pytes
             one.loop.log("last", loss.item() + epoch)
     assert group is one.optimizer.param_groups[0]
     assert [record.getMessage() for record in caplog.records] == []
+
+
+class Relabelled(Dataset[Any]):
+    def __init__(self) -> None:
+        self.labels, self.rounds = torch.zeros(12, 1), 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.cat([self.labels[index], torch.ones(1)]), index
+
+
+class HardestFirst(Sampler[int]):
+    def __init__(self) -> None:
+        self.losses = torch.zeros(12)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.losses.argsort(stable=True).tolist())
+
+
+SAMPLER = HardestFirst()
+
+
+def test_data_and_samplers_that_training_changes_are_not_named(
+    script: Callable[..., Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    data, sampler = Relabelled(), SAMPLER
+    one = script().kept(DataLoader(data, 2, sampler=sampler))
+    with caplog.at_level(logging.WARNING):
+        for _ in one.loop.epochs(2):
+            for batch in one.train:
+                one.step(batch)
+                sampler.losses[batch[1]] += 1.0
+            data.labels, data.rounds = data.labels + 1.0, data.rounds + 1
+    assert [record.getMessage() for record in caplog.records if ": one" not in record.getMessage()] == []
 
 
 def test_an_object_that_cannot_be_filled_is_refused(script: Callable[..., Script]) -> None:
