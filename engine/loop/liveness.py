@@ -107,11 +107,12 @@ class _Flow:
     def assigned_by(self, at: int) -> frozenset[str]:
         """Return the variables that each iteration of the `for` at `at` assigns."""
         if at not in self._assigned:
+            self._assigned[at] = frozenset()  # for an inner `for` whose `break` leads back here
             self._assigned[at] = self._assigned_from(self.next[at][0], at)
         return self._assigned[at]
 
     def _assigned_from(self, begin: int, end: int) -> frozenset[str]:
-        """Return the variables that are assigned on every way from instruction `begin` to `end`."""
+        """Return the variables that are assigned on every way from `begin` to `end`, with one turn of a `for`."""
         known: dict[int, frozenset[str]] = {begin: frozenset()}
         queue = [begin]
         while queue:
@@ -119,8 +120,10 @@ class _Flow:
             if at == end:
                 continue
             now = known[at] | {name for is_read, name in self.effects[at] if not is_read}
+            is_for = self.instructions[at].opname == "FOR_ITER"
             for one in self.next[at]:
-                merged = now if one not in known else known[one] & now
+                then = now | self.assigned_by(at) if is_for and one == self.next[at][1] else now
+                merged = then if one not in known else known[one] & then
                 if merged != known.get(one):
                     known[one] = merged
                     queue.append(one)

@@ -50,6 +50,27 @@ def nested(loader: Any, inner: Any) -> float:
     return 0.0
 
 
+def nested_twice(loader: Any, inner: Any) -> float:
+    for _ in loader:
+        for x in inner:
+            for y in x:
+                loss = y
+        print(loss)
+    return 0.0
+
+
+def left_early(loader: Any, inner: Any) -> float:
+    loss = 0.0
+    for _ in loader:
+        for x in inner:
+            for y in x:
+                if y is None:
+                    break
+                loss = y
+        print(loss)
+    return 0.0
+
+
 def listed(loader: Any) -> Any:
     scale = 1
     for x in loader:
@@ -78,6 +99,8 @@ def counted(loader: Any) -> Any:
         (best_of, {"best"}, set()),
         (ahead, {"before"}, set()),
         (nested, {"inner"}, set()),
+        (nested_twice, {"inner"}, set()),
+        (left_early, {"inner", "loss"}, set()),
         (listed, {"scale"}, {"y"}),
         (counted, {"count", "more"}, set()),
     ],
