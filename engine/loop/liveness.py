@@ -112,7 +112,7 @@ class _Flow:
         return self._assigned[at]
 
     def _assigned_from(self, begin: int, end: int) -> frozenset[str]:
-        """Return the variables that are assigned on every way from `begin` to `end`, with one turn of a `for`."""
+        """Return what is assigned on every way from `begin` to `end`, with one turn of a `for`."""
         known: dict[int, frozenset[str]] = {begin: frozenset()}
         queue = [begin]
         while queue:
