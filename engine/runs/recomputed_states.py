@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstride.engine.errors import SnapshotMissing, UserError
+from midstride.engine.errors import SnapshotDamaged, SnapshotMissing, UserError
 from midstride.engine.metrics.values import OF_TIME
 from midstride.engine.runs.replay import Launch, changes_between, replay_environment, replay_folder, started_from
 from midstride.engine.runs.replayed_rows import RowDifference, first_difference
@@ -120,18 +120,36 @@ def verify_run(url: str, first: int | None, last: int | None, launch: Launch) ->
             return Verified(run.url, start.position.step, (), error=error)
         changed = changes_between(run.store, fork.store)
         equal: list[int] = []
-        difference, row, store = None, None, fork.store
+        difference, row, store, catalog = None, None, fork.store, SnapshotCatalog(run.store)
+        removed = [] if began or catalog.has(start.name) else [start]
         computed = {_place(one): one for one in SnapshotCatalog(store).snapshots() if one.generation > start.generation}
         for target in targets:
             if (mine := computed.get(_place(target))) is None:
-                return Verified(
-                    run.url, start.position.step, tuple(equal), error=outcome.error or "it ended early", changed=changed
-                )
-            if difference := snapshot_difference(run.store, target, store, mine):
+                error = _removed(removed) or outcome.error or "it ended early"
+                return Verified(run.url, start.position.step, tuple(equal), error=error, changed=changed)
+            try:
+                difference = snapshot_difference(run.store, target, store, mine)
+            except (SnapshotDamaged, SnapshotMissing):
+                if catalog.has(target.name):
+                    raise
+                removed.append(target)  # the run is training
+                continue
+            if difference:
                 row = first_difference(metric_rows(run.store), metric_rows(store))
                 break
             equal.append(target.position.step)
-    return Verified(run.url, start.position.step, tuple(equal), difference, row, changed=changed)
+    error = "" if difference else _removed(removed)
+    return Verified(run.url, start.position.step, tuple(equal), difference, row, error, changed)
+
+
+def _removed(snapshots: Sequence[Snapshot]) -> str:
+    """Return the error that names snapshots removed by the run meanwhile; "" without any."""
+    if not snapshots:
+        return ""
+    return (
+        f"the run trains, and has removed its snapshot of step {_steps(snapshots)} before it was compared. Keep more "
+        "with snapshots.keep, or verify the run once it has ended"
+    )
 
 
 def _place(snapshot: Snapshot) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.flow_runs import TINY, results, tiny_job, train_forked
 
+from midstride.engine.cli.replay import launch_quietly
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.config.world import WorldOptions
 from midstride.engine.launch.launch import launch
@@ -224,6 +225,35 @@ def test_a_run_on_s3(trained: TrainingJob, bucket: str, said: Callable[..., Any]
     code, text = said("replay", job.run_url("b"), "--step", "23")
     assert (code, "all rows equal" in text) == (0, True), text
     assert {path: store.read(path) for path in store.find()} == before
+
+
+@pytest.mark.parametrize("removed", [20, 24])
+def test_a_run_that_removes_a_snapshot_meanwhile_is_not_damaged(
+    trained: TrainingJob, tmp_path: Path, said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    run = shutil.copytree(Path(trained.store_url, "a"), tmp_path / "a")
+    kept = SnapshotCatalog(Store.open(str(run))).snapshots()
+
+    def prune() -> None:
+        for snapshot in kept:
+            if snapshot.position.step == removed:
+                shutil.rmtree(run / snapshot.path)
+
+    def pruning(*arguments: Any) -> Callable[[Run], Any]:
+        def start(fork: Run) -> Any:
+            if removed == 20:
+                prune()
+            outcome = launch_quietly(*arguments)(fork)
+            if removed != 20:
+                prune()
+            return outcome
+
+        return start
+
+    monkeypatch.setattr("midstride.engine.cli.verify.launch_quietly", pruning)
+    code, text = said("verify", str(run), "--from", "20")
+    assert (code, f"has removed its snapshot of step {removed} before it was compared" in text) == (1, True), text
+    assert ("damaged" in text, "missing" in text) == (False, False), text
 
 
 @pytest.mark.parametrize("command", ["diff", "compare"])
