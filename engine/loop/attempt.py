@@ -154,7 +154,7 @@ class Attempt:
             continue_wrappers(feed.iterator, feed.batch)
             self._has_led = True
         self._leader, heartbeat = feed, self._heartbeat
-        batches = feed.batches()
+        batches = self.checkpointer.watched_reads(feed.batches())
         try:
             while True:
                 for fault in self._on_fetch:

@@ -2,8 +2,10 @@
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -422,15 +424,22 @@ def test_an_exact_loop_says_nothing(script: Callable[..., Script], caplog: pytes
     assert [record.getMessage() for record in caplog.records] == []
 
 
+@lru_cache
+def square(index: int) -> int:
+    return index**2
+
+
 class Relabelled(Dataset[Any]):
     def __init__(self) -> None:
         self.labels, self.rounds = torch.zeros(12, 1), 0
+        self.lock: Any = None
 
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.cat([self.labels[index], torch.ones(1)]), index
+        self.lock = self.lock or threading.Lock()  # which no snapshot holds, as a database that reading opens
+        return torch.cat([self.labels[index], torch.ones(1)]), square(index)
 
 
 class HardestFirst(Sampler[int]):
@@ -447,7 +456,7 @@ class HardestFirst(Sampler[int]):
 SAMPLER = HardestFirst()
 
 
-def test_data_and_samplers_that_training_changes_are_not_named(
+def test_what_training_or_reading_changes_in_data_and_samplers_is_not_named(
     script: Callable[..., Script], caplog: pytest.LogCaptureFixture
 ) -> None:
     data, sampler = Relabelled(), SAMPLER
@@ -456,7 +465,7 @@ def test_data_and_samplers_that_training_changes_are_not_named(
         for _ in one.loop.epochs(2):
             for batch in one.train:
                 one.step(batch)
-                sampler.losses[batch[1]] += 1.0
+                sampler.losses[batch[1].sqrt().long()] += 1.0
             data.labels, data.rounds = data.labels + 1.0, data.rounds + 1
     assert [record.getMessage() for record in caplog.records if ": one" not in record.getMessage()] == []
 
