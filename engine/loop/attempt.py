@@ -250,8 +250,9 @@ class Attempt:
         if not self.progress.in_epoch:
             self.progress.begin_epoch()
             self._watch.look("epochs")
+            # Between the batches of a pass, a snapshot could not tell whether the script goes on with the pass.
             if not any(feed.is_running for feed in self._objects.feeds.feeds):
-                self._boundary.between_steps()  # else only the first batch shows which pass goes on
+                self._boundary.between_steps()
 
     def end_epoch(self) -> None:
         """Reduce the values logged in the epoch, and count it.

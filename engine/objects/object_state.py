@@ -66,7 +66,7 @@ class Objects(AlikeOnRanks):
         is_kept: bool = True,
         takes_settings: bool = False,
     ) -> None:
-        self._module, self._index = module, ModuleIndex.of(module)
+        self._module, self._index = module, ModuleIndex.of(module)  # the index alone would not keep it alive
         self._roots, self._anchors, self._device = roots, anchors, device
         self._takes_settings, self._is_kept = takes_settings, is_kept
         self._quiet = QuietOwners()
@@ -97,7 +97,7 @@ class Objects(AlikeOnRanks):
 
     def _begin(self) -> None:
         """Record the state when a fit begins, which every attempt sets up in the same way."""
-        walk, roots = self._walk(self._index.now())
+        walk, roots = self._walk()
         for root in roots:
             nodes = root.nodes(walk)
             self._built[root.path] = set(root.values)
@@ -113,7 +113,8 @@ class Objects(AlikeOnRanks):
         self._note(walk)
         self._hooks = RegisteredHooks(_hooks_of(roots, walk))
 
-    def _walk(self, members: Members, quiet: QuietOwners | None = None) -> tuple[GraphWalk, list[Root]]:
+    def _walk(self, quiet: QuietOwners | None = None, members: Members | None = None) -> tuple[GraphWalk, list[Root]]:
+        members = members or self._index.now()
         anchors = self._anchors(members)
         tensors = {name: value for name, value in anchors.items() if isinstance(value, Tensor)}
         names = {id(value): name for name, value in anchors.items()}
@@ -133,7 +134,7 @@ class Objects(AlikeOnRanks):
 
     def state_dict(self) -> dict[str, Any]:
         """Return every attribute that decides the rest of the run, by group, owner and name."""
-        walk, roots = self._walk(self._index.now(), self._quiet)
+        walk, roots = self._walk(self._quiet)
         state: Nodes = {}
         deleted: list[list[str]] = []
         classes = {}
@@ -163,7 +164,7 @@ class Objects(AlikeOnRanks):
 
         An object moved to another place, or resized, has another number: a restore fills another object there.
         """
-        walk, roots = self._walk(self._index.now())
+        walk, roots = self._walk()
         for root in roots:
             root.nodes(walk)
         owners = {id(root.owner): hash((root.path, type(root.owner))) for root in roots if root.is_data}
@@ -187,7 +188,7 @@ class Objects(AlikeOnRanks):
         self._unwritable.ignore(self._read)
 
     def _unwritable_in_data(self) -> dict[str, object]:
-        walk, roots = self._walk(self._index.now(), EveryOwner())
+        walk, roots = self._walk(EveryOwner())
         for root in [root for root in roots if root.is_data]:
             root.nodes(walk)
         return {**walk.opaque, **walk.held, **walk.large}
@@ -219,7 +220,7 @@ class Objects(AlikeOnRanks):
         quiet = self._quiet.without(others)
         members = self._index.now()  # which stay the same: classes and attributes change
         lost = self._set_classes(state_dict.get("classes", {}), [*self._roots(members, quiet)])
-        walk, roots = self._walk(members, quiet)
+        walk, roots = self._walk(quiet, members)
         for root in roots:
             self._leave_setup_out(root, state_dict)
         saved = [self._saved(root, state_dict, walk) for root in roots]

@@ -189,10 +189,15 @@ def snapshot_difference(ours: Store, expected: Snapshot, theirs: Store, found: S
     """
     for rank in range(min(one.manifest["world_size"] for one in (expected, found))):
         with error_with_remedy():
-            pair = read(ours, expected, rank), read(theirs, found, rank)
+            pair = _state(ours, expected, rank), _state(theirs, found, rank)
         if difference := state_difference(*pair, expected.position.step, rank):
             return difference
     return None
+
+
+def _state(store: Store, snapshot: Snapshot, rank: int) -> Any:
+    with store.errors_explained("read"):
+        return read(store, snapshot, rank)
 
 
 def state_difference(expected: Any, found: Any, step: int, rank: int) -> StateDifference | None:

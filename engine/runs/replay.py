@@ -201,8 +201,9 @@ def changes_between(before: Store, now: Store) -> tuple[str, ...]:
 
 def _bits(store: Store) -> dict[str, Any] | None:
     """Return the environment of a run's newest attempt; None if unknown."""
-    try:
-        bits: dict[str, Any] = json.loads(store.read("run.json")).get("bits", {})
-    except (FileNotFoundError, ValueError):
-        return None
+    with store.errors_explained("read"):
+        try:
+            bits: dict[str, Any] = json.loads(store.read("run.json")).get("bits", {})
+        except (FileNotFoundError, ValueError):
+            return None
     return bits

@@ -33,10 +33,13 @@ class RunComparison:
 
 
 def compare_runs(stores: Mapping[str, Store]) -> RunComparison:
-    """Return the runs in `stores`, by name, side by side."""
-    settings = [_settings(store) for store in stores.values()]
-    rows = [metric_rows(store) for store in stores.values()]
-    values = [_values(report_at(store), logged) for store, logged in zip(stores.values(), rows, strict=True)]
+    """Return the runs in `stores`, by name, side by side; an error of a store names it."""
+    settings, values, rows = list[dict[str, Any]](), list[dict[str, Any]](), list[list[dict[str, str]]]()
+    for store in stores.values():
+        with store.errors_explained("read"):
+            settings.append(_settings(store))
+            rows.append(metric_rows(store))
+            values.append(_values(report_at(store), rows[-1]))
     side_by_side = _side_by_side(settings)
     differing = {key: found for key, found in side_by_side.items() if any(one != found[0] for one in found)}
     return RunComparison([*stores], differing, _side_by_side(values), rows)

@@ -14,7 +14,6 @@ from midstride.engine.runs.replay import Launch, changes_between, replay_environ
 from midstride.engine.runs.replayed_rows import RowDifference, first_difference
 from midstride.engine.runs.run import Run, job_of, run_at
 from midstride.engine.runs.run_comparison import compare_runs
-from midstride.engine.runs.run_report import metric_rows
 from midstride.engine.session.replay_plan import TRACE, ReplayPlan
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
 from midstride.engine.snapshots.parent import open_run
@@ -137,19 +136,17 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
         launch_for: returns a function that trains a fork of a run.
     """
     a, b = (open_run(url) for url in urls)
-    with a.errors_explained("read"), b.errors_explained("read"):
-        compared = compare_runs(dict(zip(urls, (a, b), strict=True)))
-        rows = metric_rows(a), metric_rows(b)
-        row = first_difference(*rows)
-        kept = SnapshotCatalog(a).snapshots(), SnapshotCatalog(b).snapshots()
-        equal, state, damaged = _first_state(a, b, _pairs(*kept))
-        found: dict[str, Any] = {
-            "settings": compared.settings,
-            "changed": changes_between(a, b),
-            "row": row,
-            "damaged": damaged,
-            "last": (_last_step(kept[0], rows[0]), _last_step(kept[1], rows[1])),
-        }
+    compared = compare_runs({"a": a, "b": b})
+    rows, kept = compared.rows, (_snapshots(a), _snapshots(b))
+    row = first_difference(rows[0], rows[1])
+    equal, state, damaged = _first_state(a, b, _pairs(*kept))
+    found: dict[str, Any] = {
+        "settings": compared.settings,
+        "changed": changes_between(a, b),
+        "row": row,
+        "damaged": damaged,
+        "last": tuple(map(_last_step, kept, rows)),
+    }
     found |= {"equal_step": equal[0].position.step if equal else None, "state": state}
     until = min((one.step for one in (row, state) if one is not None), default=None)
     if until is None:
@@ -164,6 +161,11 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
     cause = first_cause(*traces)
     why = "" if cause else "computed again here, their steps are equal: code, data or the machine differed then"
     return RunDifference(**found, cause=cause, why_no_cause=why)
+
+
+def _snapshots(store: Store) -> list[Snapshot]:
+    with store.errors_explained("read"):
+        return SnapshotCatalog(store).snapshots()
 
 
 def _last_step(kept: Iterable[Snapshot], rows: Iterable[Mapping[str, str]]) -> int:

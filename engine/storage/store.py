@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import PurePath
 from typing import Literal
 from uuid import uuid4
 
@@ -271,10 +270,7 @@ class Store(ABC):
             if isinstance(full := self.advice(error, done), StoreFull):
                 raise full from error
             elsewhere = f", {_ANOTHER_PLACE}" if done == "written" else "."
-            place, file, here = self.url, PurePath(str(error.filename or "")), PurePath(self.url)
-            if file.is_absolute() and not (file.is_relative_to(here) or here.is_relative_to(file)):
-                place = str(file.parent)  # of a run that is read beside this one
-            raise StoreUnsafe(f"{place} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
+            raise StoreUnsafe(f"{self.url} cannot be {done}: {error}. {self._way_out(error)}{elsewhere}") from error
 
     def advice(self, error: BaseException, done: str = "written") -> SnapshotError | None:
         """Return an error with the way out of `error`, which the store raised; None if unknown."""
