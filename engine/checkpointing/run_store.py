@@ -273,18 +273,18 @@ class RunStore:
 
         Weights are not restored, so only their sizes are compared here.
         """
-        self._catalog.set_damaged_aside(before=snapshot)
+        faults = self._catalog.set_damaged_aside(before=snapshot)
         for catalog in (Catalog(self.store, folder) for folder in WEIGHTS):
             catalog.newest_good(partial(catalog.verify, sizes_only=True))
-        for fault in self._catalog.log_faults():
+        for fault in faults:
             log.warning("%s: metrics.csv will have a gap, unless it has these rows. The training continues", fault)
 
     def newest_facts(self) -> dict[str, Any]:
         """Return the facts of the newest snapshot; {} if there is none."""
 
         def facts() -> dict[str, Any]:
-            snapshots = self._catalog.snapshots()
-            return dict(snapshots[-1].manifest["facts"]) if snapshots else {}
+            newest = self._catalog.newest_readable()
+            return dict(newest.manifest["facts"]) if newest else {}
 
         return self._on_rank0(facts)
 
@@ -313,8 +313,9 @@ class RunStore:
 
     def _set_fatal_aside(self) -> None:
         """Set aside snapshots after whose resume attempts died before a step; never the oldest one."""
-        older = [snapshot.name for snapshot in self._catalog.snapshots()][1:]
-        for name, attempts in fatal_snapshots(AttemptLog(self.store).attempts()).items():
+        fatal = fatal_snapshots(AttemptLog(self.store).attempts())
+        older = [snapshot.name for snapshot in self._catalog.snapshots()][1:] if fatal else []
+        for name, attempts in fatal.items():
             if name in older:
                 numbers = " and ".join(map(str, attempts))
                 reason = f"attempts {numbers} resumed from it and died before their first new step"
@@ -448,8 +449,8 @@ class RunStore:
         for snapshot in self._catalog.snapshots():
             if snapshot.generation == generation and snapshot.position.step > trusted_step:
                 self._catalog.set_aside_with_warning(snapshot.name, f"no step after {trusted_step} was verified")
-        kept = self._catalog.snapshots()[-1:]
-        return f"a retry resumes from snapshot {kept[0].name}" if kept else "a retry starts over"
+        kept = self._catalog.newest_readable()
+        return f"a retry resumes from snapshot {kept.name}" if kept else "a retry starts over"
 
     def resume_message(self) -> str:
         """Return text that names the snapshot from which the next attempt resumes."""

@@ -89,8 +89,9 @@ def job_run(url: str, step: int | None = None) -> Run:
 
 def is_of_loop(store: Store) -> bool:
     """Return whether a script's own loop trains the run in `store`, not a Trainer."""
-    newest = SnapshotCatalog(store).snapshots()[-1:]
-    return any(str(one.manifest["facts"].get("identity", {}).get("strategy")).startswith("own loop") for one in newest)
+    newest = SnapshotCatalog(store).newest_readable()
+    identity = newest.manifest["facts"].get("identity", {}) if newest else {}
+    return str(identity.get("strategy")).startswith("own loop")
 
 
 def launch_quietly(run: Run, on_line: Callable[[str], object] | None) -> Launch:

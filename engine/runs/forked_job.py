@@ -134,11 +134,11 @@ def as_forked(run: Run) -> Run:
         parent = parent_of(fresh.store)
         if parent is None or not (parent.changes.values or parent.changes.accepted):
             return fresh
-        newest = SnapshotCatalog(fresh.store).snapshots()[-1:]
+        newest = SnapshotCatalog(fresh.store).newest_readable()
     document = run.job.model_dump(mode="json")
     held = {key: now for key, (was, now) in parent.changes.values.items() if _at(document, key) == was}
     apply_overrides(document, [f"{key}={_text(value)}" for key, value in held.items()])
-    if not newest or inherits(fresh.store, newest[0].path):  # its own snapshots have its identity
+    if newest is None or inherits(fresh.store, newest.path):  # its own snapshots have its identity
         document["accept_change"] = [*dict.fromkeys((*document["accept_change"], *parent.changes.accepted))]
     return Run(TrainingJob.model_validate(document), run.name)
 

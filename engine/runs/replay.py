@@ -73,8 +73,8 @@ def ensure_exists(run: Run, step: int) -> None:
     Raises:
         UserError: the run is done, and has fewer steps; or the step is less than 1.
     """
-    newest = SnapshotCatalog(run.store).snapshots()[-1:]
-    progress = newest[0].manifest["facts"].get("progress", {}) if newest else {}
+    newest = SnapshotCatalog(run.store).newest_readable()
+    progress = newest.manifest["facts"].get("progress", {}) if newest else {}
     last = progress.get("step", 0) if progress.get("finished") else None
     if step < 1 or (last is not None and step > last):
         has = "its steps count from 1" if last is None else f"it has steps 1 to {last}"

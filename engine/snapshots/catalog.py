@@ -146,6 +146,11 @@ class Catalog:
                 return snapshot  # else a newer one has taken its place meanwhile
         return None
 
+    def newest_readable(self) -> Snapshot | None:
+        """Return the newest snapshot that counts and whose manifest is whole; None if there is none."""
+        lineage = Lineage.of(self._store)
+        return next(self._committed(lineage, dict(reversed(self._folders(lineage).items()))), None)
+
     def newest_name(self) -> str:
         """Return the name of the newest valid snapshot, damaged or not; "" if there is none."""
         lineage = Lineage.of(self._store)
@@ -394,27 +399,32 @@ class SnapshotCatalog(Catalog):
 
     def segments(self, faults: list[str] | None = None, after: str = "") -> dict[str, str]:
         """Return the segments by snapshot name, of names that sort after `after`; as `rows` does."""
+        segments, gaps, _ = self._read_segments(after)
+        if faults is None and gaps:
+            raise SnapshotDamaged(f"{gaps[0]}: the metric log would have a gap")
+        if faults is not None:
+            faults += gaps
+        return segments
+
+    def _read_segments(self, after: str = "") -> tuple[dict[str, str], list[str], dict[str, SnapshotDamaged]]:
+        """Return segments, messages on lost ones, and the damage of snapshots that count, by name."""
         lineage = Lineage.of(self._store)
         folders = {name: files for name, files in self._folders(lineage).items() if name > after}
         committed = {snapshot.name: snapshot for snapshot in self._committed(lineage, folders)}
         end = max(committed, default="")
-        removed, damages = self._removed_segments(after)
+        removed, gaps = self._removed_segments(after)
         segments = {name: rows for name, rows in removed.items() if lineage.holds(name)}
+        damaged: dict[str, SnapshotDamaged] = {}
         for name, files in folders.items():
             if name > end or MANIFEST not in files or name in segments:
                 continue
             try:  # also of one set aside: its share of the log may be whole
                 if snapshot := committed.get(name) or self._open(name, lineage):
                     segments[name] = self._rows_of(snapshot)
-            except _Foreign:
-                continue
             except SnapshotDamaged as error:
-                damages.append(str(error))
-        if faults is None and damages:
-            raise SnapshotDamaged(f"{damages[0]}: the metric log would have a gap")
-        if faults is not None:
-            faults += damages
-        return {name: segments[name] for name in sorted(segments) if name <= end}
+                gaps += [] if isinstance(error, _Foreign) else [str(error)]
+                damaged |= {name: error} if _counts(files) else {}
+        return {name: segments[name] for name in sorted(segments) if name <= end}, gaps, damaged
 
     def _removed_segments(self, after: str) -> tuple[dict[str, str], list[str]]:
         """Return the rows of removed snapshots, with a parent's, and messages on damaged files."""
@@ -431,8 +441,8 @@ class SnapshotCatalog(Catalog):
         return self._log_faults(self.rows(faults), faults)
 
     def _log_faults(self, rows: list[str], faults: list[str]) -> list[str]:
-        newest = self.snapshots()[-1:]
-        steps = newest[0].position.step - 1 if newest else 0  # the row of the last step may be open
+        newest = self.newest_readable()
+        steps = newest.position.step - 1 if newest else 0  # the row of the last step may be open
         gaps = [f"{first} to {last}" if last > first else str(first) for first, last in missing_steps(rows, steps)]
         return [*faults, *([f"the metric log has no rows of steps {', '.join(gaps)}"] if gaps else [])]
 
@@ -450,18 +460,17 @@ class SnapshotCatalog(Catalog):
                 return present
         return text
 
-    def set_damaged_aside(self, before: Snapshot) -> None:
-        """Set aside older snapshots with a damaged manifest or rows, so that others can be removed."""
-        lineage = Lineage.of(self._store)
-        for name, files in self._folders(lineage).items():
-            if name >= before.name or not _counts(files):
-                continue
-            try:
-                if (snapshot := self._open(name, lineage)) is not None:
-                    self._rows_of(snapshot)
-            except SnapshotDamaged as error:
+    def set_damaged_aside(self, before: Snapshot) -> list[str]:
+        """Set aside older snapshots with a damaged manifest or rows, so that others can be removed.
+
+        Returns what `log_faults` would: everything is read once for both.
+        """
+        segments, gaps, damaged = self._read_segments()
+        for name, error in damaged.items():
+            if name < before.name:
                 log.warning("snapshot %s is set aside: %s", name, error)
                 self.set_aside(name, str(error))
+        return self._log_faults([*segments.values()], gaps)
 
     def prune(
         self, keep: int, also: Collection[str] = (), pins: Callable[[], Collection[str]] = tuple[str]

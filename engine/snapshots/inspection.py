@@ -72,10 +72,10 @@ def inspect_run(store: Store, *, read: bool = False) -> list[Finding]:
     findings = [_snapshot(catalog, name, lineage, aside, read) for name in names if _has_files(store, name)]
     if read:
         findings += [Finding("metrics", "damaged", fault) for fault in catalog.log_faults()]
-        for snapshot in catalog.snapshots()[-1:]:
-            missing = missing_weights(store, snapshot).values()
+        if newest := catalog.newest_readable():
+            missing = missing_weights(store, newest).values()
             findings += [Finding("weights", "damaged", fault) for fault in missing]
-            if fault := last_is_missing(store, snapshot):
+            if fault := last_is_missing(store, newest):
                 findings.append(Finding("last", "damaged", f"{fault}; `midstride snapshots repair` rebuilds them"))
         for folder in WEIGHTS:
             findings += _damages(folder, lambda folder=folder: _verify_weights(store, folder))  # type: ignore[misc]

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,13 +125,37 @@ def test_a_disk_that_cannot_be_read_is_no_damage(store: Store):
 def test_damage_of_an_older_snapshot_stops_no_pruning(store: Store, name: str):
     first, second = take(alone(store), 1, 2)
     flip(file_of(store, first, name), 0.5)
-    SnapshotCatalog(store).set_damaged_aside(before=second)
+    faults = SnapshotCatalog(store).set_damaged_aside(before=second)
     assert list(SnapshotCatalog(store).set_aside_reasons()) == [first.name]
+    assert len(faults) == 1
+    assert faults == SnapshotCatalog(store).log_faults()
     third, fourth = take(alone(store, second.name, keep=2), 3, 4)
     assert SnapshotCatalog(store).snapshots() == [third, fourth]
-    faults: list[str] = []
+    faults = []
     assert SnapshotCatalog(store).rows(faults) == ["2,row\n", "3,row\n", "4,row\n"]
     assert name in faults[0]
+
+
+def test_many_snapshots_are_read_once_for_damages_and_the_log(store: Store, monkeypatch: pytest.MonkeyPatch):
+    *older, newest = take(alone(store, keep=9), 1, 2, 3, 4)
+    reads: Counter[str] = Counter()
+    read_file = store.read
+
+    def counted(path: str) -> bytes:
+        reads[path] += 1
+        return read_file(path)
+
+    monkeypatch.setattr(store, "read", counted)
+    assert SnapshotCatalog(store).set_damaged_aside(before=newest) == []
+    for snapshot in older:
+        assert {reads[f"{snapshot.path}/{file}"] for file in ("manifest.json", "metrics.csv")} == {1}
+
+
+def test_the_newest_readable_snapshot_is_older_than_a_damaged_manifest(store: Store):
+    _, good, bad = take(alone(store), 1, 2, 3)
+    assert SnapshotCatalog(store).newest_readable() == bad
+    flip(file_of(store, bad, "manifest.json"), 0.5)
+    assert SnapshotCatalog(store).newest_readable() == good
 
 
 @pytest.mark.parametrize("name", FILES)
