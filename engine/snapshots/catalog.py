@@ -125,14 +125,18 @@ class Catalog:
         lineage = Lineage.of(self._store)
         return list(self._committed(lineage, self._folders(lineage)))
 
-    def get(self, name: str) -> Snapshot | None:
+    def get(self, name: str, lineage: Lineage | None = None) -> Snapshot | None:
         """Return the snapshot called `name`, by its manifest; None if it was never committed.
+
+        Args:
+            name: of its folder.
+            lineage: of the run, which is read if it is not given.
 
         Raises:
             SnapshotDamaged: its manifest has unexpected content, or is of another snapshot.
             SnapshotError: its format is another one.
         """
-        return self._open(name, Lineage.of(self._store))
+        return self._open(name, lineage or Lineage.of(self._store))
 
     def newest(self) -> Snapshot | None:
         """Return the newest snapshot that counts, by its manifest; None if there is none.

@@ -94,7 +94,7 @@ def _snapshot(catalog: SnapshotCatalog, name: str, lineage: Lineage, aside: dict
         return Finding(name, "superseded")
     snapshot = None
     try:
-        snapshot = catalog.get(name)
+        snapshot = catalog.get(name, lineage)
         if snapshot is None:
             return Finding(name, "not committed")
         if read:
