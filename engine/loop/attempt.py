@@ -27,6 +27,7 @@ from midstride.engine.session.ending import Ending, EndReason
 from midstride.engine.session.heartbeat import Phase
 from midstride.engine.snapshots.reader import weights_at
 from midstride.engine.state.differences import differences
+from midstride.engine.strategies.mixins import ModelParallel
 from midstride.engine.trees import samples_in
 
 __all__ = ["LEFT_BY_BREAK", "Attempt"]
@@ -95,6 +96,8 @@ class Attempt:
         Raises:
             JobError: the weights do not fit.
         """
+        if isinstance(strategy := self.context.strategy, ModelParallel):
+            self.checkpointer.take_only_if(strategy.can_save)
         if not self.checkpointer.resume(resume, take_over=take_over):
             if weights is not None:
                 self._load(weights)

@@ -1,5 +1,6 @@
 """The objects that a loop keeps: modules, optimizers, schedulers and others with a state."""
 
+import gc
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ def is_of_fabric(value: object) -> bool:
 
 #: module of a wrapper -> the attribute that holds the object inside
 _OF_ACCELERATE = {"accelerate.optimizer": "optimizer", "accelerate.scheduler": "scheduler"}
+
+
+#: by the name of its class, since its import takes a second
+_ZERO = "ZeroRedundancyOptimizer"
 
 
 class KeptModules(nn.Module):
@@ -97,11 +102,19 @@ class Kept:
                 if (wrapper := _replica(value)) is not None:
                     self.replicated[name] = wrapper
             case Optimizer():
-                self.optimizers[name] = inner
+                self._add_optimizer(name, inner)
             case LRScheduler() | ReduceLROnPlateau():
                 self.schedulers[name] = SchedulerConfig(inner)
             case _:
                 self._add_other(name, inner)
+
+    def _add_optimizer(self, name: str, optimizer: Optimizer) -> None:
+        if any(kind.__name__ == _ZERO for kind in type(optimizer).__mro__):
+            raise UserError(
+                f"keep({name}=...): a {_ZERO} keeps a part of its state on each rank. Shard weights and state by "
+                "fully_shard or loop.shard(model), and use its inner optimizer"
+            )
+        self.optimizers[name] = optimizer
 
     def _add_other(self, name: str, value: Any) -> None:
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes, frozenset)):
@@ -123,6 +136,14 @@ class Kept:
         """Every kept object by name."""
         schedulers = {name: config.scheduler for name, config in self.schedulers.items()}
         return {**self.modules, **self.optimizers, **schedulers, **self.others, **self.parts}
+
+    def find_replicas(self) -> None:
+        """Record the replicas that the script has made of kept modules, or of layers of them."""
+        paths = {id(module): path for path, module in KeptModules(self.modules).named_modules()}
+        gc.collect()  # none that the script has dropped
+        wrappers = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+        found = {path: one for one in wrappers if (path := paths.get(id(unwrapped(one)))) is not None}
+        self.replicated |= {path: found[path] for path in sorted(found.keys() - self.replicated.keys())}
 
     def check(self) -> None:
         """Check that the modules hold what the optimizers train.

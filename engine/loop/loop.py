@@ -409,6 +409,8 @@ class Loop:
         self._kept.check()
         ranks = self._connect()
         modules = KeptModules(self._kept.modules)
+        if self._world.size > 1:
+            self._kept.find_replicas()
         strategy = _strategy(ranks, self._kept, modules)
         strategy.attach(self._world, self._devices)
         metrics = TorchmetricsState(modules, ranks.gather, self._world.size)

@@ -24,8 +24,9 @@ from midstride.engine.loop.feeds import LoopFeeds
 from midstride.engine.loop.kept import Kept, KeptModules
 from midstride.engine.modules.module_state import NonPersistentBuffers, TrainingModes
 from midstride.engine.modules.structure import ModuleStructure
+from midstride.engine.modules.torch_internals import gradient_hooks_of
 from midstride.engine.objects.object_state import Objects
-from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_roots
+from midstride.engine.objects.roots import QuietOwners, Root, is_user_hook, module_anchors, module_roots
 from midstride.engine.optim.optimizers import OptimizerList
 from midstride.engine.optim.schedulers import SchedulerList
 from midstride.engine.seeds import Generators
@@ -218,6 +219,7 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
         yield Root("kept", "", vars(others), others)
         for name, (owner, names) in kept.owners.items():
             yield Root("kept", name, {key: value for key, value in vars(owner).items() if key in names}, owner)
+        yield from _exchange_roots(kept)
         yield from data_roots(data_in(objects.sources()))
         yield from loader_roots(objects.sources())
         yield from samplers.roots()
@@ -233,6 +235,14 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
 
     takes_settings = "settings" in context.settings.accept_change
     return Objects(objects.modules, roots, anchors, context.device, takes_settings=takes_settings)
+
+
+def _exchange_roots(kept: Kept) -> Iterator[Root]:
+    """Yield the states of the hooks by which replicas exchange gradients, and users' hooks."""
+    for name, wrapped in kept.replicated.items():
+        hooks = [*enumerate(gradient_hooks_of(wrapped))]
+        own = {f"hook {number}": hook for number, (hook, _) in hooks if is_user_hook(hook)}
+        yield Root("exchange", name, own | {f"state {number}": state for number, (_, state) in hooks})
 
 
 def outer_values(objects: LoopObjects, graph: Objects) -> Iterator[tuple[str, object]]:
@@ -251,8 +261,9 @@ class LoopFacts(RunFacts):
         context, objects = self._context, self._objects
         orders = [order for feed in objects.feeds.feeds if (order := feed.reader.order_identity())]
         first, *others = context.collective.broadcast(orders) or [{}]
+        kept = context.collective.gather({name: kind_name(type(one)) for name, one in objects.kept.named.items()})
         return {
-            "module": {name: kind_name(type(one)) for name, one in objects.kept.named.items()},
+            "module": {name: kind for of_rank in reversed(kept) for name, kind in of_rank.items()},
             **dict(context.settings.identity),
             "seed": context.settings.seed,
             **first,

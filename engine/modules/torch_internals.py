@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "buffers_of",
     "children_of",
     "compile_calls",
+    "gradient_hooks_of",
     "is_compiled",
     "is_hooked",
     "is_on",
@@ -59,6 +61,11 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return the module's children: the dict itself, to be changed."""
     return module._modules
+
+
+def gradient_hooks_of(wrapped: DistributedDataParallel) -> list[tuple[Callable[..., Any], object]]:
+    """Return the hooks that exchange gradients, each with the state it is called with."""
+    return [*wrapped._comm_hooks]
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -67,7 +67,7 @@ _IN_EACH_ATTEMPT = frozenset(
     f"midstride.engine:Lightning{part}" for part in ("Logger", "Optimizer", "Strategy", "Trainer")
 )
 #: packages in which attributes are all of an object's state
-_OF_TORCH = ("torch.optim", "torch.distributions")
+_OF_TORCH = ("torch.optim", "torch.distributions", "torch.distributed.algorithms")
 #: immutable built-in types that users derive classes from
 BASES: tuple[type[Any], ...] = (int, float, complex, str, bytes, frozenset)
 #: base classes whose attributes and items are all of their state

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from midstride.engine.code_origin import is_user_class, is_user_file, is_user_module, module_of
 from midstride.engine.metrics.torchmetrics_state import is_metric, objects_in
@@ -36,6 +37,7 @@ __all__ = [
     "is_code",
     "is_counted_in",
     "is_data",
+    "is_user_hook",
     "module_anchors",
     "module_hooks",
     "module_roots",
@@ -110,9 +112,10 @@ def module_roots(members: Members, quiet: "QuietOwners | None" = None) -> Iterat
             yield Root("metrics", path, objects_in(submodule), submodule, is_setup=True)
             continue
         kind: type = type(submodule)
-        ours, found = _ours(kind), attributes_of(submodule).items()
-        own = {name: value for name, value in found if name not in ours and not _is_of_sharding(name, value)}
-        yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
+        if kind is not DistributedDataParallel:  # each attempt makes the parts of one
+            ours, found = _ours(kind), attributes_of(submodule).items()
+            own = {name: value for name, value in found if name not in ours and not _is_of_sharding(name, value)}
+            yield Root("module", path, own, submodule, is_setup=not is_user_class(type(submodule)))
         if hooks := module_hooks(submodule):
             yield Root("hooks", path, hooks)
     for name, tensor in quiet.loud_tensors(chain(members.parameters.items(), members.buffers.items())):
@@ -234,11 +237,12 @@ def user_hooks(owner: object, names: Sequence[str]) -> dict[str, Any]:
     if not any(getattr(owner, name, None) for name in names):
         return {}
     registered = [(name, hook) for name in names for hook in (getattr(owner, name, None) or {}).values()]
-    theirs = [(name, hook) for name, hook in registered if _is_user_hook(hook)]
+    theirs = [(name, hook) for name, hook in registered if is_user_hook(hook)]
     return {f"{name}_{number}": hook for number, (name, hook) in enumerate(theirs)}
 
 
-def _is_user_hook(hook: Any) -> bool:
+def is_user_hook(hook: Any) -> bool:
+    """Return whether `hook` is user code."""
     function = getattr(hook, "__func__", hook)
     if isinstance(function, types.FunctionType):
         return is_user_file(function.__code__.co_filename)

@@ -189,6 +189,10 @@ class ModelParallel(FixedWorld, ABC):
         """Load a result of `full_state_dict`, before or after `setup_module`, on all ranks."""
         load_weights(module, state_dict)
 
+    def can_save(self) -> bool:
+        """Return whether a snapshot taken now would hold all gradients, on all ranks."""
+        return True
+
     def wrap_state(self, part: Stateful) -> Stateful:
         """Return the module, the optimizers or the gradients in the form that snapshots hold."""
         return part

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from midstride.engine.modules.torch_internals import uncompiled
+from midstride.engine.modules.torch_internals import gradient_hooks_of, uncompiled
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.ddp import zero_loss
@@ -16,6 +16,12 @@ from midstride.engine.strategies.mixins import FixedWorld
 from midstride.engine.strategies.step import TrainingStep
 
 __all__ = ["FIXED_WORLD", "GradientOrder", "OwnLoop"]
+
+#: modules of torch's hooks that average gradients over all ranks; others can leave the ranks with different weights
+_AVERAGING = frozenset(
+    f"torch.distributed.algorithms.ddp_comm_hooks.{name}"
+    for name in ("default_hooks", "mixed_precision_hooks", "powerSGD_hook", "quantization_hooks")
+)
 
 FIXED_WORLD = "its loop is the script's own, which decides what each process reads and computes"
 
@@ -37,8 +43,9 @@ class OwnLoop(FixedWorld, Strategy):
     ) -> None:
         super().__init__(collective)
         self._orders = {name: GradientOrder(wrapped) for name, wrapped in replicated.items()}
-        self._parameters = {f"{name}.{path}" for name, order in self._orders.items() for path in order.parameters}
-        self._are_all = set(replicated) == set(modules)
+        equal = {name: self._orders[name] for name, wrapped in replicated.items() if _keeps_equal(wrapped)}
+        self._parameters = {f"{name}.{path}" for name, order in equal.items() for path in order.parameters}
+        self._are_all = set(equal) == set(modules)
 
     def wrap(self, step: TrainingStep, *, one_backward: bool) -> nn.Module:
         """Return `step` itself."""
@@ -68,6 +75,11 @@ class OwnLoop(FixedWorld, Strategy):
         clone = super().clone()
         clone._orders = {name: order.clone() for name, order in self._orders.items()}
         return clone
+
+
+def _keeps_equal(wrapped: DistributedDataParallel) -> bool:
+    """Return whether all ranks get the same gradients: from DDP, or from hooks of torch."""
+    return all(getattr(hook, "__module__", None) in _AVERAGING for hook, _ in gradient_hooks_of(wrapped))
 
 
 class GradientOrder:

@@ -35,7 +35,7 @@ from midstride.engine.strategies.mixins import FixedParameters, ModelParallel, S
 from midstride.engine.strategies.own_loop import FIXED_WORLD
 from midstride.engine.strategies.step import StepName, StepScope, TrainingStep
 from midstride.engine.strategies.torch_collective import TorchCollective, broadcast_tensors
-from midstride.engine.strategies.torch_internals import NORMALISATION
+from midstride.engine.strategies.torch_internals import NORMALISATION, has_unreduced_gradients
 from midstride.engine.trees import is_state_leaf, map_leaves
 
 __all__ = ["FullySharded", "OwnShardedLoop", "Sharded"]
@@ -419,6 +419,14 @@ class OwnShardedLoop(FullySharded):
     def __init__(self, collective: Collective, modules: nn.Module | None = None) -> None:
         super().__init__()
         self.collective, self._modules = collective, modules
+
+    def can_save(self) -> bool:
+        """Return False within a window of `set_requires_gradient_sync(False)`.
+
+        Its gradients are not sharded.
+        """
+        assert self._modules is not None
+        return not any(has_unreduced_gradients(one) for one in self._modules.modules() if isinstance(one, FSDPModule))
 
     def wrap_state(self, part: Stateful) -> Stateful:
         """Return `part` with its tensors as row shards."""

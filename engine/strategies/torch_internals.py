@@ -33,6 +33,7 @@ __all__ = [
     "foreach_mul",
     "foreach_norm",
     "groups",
+    "has_unreduced_gradients",
     "initialize_xla",
     "is_in_bad_fork",
     "meet_in",
@@ -109,6 +110,16 @@ def check_new_groups(check: Callable[[Any, Store], None]) -> None:
         return group, store
 
     distributed_c10d._new_process_group_helper = new_and_checked
+
+
+def has_unreduced_gradients(sharded: Any) -> bool:
+    """Return whether a sharded module has gradients that a later backward pass exchanges."""
+    state = sharded._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.10 has one at most
+    cut = [one for group in groups if group is not None for one in group.fsdp_params]
+    whole = [getattr(one, "_unsharded_param", None) for one in cut]  # none before the first pass
+    is_summed = any(one.unsharded_accumulated_grad is not None for one in cut)
+    return is_summed or any(one is not None and one.grad is not None for one in whole)
 
 
 def replica_of(module: nn.Module) -> Any:

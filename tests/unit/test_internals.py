@@ -22,9 +22,12 @@ import torchmetrics
 from support.leaks import SIGNALS
 from torch import Tensor, nn
 from torch.distributed import HashStore
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.launcher import LaunchConfig
 from torch.distributed.pipelining import ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, default_collate, default_convert, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -281,6 +284,34 @@ def test_groups_of_a_world_and_their_store() -> None:
             assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)
         strategies.default_store().set("key", "value")
         assert strategies.PrefixStore("midstride/1", strategies.default_store()).num_keys() >= 0
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("reduces_in", [None, torch.float64])
+def test_gradients_that_ranks_have_not_exchanged_are_seen(reduces_in: torch.dtype | None) -> None:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        sharded: Any = fully_shard(nn.Linear(2, 1), mp_policy=MixedPrecisionPolicy(reduce_dtype=reduces_in))
+        seen = [strategies.has_unreduced_gradients(sharded)]
+        for is_last in (False, True):
+            sharded.set_requires_gradient_sync(is_last)
+            sharded(torch.ones(1, 2)).sum().backward()
+            seen.append(strategies.has_unreduced_gradients(sharded))
+        assert seen == [False, True, False]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_replica_tells_its_hooks_and_their_states() -> None:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        replica, kept = DistributedDataParallel(nn.Linear(2, 1)), {"errors": 0}
+        assert modules.gradient_hooks_of(replica) == []
+        replica.register_comm_hook(kept, fp16_compress_hook)
+        ((hook, given),) = modules.gradient_hooks_of(replica)
+        assert hook is fp16_compress_hook
+        assert given is kept
     finally:
         torch.distributed.destroy_process_group()
 

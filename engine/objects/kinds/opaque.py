@@ -69,6 +69,8 @@ _PLAIN_CLASSES: dict[str, Any] = {
 }
 #: a trainer that a previously trained module holds, such as a teacher; a loop and its loaders that its script holds
 _OURS = frozenset(f"midstride.engine:{name}" for name in ("Trainer", "Loop", "LoopLoader"))
+#: ranks that meet, which each attempt builds
+_RANKS = frozenset({"torch.distributed.distributed_c10d:ProcessGroup", "torch.distributed.device_mesh:DeviceMesh"})
 #: package whose objects each attempt makes anew as it compiles
 _COMPILED = "torch._dynamo."
 
@@ -99,7 +101,7 @@ class Opaque(Kind):
             walk.constants[path] = kind
             if isinstance(value, type) and (is_remade(kind) or is_found(value)):
                 return Instance(CLASS, kind)
-        elif kind in _OURS:
+        elif kind in _OURS or any(kind_name(one) in _RANKS for one in type(value).__mro__):
             walk.constants[path] = kind
         elif walk.is_in_library and issubclass(type(value), _OF_A_PROCESS):
             return Instance(self.form, kind)  # the library makes it in each process, maybe on first use

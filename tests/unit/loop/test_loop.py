@@ -81,6 +81,12 @@ def test_bad_input_is_refused_by_name(script: Callable[..., Script]) -> None:
     refused(lambda: next(loop.epochs(1)), "of no kept module")
 
 
+def test_an_optimizer_that_keeps_parts_on_ranks_is_refused(script: Callable[..., Script]) -> None:
+    in_parts: Any = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})
+    one = script()
+    refused(lambda: one.loop.keep(optimizer=in_parts(one.model.parameters())), "a part of its state on each rank")
+
+
 def test_a_loop_after_its_model_is_named(script: Callable[..., Script], caplog: pytest.LogCaptureFixture) -> None:
     for is_late in (False, True):
         torch.seed()
