@@ -152,7 +152,7 @@ def _ended(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_killed_loop_ends_as_undisturbed(world: str, tmp_path: Path) -> None:
+def test_ranks_with_ways_of_their_own_end_as_undisturbed(world: str, tmp_path: Path) -> None:
     whole, killed, ranks = tmp_path / "whole", tmp_path / "killed", 3
     for folder, planned in ((whole, []), (killed, [(0, 6), (2, 10)])):
         folder.mkdir()

@@ -64,5 +64,14 @@ LOOPS = [
     Mutant("epochs of which nothing is kept are not named", "Attempt.end_epoch",
         "self._has_led or self.progress.batch or self._has_named_epochs", "True",
         "test_loops_of_which_nothing_is_kept_are_named"),
+    Mutant("errors that a hook feeds back are lost", "_exchange_roots",
+        "[*enumerate(gradient_hooks_of(wrapped))]", "[]",
+        "test_ranks_with_ways_of_their_own_end_as_undisturbed[fed back]"),
+    Mutant("ranks with different weights get one rank's", "_keeps_equal",
+        "all(...)", "True",
+        "test_ranks_with_ways_of_their_own_end_as_undisturbed[apart]"),
+    Mutant("a snapshot is taken within a window of sharded gradients", "OwnShardedLoop.can_save",
+        "not any(...)", "True",
+        "test_ranks_with_ways_of_their_own_end_as_undisturbed[windows]"),
 ]
 # fmt: on
