@@ -355,8 +355,9 @@ def _row_shard(value: Any) -> Any:
         return value
     if (shard := row_shard_of(value)) is None:
         raise UnsupportedState(
-            f"a distributed tensor of {tuple(value.shape)} is placed as {value.placements}, not cut by rows: an "
-            "optimizer keeps more than one number for each weight. Use strategy ddp, or another optimizer."
+            f"a distributed tensor of {tuple(value.shape)} is placed as {value.placements}, and snapshots hold tensors "
+            "that are cut by rows. Weights of tensor parallelism (parallelize_module): use fully_shard alone, or ddp. "
+            "State of an optimizer: take one that keeps a number for each weight, or ddp."
         )
     return shard
 

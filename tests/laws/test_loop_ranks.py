@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Loop
+from midstride.engine.errors import UnsupportedState
 from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 
@@ -105,6 +108,12 @@ def windows() -> Parts:
     return model, optimizer_of(model), {"model": model}, lambda index: model.set_requires_gradient_sync(index % 2 == 0)
 
 
+def parallel() -> nn.Module:
+    """Return a module whose last layer is cut by columns."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return parallelize_module(net(), mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()})
+
+
 WORLDS: dict[str, Callable[[], Parts]] = {
     "compressed": compressed,
     "fed back": fed_back,
@@ -149,6 +158,19 @@ def train(world: str, folder: Path, planned: list[tuple[int, int]]) -> None:
 
 def _ended(folder: Path) -> Path:
     return folder / f"ended-{dist.get_rank()}.pt"
+
+
+def train_parallel(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    loop = Loop(folder / "run", seed=SEED, snapshots={"every_steps": 1}, enable_progress_bar=False)
+    model = parallel()
+    loop.keep(model=model, optimizer=optimizer_of(model))
+    with pytest.raises(UnsupportedState, match=r"tensor of \(3, 20\) is placed as .*tensor parallelism"):
+        next(iter(loop.steps(1)))
+
+
+def test_tensor_parallelism_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    assert run_ranks(train_parallel, tmp_path, processes=2) == [0, 0]
 
 
 @pytest.mark.parametrize("world", WORLDS)
