@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,11 +139,16 @@ class Kept:
 
     def find_replicas(self) -> None:
         """Record the replicas that the script has made of kept modules, or of layers of them."""
-        paths = {id(module): path for path, module in KeptModules(self.modules).named_modules()}
         gc.collect()  # none that the script has dropped
-        wrappers = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
-        found = {path: one for one in wrappers if (path := paths.get(id(unwrapped(one)))) is not None}
+        found = dict(self.live_replicas())
         self.replicated |= {path: found[path] for path in sorted(found.keys() - self.replicated.keys())}
+
+    def live_replicas(self) -> Iterator[tuple[str, DistributedDataParallel]]:
+        """Yield the replicas of kept modules, and of layers of them, with their paths."""
+        paths = {id(module): path for path, module in KeptModules(self.modules).named_modules()}
+        for one in gc.get_objects():
+            if issubclass(type(one), DistributedDataParallel) and id(inner := unwrapped(one)) in paths:
+                yield paths[id(inner)], one
 
     def check(self) -> None:
         """Check that the modules hold what the optimizers train.

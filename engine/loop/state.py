@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from torch import distributed
+
 from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.checkpointing.gradients import Gradients
 from midstride.engine.checkpointing.identity import identity_of
@@ -247,7 +249,10 @@ def _exchange_roots(kept: Kept) -> Iterator[Root]:
 
 def outer_values(objects: LoopObjects, graph: Objects) -> Iterator[tuple[str, object]]:
     """Yield globals, class attributes and large data around a loop, which no snapshot holds."""
-    return unsaved_values(objects.holders, objects.sources(), graph)
+    yield from unsaved_values(objects.holders, objects.sources(), graph)
+    if distributed.is_available() and distributed.is_initialized():  # a new replica sums in an order of its own
+        replicas = sorted((path, id(one)) for path, one in objects.kept.live_replicas())
+        yield from ((f"the DistributedDataParallel around {path} ({one:x})", True) for path, one in replicas)
 
 
 class LoopFacts(RunFacts):

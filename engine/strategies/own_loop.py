@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +44,7 @@ class OwnLoop(FixedWorld, Strategy):
     ) -> None:
         super().__init__(collective)
         self._orders = {name: GradientOrder(wrapped) for name, wrapped in replicated.items()}
-        equal = {name: self._orders[name] for name, wrapped in replicated.items() if _keeps_equal(wrapped)}
+        equal = {name: self._orders[name] for name, one in replicated.items() if _keeps_equal(one)}
         self._parameters = {f"{name}.{path}" for name, order in equal.items() for path in order.parameters}
         self._are_all = set(equal) == set(modules)
 
@@ -79,6 +80,8 @@ class OwnLoop(FixedWorld, Strategy):
 
 def _keeps_equal(wrapped: DistributedDataParallel) -> bool:
     """Return whether all ranks get the same gradients: from DDP, or from hooks of torch."""
+    if dist.get_world_size(wrapped.process_group) < dist.get_world_size():  # other ranks have replicas of their own
+        return False
     return all(getattr(hook, "__module__", None) in _AVERAGING for hook, _ in gradient_hooks_of(wrapped))
 
 

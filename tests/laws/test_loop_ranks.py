@@ -115,10 +115,18 @@ def parallel() -> nn.Module:
     return parallelize_module(net(), mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()})
 
 
+def in_groups() -> Parts:
+    """Two replicas of one rank and of two."""
+    groups = [dist.new_group(ranks) for ranks in ([0], [1, 2])]
+    replica = DistributedDataParallel(net(), process_group=groups[dist.get_rank() > 0])
+    return replica, optimizer_of(replica), {"model": replica}, nothing
+
+
 WORLDS: dict[str, Callable[[], Parts]] = {
     "compressed": compressed,
     "fed back": fed_back,
     "apart": apart,
+    "in groups": in_groups,
     "windows": windows,
 }
 
@@ -189,3 +197,23 @@ def test_ranks_with_ways_of_their_own_end_as_undisturbed(world: str, tmp_path: P
         assert differences(*ended) == []
     assert (killed / "run/metrics.csv").read_text() == (whole / "run/metrics.csv").read_text()
     assert {path.read_text() for path in tmp_path.glob("*/warned-*")} == {""}
+
+
+def wrap_anew(folder: Path) -> None:
+    """Wrap the module again after the first epoch."""
+    dist.init_process_group("gloo")
+    logging.getLogger("midstride").addHandler(logging.FileHandler(folder / f"warned-{dist.get_rank()}"))
+    loop = Loop(folder / "run", seed=SEED, snapshots={"every_steps": 1}, enable_progress_bar=False)
+    module = nn.Linear(2, 1)
+    loop.keep(module=module)
+    replica, batches = DistributedDataParallel(module), loop.loader(DataLoader(torch.ones(8, 2), 2))
+    for epoch in loop.epochs(2):
+        replica = DistributedDataParallel(module) if epoch == 1 else replica
+        for batch in batches:
+            replica(batch).sum().backward()
+    loop.close()
+
+
+def test_a_replica_made_in_training_is_named(tmp_path: Path) -> None:
+    assert run_ranks(wrap_anew, tmp_path, processes=2) == [0, 0]
+    assert "the DistributedDataParallel around module" in (tmp_path / "warned-0").read_text()

@@ -410,13 +410,14 @@ def test_an_exact_loop_says_nothing(script: Callable[..., Script], caplog: pytes
     one, recent = script().kept(), list[float]()
     one.loop.keep(held={"recent": recent})
     weights, optimizers = list(one.model.parameters()), {"all": one.optimizer}
+    whole = nn.Sequential(one.model, nn.Flatten())
     group = one.optimizer.param_groups[0]
     one.loop.state.total = 0.0
     with caplog.at_level(logging.WARNING):
         for epoch in one.loop.epochs(2):
             losses = one.loop.state.losses = Counted()
             for number, (x,) in enumerate(one.train):
-                loss = one.model(x).square().mean()
+                loss = whole(x).square().mean()
                 losses.count += 1.0
                 loss.backward()
                 nn.utils.clip_grad_norm_(weights, 1.0)
