@@ -96,7 +96,7 @@ class ScriptVariables:
         in_state = {id(one) for one in vars(self._objects.state).values() if type(one) not in PLAIN}
         found: dict[str, tuple[str, object]] = {}
         for frame in iterating_frames():
-            variables = frame.f_locals
+            variables = dict(frame.f_locals)  # from Python 3.13 on a proxy, whose keys are a list
             of_loop = loop_variables(frame.f_code, frame.f_lasti)
             own = (of_loop.carried | of_loop.assigned) & {*frame.f_code.co_cellvars}
             for name in sorted(of_loop.carried & variables.keys()):
