@@ -4,9 +4,12 @@ import gc
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -34,10 +37,21 @@ def is_of_fabric(value: object) -> bool:
 
 #: module of a wrapper -> the attribute that holds the object inside
 _OF_ACCELERATE = {"accelerate.optimizer": "optimizer", "accelerate.scheduler": "scheduler"}
-
-
 #: by the name of its class, since its import takes a second
 _ZERO = "ZeroRedundancyOptimizer"
+
+
+@cache
+def _replicas() -> WeakSet[DistributedDataParallel]:
+    """Return the replicas of this process, to which torch adds those that are made later."""
+    found = WeakSet(one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel))
+
+    def add(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
+        if isinstance(module, DistributedDataParallel):
+            found.add(module)
+
+    register_module_module_registration_hook(add)
+    return found
 
 
 class KeptModules(nn.Module):
@@ -146,8 +160,8 @@ class Kept:
     def live_replicas(self) -> Iterator[tuple[str, DistributedDataParallel]]:
         """Yield the replicas of kept modules, and of layers of them, with their paths."""
         paths = {id(module): path for path, module in KeptModules(self.modules).named_modules()}
-        for one in gc.get_objects():
-            if issubclass(type(one), DistributedDataParallel) and id(inner := unwrapped(one)) in paths:
+        for one in _replicas():
+            if id(inner := unwrapped(one)) in paths:
                 yield paths[id(inner)], one
 
     def check(self) -> None:

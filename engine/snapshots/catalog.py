@@ -426,8 +426,10 @@ class SnapshotCatalog(Catalog):
                 if snapshot := committed.get(name) or self._open(name, lineage):
                     segments[name] = self._rows_of(snapshot)
             except SnapshotDamaged as error:
-                gaps += [] if isinstance(error, _Foreign) else [str(error)]
-                damaged |= {name: error} if _counts(files) else {}
+                if not isinstance(error, _Foreign):
+                    gaps.append(str(error))
+                if _counts(files):
+                    damaged[name] = error
         return {name: segments[name] for name in sorted(segments) if name <= end}, gaps, damaged
 
     def _removed_segments(self, after: str) -> tuple[dict[str, str], list[str]]:

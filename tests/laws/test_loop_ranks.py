@@ -109,12 +109,6 @@ def windows() -> Parts:
     return model, optimizer_of(model), {"model": model}, lambda index: model.set_requires_gradient_sync(index % 2 == 0)
 
 
-def parallel() -> nn.Module:
-    """Return a module whose last layer is cut by columns."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return parallelize_module(net(), mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()})
-
-
 def in_groups() -> Parts:
     """Two replicas of one rank and of two."""
     groups = [dist.new_group(ranks) for ranks in ([0], [1, 2])]
@@ -173,7 +167,8 @@ def _ended(folder: Path) -> Path:
 def train_parallel(folder: Path) -> None:
     dist.init_process_group("gloo")
     loop = Loop(folder / "run", seed=SEED, snapshots={"every_steps": 1}, enable_progress_bar=False)
-    model = parallel()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()})
     loop.keep(model=model, optimizer=optimizer_of(model))
     with pytest.raises(UnsupportedState, match=r"tensor of \(3, 20\) is placed as .*tensor parallelism"):
         next(iter(loop.steps(1)))

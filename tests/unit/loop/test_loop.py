@@ -3,6 +3,7 @@
 import itertools
 import logging
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import lru_cache
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from midstride.engine import Loop
 from midstride.engine.errors import EngineError, JobError, UserError
+from midstride.engine.loop import variables
 
 DATA = DataLoader(TensorDataset(torch.arange(24.0).reshape(12, 2)), 2, shuffle=True)
 
@@ -487,3 +489,35 @@ def test_an_object_that_cannot_be_filled_is_refused(script: Callable[..., Script
         except EngineError as error:
             assert "loop.state.pair" in str(error)  # noqa: PT017  # it may also be filled
         one.loop.close()
+
+
+class ProxiedFrame:
+    """A frame as of Python 3.13, whose variables are a proxy with a list of keys."""
+
+    class Proxy(UserDict[str, Any]):
+        def keys(self) -> Any:
+            return [*self.data]
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.frame, name)
+
+    @property
+    def f_locals(self) -> Proxy:
+        return self.Proxy(self.frame.f_locals)
+
+
+def test_variables_are_named_where_frames_are_proxied(
+    script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    frames = variables.iterating_frames
+    monkeypatch.setattr(variables, "iterating_frames", lambda: map(ProxiedFrame, frames()))
+    one, total = script().kept(), 0
+    for _ in one.loop.epochs(2):
+        for batch in one.train:
+            one.step(batch)
+            total += 1
+    assert total == 12
+    assert "total in test_variables_are_named_where_frames_are_proxied" in caplog.text
