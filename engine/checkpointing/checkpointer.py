@@ -128,7 +128,7 @@ class Checkpointer:
             self.try_encoding(self._state)  # raises now, rather than at the first snapshot
         self._row_times.note(self._context.progress.step, time.time())
         self._is_verified = found is not None
-        self._unsaved_state = UnsavedStateMonitor(self._state.watched, self._state.way_to_keep)
+        self._unsaved_state = UnsavedStateMonitor(self._state.watched, self._state.way_to_keep, self._state.places)
         self._warn_of_text_order(found[0].manifest["facts"] if found else {})
         self._begin_generation(found[0] if found else None)
         return found is not None

@@ -55,6 +55,7 @@ class RunState:
         facts: module, data and settings of the run.
         weights: returns the part of the module's state_dict that this rank writes; every rank calls it.
         watched: yields names and values that user code may change and no part holds.
+        places: returns the places in snapshots of all objects that a restore fills, by their addresses.
         way_to_keep: advice on how to keep such a value.
         hook_changes: names hooks that change the training while a snapshot is taken; None if there are no hooks.
         reading: entered while the states of all parts are read.
@@ -67,6 +68,7 @@ class RunState:
     facts: RunFacts
     weights: Callable[[], dict[str, Any]]
     watched: Callable[[], Iterator[tuple[str, object]]]
+    places: Callable[[], Mapping[int, str]]
     way_to_keep: str
     hook_changes: HookChanges | None = None
     reading: Callable[[], AbstractContextManager[None]] = nullcontext

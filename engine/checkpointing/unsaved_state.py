@@ -17,6 +17,8 @@ from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.formatting import format_names
 from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.generator_search import shared_memory
+from midstride.engine.objects.kinds.plain import PLAIN
+from midstride.engine.objects.roots import is_code
 
 __all__ = ["IN_A_MODULE", "DataChanges", "UnsavedStateMonitor", "is_checked_at"]
 
@@ -38,10 +40,17 @@ class UnsavedStateMonitor:
     Args:
         watched: yields names and values; they are compared with those at the time of the constructor.
         way_to_keep: advice on how to keep such a value.
+        places: returns the places in snapshots of all objects that a restore fills, by their addresses.
     """
 
-    def __init__(self, watched: Callable[[], Iterator[tuple[str, object]]], way_to_keep: str = IN_A_MODULE) -> None:
+    def __init__(
+        self,
+        watched: Callable[[], Iterator[tuple[str, object]]],
+        way_to_keep: str = IN_A_MODULE,
+        places: Callable[[], Mapping[int, str]] = dict,
+    ) -> None:
         self._watched, self._way_to_keep, self._snapshots = watched, way_to_keep, 0
+        self._places, self._built = places, places()
         self._reported: set[str] = set()
         self._epoch: int | None = None
         #: lines that reading data changes, and prefixes of lines in containers that it fills
@@ -106,7 +115,10 @@ class UnsavedStateMonitor:
         return not any(known.startswith(owner) for known in self._before)
 
     def _lines(self) -> dict[str, dict[str, str]]:
-        return {name: _lines_of(name, value) for name, value in self._watched()}
+        watched = dict(self._watched())
+        # The objects in snapshots that have stayed in their places: a resumed run fills those that it builds.
+        filled = dict(self._built.items() & self._places().items()) if any(map(_can_hold, watched.values())) else {}
+        return {name: _lines_of(name, value, filled) for name, value in watched.items()}
 
 
 def _insides_of_grown(lines: Iterable[str]) -> tuple[str, ...]:
@@ -120,13 +132,24 @@ def is_checked_at(snapshot: int) -> bool:
     return snapshot <= CHECKS or snapshot.bit_count() == 1
 
 
-def _lines_of(name: str, value: object) -> dict[str, str]:
-    """Return the digest of `value` without shared memory and values of `set_epoch`."""
+def _can_hold(value: object) -> bool:
+    """Return whether `value` can be or hold an object that is in snapshots, too."""
+    return type(value) not in PLAIN and not is_code(value)
+
+
+def _lines_of(name: str, value: object, filled: Mapping[int, str]) -> dict[str, str]:
+    """Return the digest of `value` without shared memory and values of `set_epoch`.
+
+    Args:
+        name: of the value.
+        value: what is described.
+        filled: places of objects that a restore fills, by their addresses: their content is no part of the digest.
+    """
     code = getattr(getattr(type(value), "set_epoch", None), "__code__", None)
     made = dis.get_instructions(code) if code else ()
     set_anew = {f"{name}.{one.argval}" for one in made if one.opname == "STORE_ATTR"}
     kept = tuple(f"{name}{path}" for path in shared_memory(value)) if isinstance(value, IterableDataset) else ()
-    lines = digest_lines(name, value).items()
+    lines = digest_lines(name, value, filled).items()
     return {line: text for line, text in lines if line not in set_anew and not (kept and line.startswith(kept))}
 
 

@@ -173,6 +173,7 @@ def loop_state(
         facts=LoopFacts(context, objects),
         weights=lambda: saved_weights(context.strategy, objects.modules),
         watched=watched(graph),
+        places=graph.places,
         way_to_keep=_WAY_TO_KEEP,
     )
 

@@ -137,7 +137,7 @@ class VariableWatch:
         saved: returns the places in snapshots of all objects that a restore fills, by their addresses.
     """
 
-    def __init__(self, variables: ScriptVariables, saved: Callable[[], Mapping[int, int]]) -> None:
+    def __init__(self, variables: ScriptVariables, saved: Callable[[], Mapping[int, str]]) -> None:
         self._variables, self._saved = variables, saved
         #: of the objects that each attempt builds: the others, a resumed script does not have in its variables
         self._built = saved()

@@ -1,8 +1,8 @@
 """State of a run besides weights: attributes of modules, callbacks, data, optimizers."""
 
 import copy
-import itertools
 import logging
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ from midstride.engine.formatting import format_names
 from midstride.engine.objects.attributes import delete_attribute, keep_order
 from midstride.engine.objects.changes import Built, CodeChange
 from midstride.engine.objects.classes import set_class
+from midstride.engine.objects.kinds.iterators import ITERATORS
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.opaque import WATCHED
 from midstride.engine.objects.kinds.plain import PLAIN
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 _TAKE = ". To train with the new values: --accept-change settings (accept_change='settings' in a script)"
 #: beginning of the paths of attributes of data
 _DATA = "data/"
+#: types that a restore makes anew or finds by their names, as it cannot fill them
+_NOT_FILLED = (tuple, frozenset, *ITERATORS, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 Nodes = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -159,22 +162,23 @@ class Objects(AlikeOnRanks):
         others = {"deleted": deleted, "classes": classes}
         return {**state, **{name: value for name, value in others.items() if value}, "built": self._code.state()}
 
-    def places(self) -> dict[int, int]:
+    def places(self) -> dict[int, str]:
         """Return the places in a snapshot of all objects that a restore fills, by their addresses.
 
-        An object moved to another place, or resized, has another number: a restore fills another object there.
+        An object moved to another place, or resized, has another text: a restore fills another object there.
         """
         walk, roots = self._walk()
         for root in roots:
             root.nodes(walk)
-        owners = {id(root.owner): hash((root.path, type(root.owner))) for root in roots if root.is_data}
-        left_out = [*walk.opaque.values(), *walk.held.values(), *walk.large.values(), *walk.deep.values()]
-        not_filled = {id(one) for one in left_out}
-        return owners | {
-            address: hash((path, *_layout(one)))
+        left_out = (walk.opaque, walk.held, walk.large, walk.deep, walk.compared)
+        not_filled = {id(one) for found in left_out for one in found.values()}
+        owners = {id(root.owner): root.path for root in roots if root.owner is not None}
+        seen = {
+            address: f"{path}{_layout(one)}"
             for address, (path, one) in walk.seen.items()
-            if address not in not_filled and type(one) is not itertools.count
+            if address not in not_filled and not issubclass(type(one), _NOT_FILLED)
         }
+        return {**walk.anchors, **owners, **seen}
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -393,8 +397,11 @@ def _is_read_only_file(value: object) -> bool:
     return isinstance(value, np.memmap) and not value.flags.writeable
 
 
-def _layout(value: object) -> tuple[object, ...]:
-    return (tuple(value.shape), value.dtype) if isinstance(value, (Tensor, np.ndarray)) else ()
+def _layout(value: object) -> str:
+    if not issubclass(type(value), (Tensor, np.ndarray)):  # a dead weak proxy does not tell its class to isinstance
+        return ""
+    array: Any = value
+    return f" {[*array.shape]} {array.dtype}"
 
 
 def _kinds(walk: GraphWalk) -> set[type]:

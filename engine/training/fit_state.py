@@ -61,6 +61,7 @@ def fit_state(context: FitContext) -> RunState:
         facts=FitFacts(context),
         weights=lambda: _evaluated_weights(context),
         watched=watched_values(context, objects),
+        places=objects.places,
         way_to_keep=IN_A_MODULE,
         hook_changes=hook_changes,
         reading=index.kept,

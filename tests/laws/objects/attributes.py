@@ -27,6 +27,23 @@ class Dropping(Small):
         return self.drop(self.norm(batch)).mean() + 1
 
 
+#: a list that an attribute also holds, and the module
+SHARED: dict[str, Any] = {"losses": [1.0]}
+
+
+class SharesWithGlobal(Small):
+    """A list and a module that a global container also holds."""
+
+    def build(self) -> None:
+        self.losses, self.calls = SHARED["losses"], 0
+        SHARED["module"] = self
+
+    def factor(self, batch: Tensor) -> Any:
+        self.calls += 1
+        SHARED["losses"].append(float(batch.mean()))
+        return self.calls + sum(SHARED["losses"])
+
+
 class Tagged(Small):
     """A plain attribute set on a container of torch's."""
 

@@ -14,6 +14,7 @@ from laws.objects.slots import SlottedCallback, SlottedData, TellsSlots
 from laws.objects.small import Small
 from laws.objects.structure import Rising
 from laws.objects.surroundings import (
+    LISTED,
     Counting,
     Curriculum,
     Forgetful,
@@ -55,6 +56,7 @@ KEPT: dict[str, Made] = {
 }
 KEPT |= {
     "callback": (Small, None, lambda: [Forgetful()]),
+    "a callback in a list of the script": (Small, None, lambda: LISTED),
     "a callback whose state has one row twice": (Small, None, lambda: [OpenRow()]),
     "the class of a callback": (Small, None, lambda: [Rising()]),
     "data of the module": (Watching, None, lambda: [Curriculum()]),

@@ -28,6 +28,10 @@ class Forgetful(Callback):
         trainer.optimizers[0].param_groups[0]["lr"] = 0.1 / (self.batches + sum(self.seen))
 
 
+#: the argument of a Trainer, as a script has it
+LISTED: list[Callback] = [Forgetful()]
+
+
 class OpenRow(Callback):
     """Acts on rows whose last one goes on to grow: its state has that one twice."""
 
