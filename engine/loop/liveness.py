@@ -75,6 +75,23 @@ class _Flow:
         self.next = [tuple(self._followers(at)) for at in range(len(self.instructions))]
         self._assigned: dict[int, frozenset[str]] = {}
         self.effects = [tuple(_effects(one)) for one in self.instructions]
+        for at, one in enumerate(self.instructions):
+            if one.opname == "LOAD_FAST_AND_CLEAR":
+                self._hide(str(one.argval), at)
+
+    def _hide(self, name: str, begin: int) -> None:
+        """Drop the effects on a variable of a comprehension, which from Python 3.12 on has no frame of its own.
+
+        The instruction at `begin` puts a variable of that name aside. The first one after the `for` puts it back.
+        """
+        ends = (self.index[one.argval] for one in self.instructions[begin:] if one.opname == "FOR_ITER")
+        end = next(ends, begin)
+        for at in range(begin, len(self.effects)):
+            left = tuple(effect for effect in self.effects[at] if effect[1] != name)
+            is_back = at >= end and left != self.effects[at]
+            self.effects[at] = left
+            if is_back:
+                return
 
     def _followers(self, at: int) -> Iterator[int]:
         one = self.instructions[at]

@@ -1,5 +1,6 @@
 """Iterators: of containers, of `itertools`, and over other iterators."""
 
+import functools
 import itertools
 import operator
 import warnings
@@ -27,16 +28,17 @@ _REVERSED: Any = type(reversed([]))
 #: an example of each class that cursors read; texts have one of ASCII alone
 _READ: tuple[Any, ...] = ([], (), range(0), "a", "ä", b"")
 _BY_NAME: dict[str, Any] = {kind_name(kind): kind for kind in ITERATORS}
+#: of copies of `itertools`, which Python 3.12 and 3.13 announce to end
+_silent = functools.partial(warnings.catch_warnings, action="ignore", category=DeprecationWarning)
 
 
 def parts_of_iterator(iterator: Any) -> tuple[Any, ...] | None:
     """Return the parts of an iterator for a copy, from `__reduce__`; None if it has none."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
+    try:
+        with _silent():
             reduced = iterator.__reduce__()
-        except TypeError:  # from Python 3.14 on those of itertools have none
-            return None
+    except TypeError:  # from Python 3.14 on those of itertools have none
+        return None
     made_of = reduced[1]
     if isinstance(iterator, itertools.zip_longest):  # it says () of one that it has read to its end
         made_of = (*(iter(()) if part == () else part for part in made_of),)
@@ -116,8 +118,9 @@ class Iterators(Kind):
         if kind is None or not is_whole:
             return restore.mark_stale(path, node.kind, live)
         made = kind.__new__(kind, *parts[0])
-        for state in parts[1:]:
-            made.__setstate__(state)
+        with _silent():
+            for state in parts[1:]:
+                made.__setstate__(state)
         if isinstance(made, itertools.cycle) and parts[1][1]:  # past its first round: a new one counts otherwise
             made = _cycle_in_a_later_round(parts[1][0], left=operator.length_hint(parts[0][0]))
         return restore.record(made, path)

@@ -79,6 +79,14 @@ def listed(loader: Any) -> Any:
     return y
 
 
+def hidden(loader: Any) -> Any:
+    one, other = 1, 2
+    for x in loader:
+        y = [one + other for one in x for other in x]
+        one += len(y)
+    return one, other
+
+
 def counted(loader: Any) -> Any:
     count = 0
 
@@ -102,6 +110,7 @@ def counted(loader: Any) -> Any:
         (nested_twice, {"inner"}, set()),
         (left_early, {"inner", "loss"}, set()),
         (listed, {"scale"}, {"y"}),
+        (hidden, {"one", "other"}, set()),
         (counted, {"count", "more"}, set()),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
