@@ -50,7 +50,8 @@ class UnsavedStateMonitor:
         places: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self._watched, self._way_to_keep, self._snapshots = watched, way_to_keep, 0
-        self._places, self._built = places, places()
+        self._places = places
+        self._built: Mapping[int, str] | None = None
         self._reported: set[str] = set()
         self._epoch: int | None = None
         #: lines that reading data changes, and prefixes of lines in containers that it fills
@@ -116,9 +117,15 @@ class UnsavedStateMonitor:
 
     def _lines(self) -> dict[str, dict[str, str]]:
         watched = dict(self._watched())
-        # The objects in snapshots that have stayed in their places: a resumed run fills those that it builds.
-        filled = dict(self._built.items() & self._places().items()) if any(map(_can_hold, watched.values())) else {}
+        filled = self._stayed() if any(map(_can_hold, watched.values())) else {}
         return {name: _lines_of(name, value, filled) for name, value in watched.items()}
+
+    def _stayed(self) -> dict[int, str]:
+        """Return the objects of snapshots that are where they were: a resumed run fills them."""
+        now = self._places()
+        if self._built is None:
+            self._built = now
+        return dict(self._built.items() & now.items())
 
 
 def _insides_of_grown(lines: Iterable[str]) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Iterators: of containers, of `itertools`, and over other iterators."""
 
-import functools
 import itertools
 import operator
 import warnings
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from midstride.engine.objects.kinds.kind import MISSING, Kind
@@ -28,8 +28,11 @@ _REVERSED: Any = type(reversed([]))
 #: an example of each class that cursors read; texts have one of ASCII alone
 _READ: tuple[Any, ...] = ([], (), range(0), "a", "ä", b"")
 _BY_NAME: dict[str, Any] = {kind_name(kind): kind for kind in ITERATORS}
-#: of copies of `itertools`, which Python 3.12 and 3.13 announce to end
-_silent = functools.partial(warnings.catch_warnings, action="ignore", category=DeprecationWarning)
+
+
+def _silent() -> AbstractContextManager[Any]:
+    """Drop the warning of Python 3.12 and 3.13 that copies of `itertools` will end."""
+    return warnings.catch_warnings(action="ignore", category=DeprecationWarning)
 
 
 def parts_of_iterator(iterator: Any) -> tuple[Any, ...] | None:
