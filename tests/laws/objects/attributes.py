@@ -44,6 +44,21 @@ class SharesWithGlobal(Small):
         return self.calls + sum(SHARED["losses"])
 
 
+class LeavesToGlobal(Small):
+    """A list that a global holds leaves the module, which gets another one."""
+
+    warns = r"part of no snapshot: global \S+\.SHARED\['left'\]"
+
+    def build(self) -> None:
+        self.left: list[int] = []
+        SHARED["left"] = self.left
+
+    def factor(self, batch: Tensor) -> Any:
+        self.left = []
+        SHARED["left"].append(1)
+        return len(SHARED["left"])
+
+
 class Tagged(Small):
     """A plain attribute set on a container of torch's."""
 

@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,23 @@ def test_an_id_is_found_at_each_place_of_a_list(length: int) -> None:
         lambda net: setattr(net, "ids", []), lambda net: setattr(net, "ids", [(0, id(net.weight))] * length + [(1, 2)])
     )
     assert after.ids[0][1] == id(after.weight)
+
+
+class _Rate(float):
+    """A number of a user's class."""
+
+
+#: makes a value -> whether a restore fills it, so that another holder has the restored value, too
+FILLED: list[tuple[Callable[[], Any], bool]] = [
+    *((make, True) for make in (list, dict, deque, lambda: torch.zeros(2), lambda: np.zeros(2))),
+    *((make, False) for make in (lambda: iter(range(3)), lambda: iter(deque([1])), lambda: zip([1], [2], strict=True))),
+    *((make, False) for make in (lambda: _Rate(1), lambda: ValueError(1), lambda: torch.eye(2).to_sparse())),
+]
+
+
+@pytest.mark.parametrize(("make", "is_filled"), FILLED)
+def test_places_are_those_of_objects_that_a_restore_fills(make: Callable[[], Any], is_filled: bool) -> None:
+    module: Any = nn.Module()
+    module.held = make()
+
+    assert (id(module.held) in Objects.of_module(module).places()) == is_filled
