@@ -21,6 +21,7 @@ from midstride.engine.state.differences import Digested, Placed, StandIn, differ
 from midstride.engine.state.object_nodes import Instance, Same, View
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.state.tensors import is_freed
+from midstride.engine.user_code import is_retryable
 
 __all__ = ["check_restores", "copied_with_digests", "differs", "with_places", "with_same_tensors"]
 
@@ -76,6 +77,8 @@ def check_restores(
         except EngineError:
             raise
         except Exception as error:
+            if is_retryable(error):
+                raise
             message = _restore_message(CHECKED_PARTS[name], when, f"{type(error).__name__}: {error}")
             raise NotExact(f"{UserCodeError.of('load_state_dict', error)}\n{message}") from error
         with reading():

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from midstride.engine.errors import EngineError, IdentityChanged, ReadBackDiffers
 from midstride.engine.formatting import format_names
 from midstride.engine.state.differences import differences
+from midstride.engine.user_code import is_retryable
 
 __all__ = ["AlikeOnRanks", "Reshardable", "Stateful", "restore_parts", "state_of"]
 
@@ -100,6 +101,8 @@ def _load(name: str, part: Stateful, saved: Any) -> None:
     except EngineError:
         raise
     except Exception as error:
+        if is_retryable(error):
+            raise
         raise IdentityChanged(
             f"{name} cannot load the state that it saved: {error}\n"
             'Resume with the module of the snapshot, or start over with resume="never".'

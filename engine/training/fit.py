@@ -122,9 +122,9 @@ class Fit:
         """
         context, progress, self._run = self.context, self.context.progress, run
         with self._errors_explained():
-            loop = self._begin(run, resume, take_over)
             if (store := context.collective.key_value_store()) is not None:
                 self._last_seen = LastSeen(store, context.world, lambda: progress.step)
+            loop = self._begin(run, resume, take_over)
             takes_snapshots = self.checkpointer is not None
             with context.requests.listening(store, context.world, self._last_seen, takes_snapshots=takes_snapshots):
                 # These lines and this event invite requests, so they come once signals are heard.

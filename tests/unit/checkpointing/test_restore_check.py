@@ -209,6 +209,18 @@ def test_a_part_without_state_after_a_restore_is_named() -> None:
         restore_parts({"schedulers": Broken({"a": 1})}, {"schedulers": {"a": 1}})
 
 
+class Lonely(Part):
+    """Another rank ends while its state is restored."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+
+def test_a_rank_lost_in_a_restore_is_no_fault_of_the_run() -> None:
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        restore_parts({"strategy": Lonely({"a": 1})}, {"strategy": {"a": 1}})
+
+
 def test_large_tensors_are_compared_by_digest_or_place() -> None:
     large = torch.zeros(1 << 15)
     tree = {"weights": OrderedDict(large=large), "rows": RowShard(large, 0, (1 << 15,))}
