@@ -493,7 +493,7 @@ class Loop:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        if self._attempt is None and any(feed.was_read for feed in self._feeds):
+        if self._calls == 0 and any(feed.was_read for feed in self._feeds):
             log.warning(
                 "the script has read a loader of the loop outside of the loop, so nothing is saved: iterate over "
                 "loop.epochs(number) "

@@ -1,6 +1,7 @@
 """Ranks of a user's own loop, which calls modules and `DistributedDataParallel` itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Self
 
 import torch
@@ -8,7 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from midstride.engine.errors import NotExact
 from midstride.engine.modules.torch_internals import gradient_hooks_of, uncompiled
+from midstride.engine.objects.roots import is_user_hook
 from midstride.engine.strategies.base import Strategy
 from midstride.engine.strategies.collective import Collective
 from midstride.engine.strategies.ddp import zero_loss
@@ -67,8 +70,17 @@ class OwnLoop(FixedWorld, Strategy):
         return {name: order.state_dict() for name, order in self._orders.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Replay these orders."""
+        """Replay these orders.
+
+        Raises:
+            NotExact: a replica lacks a communication hook of the snapshot.
+        """
         for name, order in self._orders.items():
+            if missing := {*state_dict[name].get("hooks", ())} - {*order.hooks()}:
+                raise NotExact(
+                    f"the snapshot was taken while the replica of {name} had the communication hook {min(missing)}, "
+                    "which this attempt has not registered. Call register_comm_hook before loop.epochs or loop.steps"
+                )
             order.load_state_dict(state_dict[name])
 
     def clone(self) -> Self:
@@ -100,6 +112,7 @@ class GradientOrder:
         self._order: list[str] | None = None
         self._ready: list[str] = []
         self._shares_buffers = True
+        self._hooks: list[str] = []  #: of a clone
         #: parameters by name in the module that is wrapped
         self.parameters: dict[str, nn.Parameter] = {}
         if wrapped is not None:
@@ -130,9 +143,17 @@ class GradientOrder:
         handles += [p.register_post_accumulate_grad_hook(recorder(n)) for n, p in named]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order, and whether the next forward pass broadcasts rank 0's buffers."""
+        """Return the order, whether the next forward pass broadcasts rank 0's buffers, and torch's hooks."""
         shares = self._shares_buffers if self._wrapped is None else self._wrapped.require_forward_param_sync
-        return {"gradient_order": self._order or self._ready or None, "shares_buffers": shares}
+        hooks = {"hooks": names} if (names := self.hooks()) else {}
+        return {"gradient_order": self._order or self._ready or None, "shares_buffers": shares, **hooks}
+
+    def hooks(self) -> list[str]:
+        """Return the names of the communication hooks; a user's own is named with the exchanged attributes."""
+        if self._wrapped is None:
+            return self._hooks
+        hooks = [hook for hook, _ in gradient_hooks_of(self._wrapped)]
+        return [hook.__name__ for hook in hooks if isinstance(hook, FunctionType) and not is_user_hook(hook)]
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Replay the order by two backward passes of a stand-in module; every rank calls this."""
@@ -155,7 +176,9 @@ class GradientOrder:
 
     def clone(self) -> "GradientOrder":
         """Return one that replays nothing."""
-        return GradientOrder(None)
+        clone = GradientOrder(None)
+        clone._hooks = self.hooks()
+        return clone
 
 
 class _Replay(nn.Module):

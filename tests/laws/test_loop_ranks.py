@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from laws.loops import SEED
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import Loop
-from midstride.engine.errors import UnsupportedState
+from midstride.engine.errors import NotExact, UnsupportedState
 from midstride.engine.state.differences import differences
 from midstride.engine.testing import run_ranks
 
@@ -212,3 +213,30 @@ def wrap_anew(folder: Path) -> None:
 def test_a_replica_made_in_training_is_named(tmp_path: Path) -> None:
     assert run_ranks(wrap_anew, tmp_path, processes=2) == [0, 0]
     assert "the DistributedDataParallel around module" in (tmp_path / "warned-0").read_text()
+
+
+def hook_late(folder: Path) -> None:
+    """Register torch's hook after the first epoch: an attempt that resumes in the third has none."""
+    dist.init_process_group("gloo")
+    loop = Loop(folder / "run", seed=SEED, snapshots={"every_steps": 1}, enable_progress_bar=False)
+    replica = DistributedDataParallel(nn.Linear(2, 1))
+    loop.keep(module=replica)
+    batches = loop.loader(DataLoader(torch.ones(8, 2), 2))
+    for epoch in loop.epochs(3):
+        if epoch == 1:
+            replica.register_comm_hook(None, fp16_compress_hook)
+        for batch in batches:
+            replica(batch).sum().backward()
+            if epoch == 2:
+                raise KeyboardInterrupt
+    loop.close()
+
+
+def resume_with_hook(folder: Path) -> None:
+    with pytest.raises(NotExact, match="replica of module had the communication hook fp16_compress_hook"):
+        hook_late(folder)
+
+
+def test_a_hook_registered_in_training_is_named(tmp_path: Path) -> None:
+    assert 0 not in run_ranks(hook_late, tmp_path, processes=2)
+    assert run_ranks(resume_with_hook, tmp_path, processes=2) == [0, 0]
