@@ -143,13 +143,13 @@ class GradientOrder:
         handles += [p.register_post_accumulate_grad_hook(recorder(n)) for n, p in named]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order, whether the next forward pass broadcasts rank 0's buffers, and torch's hooks."""
+        """Return the order, whether the next forward pass sends buffers, and torch's hooks."""
         shares = self._shares_buffers if self._wrapped is None else self._wrapped.require_forward_param_sync
         hooks = {"hooks": names} if (names := self.hooks()) else {}
         return {"gradient_order": self._order or self._ready or None, "shares_buffers": shares, **hooks}
 
     def hooks(self) -> list[str]:
-        """Return the names of the communication hooks; a user's own is named with the exchanged attributes."""
+        """Return the names of communication hooks of torch."""
         if self._wrapped is None:
             return self._hooks
         hooks = [hook for hook, _ in gradient_hooks_of(self._wrapped)]
