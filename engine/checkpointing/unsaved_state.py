@@ -125,7 +125,7 @@ class UnsavedStateMonitor:
         now = self._places()
         if self._built is None:
             self._built = now
-        return dict(self._built.items() & now.items())
+        return {address: f"kept as {place}" for address, place in self._built.items() & now.items()}
 
 
 def _insides_of_grown(lines: Iterable[str]) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ def _lines_of(name: str, value: object, filled: Mapping[int, str]) -> dict[str, 
     Args:
         name: of the value.
         value: what is described.
-        filled: places of objects that a restore fills, by their addresses: their content is no part of the digest.
+        filled: texts for objects that a restore fills, by their addresses: their content is no part of the digest.
     """
     code = getattr(getattr(type(value), "set_epoch", None), "__code__", None)
     made = dis.get_instructions(code) if code else ()

@@ -2,8 +2,7 @@
 
 import copy
 import logging
-import types
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,11 +16,11 @@ from midstride.engine.code_origin import is_user_class
 from midstride.engine.formatting import format_names
 from midstride.engine.objects.attributes import delete_attribute, keep_order
 from midstride.engine.objects.changes import Built, CodeChange
-from midstride.engine.objects.classes import BASES, set_class
-from midstride.engine.objects.kinds.iterators import ITERATORS, Cursors
+from midstride.engine.objects.classes import set_class
 from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.opaque import WATCHED
 from midstride.engine.objects.kinds.plain import PLAIN
+from midstride.engine.objects.kinds.table import kind_of
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import EveryOwner, QuietOwners, Root, module_anchors, module_hooks, module_roots
 from midstride.engine.objects.walk import AsBuilt, GraphWalk
@@ -40,11 +39,6 @@ log = logging.getLogger(__name__)
 _TAKE = ". To train with the new values: --accept-change settings (accept_change='settings' in a script)"
 #: beginning of the paths of attributes of data
 _DATA = "data/"
-#: types that a restore makes anew or finds by their names, as it cannot fill them
-_NOT_FILLED = (
-    *(tuple, *BASES, *ITERATORS, *Cursors.types, type(iter(deque())), BaseException),
-    *(type, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
-)
 Nodes = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -176,10 +170,11 @@ class Objects(AlikeOnRanks):
         left_out = (walk.opaque, walk.held, walk.large, walk.deep, walk.compared)
         not_filled = {id(one) for found in left_out for one in found.values()}
         owners = {id(root.owner): root.path for root in roots if root.owner is not None}
+        kinds = {kind: kind_of(kind) for kind in {type(one) for _, one in walk.seen.values()}}
         seen = {
             address: f"{path}{_layout(one)}"
             for address, (path, one) in walk.seen.items()
-            if address not in not_filled and not issubclass(type(one), _NOT_FILLED) and not _is_sparse(one)
+            if address not in not_filled and kinds[type(one)].fills(one)
         }
         return {**walk.anchors, **owners, **seen}
 
@@ -398,10 +393,6 @@ def _watched(walk: GraphWalk) -> dict[str, object]:
 
 def _is_read_only_file(value: object) -> bool:
     return isinstance(value, np.memmap) and not value.flags.writeable
-
-
-def _is_sparse(value: object) -> bool:
-    return issubclass(type(value), Tensor) and isinstance(value, Tensor) and value.layout is not torch.strided
 
 
 def _layout(value: object) -> str:

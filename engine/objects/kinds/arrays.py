@@ -34,6 +34,10 @@ class Arrays(Kind):
     form = "array"
     types = node_types = (np.ndarray,)
 
+    def fills(self, value: Any) -> bool:
+        """Return whether the array is writable."""
+        return bool(value.flags.writeable)
+
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the array itself, or the nodes of its items."""
         if value.dtype == object:

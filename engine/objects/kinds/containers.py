@@ -230,6 +230,7 @@ class Proxies(Kind):
     """Views of a dict: read-only ones, and those of its keys, values and items."""
 
     form = "proxy"
+    is_filled = False
     types: ClassVar[tuple[Any, ...]] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
@@ -320,6 +321,10 @@ class Sets(Kind):
 
     form = "set"
     types = (set, frozenset)
+
+    def fills(self, value: Any) -> bool:
+        """Return whether `value` is a set that can change."""
+        return type(value) is set
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the nodes of the items."""

@@ -44,6 +44,7 @@ class Functions(Kind):
     """Functions: this attempt's code, with a snapshot's closures, changed defaults, attributes."""
 
     form = "function"
+    is_filled = False
     types = (types.FunctionType,)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
@@ -236,6 +237,7 @@ class WeakReferences(Kind):
     """Weak references without a callback, also to methods, and weak proxies."""
 
     form = "weak"
+    is_filled = False
     types = (weakref.ref, weakref.WeakMethod, *weakref.ProxyTypes)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:

@@ -52,6 +52,7 @@ class Counts(Kind):
     """`itertools.count`."""
 
     form = "count"
+    is_filled = False
     types = (itertools.count,)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
@@ -73,6 +74,7 @@ class Cursors(Kind):
     """Iterators over a list, also from its end, a tuple, a range or a text."""
 
     form = "cursor"
+    is_filled = False
     types: ClassVar[tuple[Any, ...]] = (*map(type, map(iter, _READ)), _REVERSED)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
@@ -102,6 +104,7 @@ class Iterators(Kind):
     """Iterators over other iterators, such as `zip` and `itertools.chain`."""
 
     form = "iterator"
+    is_filled = False
     types: ClassVar[tuple[Any, ...]] = tuple(kind for kind in ITERATORS if kind is not itertools.count)
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:

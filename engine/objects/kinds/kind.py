@@ -26,10 +26,16 @@ class Kind:
     types: ClassVar[tuple[Any, ...]] = ()
     #: whether a node holds more than the name of a class
     is_described: ClassVar[bool] = True
+    #: whether a restore fills live objects, which other code may hold too; else it makes others
+    is_filled: ClassVar[bool] = True
 
     def matches(self, kind: type) -> bool:
         """Return whether objects of the class `kind` are of this kind; asked once for each class."""
         return kind in self.types
+
+    def fills(self, value: Any) -> bool:
+        """Return whether a restore fills `value`; else it makes another object."""
+        return self.is_filled
 
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the node of `value` at `path`."""

@@ -79,7 +79,7 @@ class Opaque(Kind):
     """Objects that no file can hold. A warning names them, unless every attempt has them."""
 
     form = "opaque"
-    is_described = False
+    is_described = is_filled = False
 
     def matches(self, kind: type) -> bool:
         """Return whether `kind` is a constant of code, data of a library, or written in C."""

@@ -56,6 +56,7 @@ class Reduced(Kind):
     """Objects that pickle takes apart into values that other kinds keep."""
 
     form = "reduced"
+    is_filled = False
 
     def matches(self, kind: type) -> bool:
         """Return whether `kind` is the user's and derived from one in C that pickle takes apart."""

@@ -51,6 +51,10 @@ class Tables(Kind):
         is_missing = kind.__name__ in _NO_VALUES and module.startswith("pandas.")
         return module in _MODULES or module.startswith(_INSIDE) or is_missing
 
+    def fills(self, value: Any) -> bool:
+        """Return whether `value` is a table or column."""
+        return hasattr(value, "iloc")
+
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the function that would make it again, its arguments and state."""
         if type(value).__name__ in _NO_VALUES:
@@ -74,7 +78,7 @@ class Tables(Kind):
         state = restore.value(node.state.get("state"), MISSING, step(path, "state"))
         if kind is None or maker is None or any(where.startswith(f"{path}/") for where in restore.stale):
             return restore.mark_stale(path, node.kind, live)
-        if not restore.claim(live, path, fits=type(live) is kind and hasattr(kind, "iloc")):
+        if not restore.claim(live, path, fits=type(live) is kind and self.fills(live)):
             live = maker(kind, *arguments) if node.state["maker"] in _MAKERS else maker(*arguments)
         if state is not None:
             _set_state(live, state)

@@ -57,6 +57,10 @@ class Tensors(Kind):
     form = "tensor"
     types = node_types = (Tensor, nn.Parameter, nn.Buffer)
 
+    def fills(self, value: Any) -> bool:
+        """Return whether the tensor is dense."""
+        return bool(value.layout == torch.strided)
+
     def describe(self, walk: "GraphWalk", value: Any, path: str) -> Any:
         """Return the tensor without its graph, or the view that it is of a weight."""
         walk.meet(value, path)

@@ -104,6 +104,7 @@ class DerivedValues(Kind):
     """Objects of a user's class that is derived from an immutable built-in type."""
 
     form = "derived"
+    is_filled = False
 
     def matches(self, kind: type) -> bool:
         """Return whether `kind` is the user's and derived from such a type."""

@@ -286,6 +286,7 @@ ROWS = {
     **{f"a table, {name}": Row(Tables, build, change, become) for name, (build, change, become) in TABLES.items()},
     "a set": Row(Sets, set, lambda x: x.update([5, 3, 1 << 40])),
     "a set of objects": Row(Sets, set, lambda x: x.update([(Color.RED, 2), Color.BLUE])),
+    "a sparse tensor": Row(Tensors, lambda: torch.eye(2).to_sparse(), lambda x: x.mul_(3)),
     "a frozenset": Row(Sets, frozenset, become=lambda _: frozenset([7, 3])),
     "a deque": Row(Deques, lambda: deque([1], 2), lambda x: x.append([2])),
     "a bytearray": Row(ByteArrays, bytearray, lambda x: x.extend(b"abc")),
@@ -364,6 +365,7 @@ def test_a_kind_is_written_and_restored(name: str, caplog: pytest.LogCaptureFixt
     row = ROWS[name]
     trained, resumed = Holding(row.build), Holding(row.build)
     objects = Objects.of_module(trained), Objects.of_module(resumed)
+    built, place = resumed.held, objects[1].places().get(id(resumed.held))
     row.change(trained.held)
     if row.become is not None:
         trained.held = row.become(trained.layer)
@@ -376,6 +378,8 @@ def test_a_kind_is_written_and_restored(name: str, caplog: pytest.LogCaptureFixt
 
     assert differences(state, objects[1].state_dict()) == []
     assert caplog.messages == []
+    if place is not None and place == objects[0].places().get(id(trained.held)):
+        assert resumed.held is built
     assert row.kind in kinds_of(trained.held, state["module"][""]["held"])
 
 
