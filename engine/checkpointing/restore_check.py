@@ -74,10 +74,8 @@ def check_restores(
         part = _trial_part(parts[name])
         try:
             part.load_state_dict(with_same_tensors(given))
-        except EngineError:
-            raise
         except Exception as error:
-            if is_retryable(error):
+            if isinstance(error, EngineError) or is_retryable(error):
                 raise
             message = _restore_message(CHECKED_PARTS[name], when, f"{type(error).__name__}: {error}")
             raise NotExact(f"{UserCodeError.of('load_state_dict', error)}\n{message}") from error

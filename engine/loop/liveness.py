@@ -80,10 +80,10 @@ class _Flow:
                 self._hide(str(one.argval), at)
 
     def _hide(self, name: str, begin: int) -> None:
-        """Drop the effects on a variable of a comprehension, which has the name of one of the frame.
+        """Drop the effects on `name` inside a comprehension that has a variable of this name.
 
         From Python 3.12 on, a comprehension has no frame of its own. The instruction at `begin` puts the frame's
-        variable aside. The first one after the `for` puts it back.
+        variable aside. The first one on `name` after the comprehension's `for` puts it back.
         """
         ends = (self.index[one.argval] for one in self.instructions[begin:] if one.opname == "FOR_ITER")
         end = next(ends, begin)

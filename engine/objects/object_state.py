@@ -396,10 +396,7 @@ def _is_read_only_file(value: object) -> bool:
 
 
 def _layout(value: object) -> str:
-    if not issubclass(type(value), (Tensor, np.ndarray)):  # a dead weak proxy does not tell its class to isinstance
-        return ""
-    array: Any = value
-    return f" {[*array.shape]} {array.dtype}"
+    return f" {[*value.shape]} {value.dtype}" if isinstance(value, (Tensor, np.ndarray)) else ""
 
 
 def _kinds(walk: GraphWalk) -> set[type]:

@@ -98,10 +98,8 @@ def restore_parts(parts: Mapping[str, Stateful], saved: Mapping[str, Any]) -> No
 def _load(name: str, part: Stateful, saved: Any) -> None:
     try:
         part.load_state_dict(saved)
-    except EngineError:
-        raise
     except Exception as error:
-        if is_retryable(error):
+        if isinstance(error, EngineError) or is_retryable(error):
             raise
         raise IdentityChanged(
             f"{name} cannot load the state that it saved: {error}\n"
