@@ -362,9 +362,10 @@ class ForwardBackward:
         with context.metric_logger.recording(), context.scope.micro_batches():
             strategy.train(context.step, batch, index, loss_of)
         context.metric_logger.begin_batch(batch, weight)
-        context.inject_fault("backward")
+        mean = torch.stack(losses).mean() if losses else None
+        context.inject_fault("backward", None, mean)
         context.hooks.call("on_after_backward")
-        return {"loss": torch.stack(losses).mean()} if losses else None
+        return None if mean is None else {"loss": mean}
 
     def _run_lanes(self, strategy: RunsLanes, batch: dict[int, Any], index: int, number: tuple[int, ...]) -> Any:
         """Run forward and backward lane by lane; return the mean loss of this rank's lanes."""
@@ -385,9 +386,9 @@ class ForwardBackward:
                     context.hooks.call("on_before_backward", loss)
                     self._calls.backward(loss)
         scope.end_batch(epoch, index)
-        context.inject_fault("backward")
-        context.hooks.call("on_after_backward")
         self.loss = torch.stack(losses).mean()
+        context.inject_fault("backward", None, self.loss)
+        context.hooks.call("on_after_backward")
         return {"loss": self.loss}
 
     def _loss(self, outputs: Any) -> Tensor | None:

@@ -101,8 +101,7 @@ class StepReplay:
         if phase == "backward" and given and isinstance(given[0], Tensor):
             steps[-1].setdefault("losses", []).append(float(given[0].detach()))
         elif phase == "optimizer_step":
-            norms = [_norm(one.grad) for one in context.module.parameters() if one.grad is not None]
-            steps[-1]["gradient"] = math.hypot(*norms) / _scale(context)
+            steps[-1]["gradient"] = math.hypot(*_norms(context, lambda one: one.grad).values()) / _scale(context)
 
     def _note(self, phase: str, context: FitContext, step: int, *given: Any) -> None:
         """Note the digests of a phase of the step after `step` others, or of its end."""
@@ -137,7 +136,7 @@ class StepReplay:
             self.loss = given[0].detach()
             self.page["losses"] = [*self.page.get("losses", ()), float(self.loss)]
         elif phase == "optimizer_step":
-            self._note_norms(fit.context.module, "gradient", lambda one: one.grad, _scale(fit.context))
+            self._note_norms(fit.context, "gradient", lambda one: one.grad, _scale(fit.context))
             if self.plan.at_gradients:
                 self._end(fit)
 
@@ -151,7 +150,7 @@ class StepReplay:
             self.batch = batch
             self.page |= {"step": self.plan.until, "epoch": progress.epoch, "batch": progress.batch, "samples": []}
             self.page["learning_rates"] = _learning_rates(context.optimizers)
-            self._note_norms(context.module, "weight", lambda parameter: parameter.detach())
+            self._note_norms(context, "weight", lambda parameter: parameter.detach())
             if self.plan.probe:
                 probe = _function_at(self.plan.probe)
                 call_user_code(self.plan.probe, probe, context.trainer, context.module, batch)
@@ -191,16 +190,14 @@ class StepReplay:
         self.page["largest"] = [{"sample": number, "rank": rank, "loss": loss} for loss, rank, number in largest]
 
     def _note_norms(
-        self, module: nn.Module, kind: str, of: Callable[[nn.Parameter], Tensor | None], scale: float = 1.0
+        self, context: FitContext, kind: str, of: Callable[[nn.Parameter], Tensor | None], scale: float = 1.0
     ) -> None:
         """Note the norms over the parameters of each layer, divided by `scale`."""
         layers = self.page.setdefault("layers", {})
         squares: dict[str, float] = {}
-        for name, parameter in module.named_parameters():
-            value = of(parameter)
-            if value is not None and value.is_floating_point():
-                layer = name.rpartition(".")[0] or name
-                squares[layer] = squares.get(layer, 0.0) + (_norm(value) / scale) ** 2
+        for name, norm in _norms(context, of).items():
+            layer = name.rpartition(".")[0] or name
+            squares[layer] = squares.get(layer, 0.0) + (norm / scale) ** 2
         for layer, square in squares.items():
             layers.setdefault(layer, {})[kind] = math.sqrt(square) if math.isfinite(square) else square
 
@@ -331,6 +328,14 @@ def _function_at(place: str) -> Callable[..., object]:
     if not callable(found):
         raise UserError(f"--probe {place}: {file} has no function {name}")
     return found
+
+
+def _norms(context: FitContext, of: Callable[[nn.Parameter], Tensor | None]) -> dict[str, float]:
+    """Return norms by parameter, also of parameters that only other ranks have."""
+    values = {name: of(parameter) for name, parameter in context.module.named_parameters()}
+    norms = {name: _norm(one) for name, one in values.items() if one is not None and one.is_floating_point()}
+    everyone = context.collective.gather(norms) if isinstance(context.strategy, ModelParallel) else [norms]
+    return {name: norm for mine in everyone for name, norm in mine.items()}
 
 
 def _norm(value: Tensor) -> float:

@@ -1,6 +1,7 @@
 """Law of forks: forked or replayed unchanged, a run has its parent's bits, and the parent does not change."""
 
 import json
+import math
 import random
 from dataclasses import replace
 from functools import partial
@@ -136,7 +137,12 @@ def test_a_fork_ends_with_the_bits_of_its_parent(row: str, tmp_path: Path, reque
     fork(source, start, Store.open(str(again / "run")), is_temporary=True)
     never = replace(setting, options={**setting.options, "snapshots": {"every_steps": NEVER}})
     assert 0 not in live(never, again, ReplayPlan(str(again), last - 1))
-    rows = parse_rows(json.loads((again / RESULT).read_text())["rows"])
+    result = json.loads((again / RESULT).read_text())
+    rows, page = parse_rows(result["rows"]), result["page"]
+    layers = {name.rpartition(".")[0] for name, _ in setting.module().named_parameters()}
+    assert (page["layers"].keys(), len(page["steps"][-1]["losses"]) > 0) == (layers, True)
+    norms = [one["gradient"] for one in page["layers"].values()]
+    assert math.isclose(page["steps"][-1]["gradient"], math.hypot(*norms), rel_tol=1e-5)
     assert {int(found["step"]) for found in rows} >= {*range(start.position.step + 1, last)}
     assert first_difference(metric_rows(source), rows, last - 1) is None
     if request.config.getoption("--laws") == "all":
