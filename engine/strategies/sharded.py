@@ -25,6 +25,7 @@ from midstride.engine.modules.module import TrainingModule
 from midstride.engine.modules.quantized import load_weights
 from midstride.engine.modules.state_entries import described
 from midstride.engine.modules.torch_internals import parameters_of
+from midstride.engine.optim.optimizers import lazy_tensors
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.row_shards import RowShard, distributed_tensor, no_rows, row_shard_of, shard_rows
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful
@@ -100,6 +101,8 @@ class Sharded(ModelParallel, ShardsWeights, FixedParameters, Strategy):
     def module_errors(self, module: TrainingModule) -> list[str]:
         """Return messages on parts that `fully_shard` cannot shard or would not train."""
         faults = super().module_errors(module)
+        if lazy := lazy_tensors(module):
+            return [*faults, lazy]
         faults += [_parameter_error(name, parameter) for name, parameter in module.named_parameters()]
         faults += [
             f"the module's {name} has sparse gradients, which strategy {self.name} cannot cut: build it with "

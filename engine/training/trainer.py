@@ -114,6 +114,8 @@ _FOR_RANKS = (
     *("strategy", "strategy_args", "callbacks", "lanes", "seed", "accept_change", "identity"),
     *("fast_dev_run", "barebones", "sync_batchnorm"),
 )
+#: hooks that can build layers: a module that has one is checked after them
+_BUILDERS = ("setup", "configure_model")
 #: strategies that do not take compiled modules
 _NOT_COMPILED = ("dp", "ddp2", "pipeline", "xla")
 #: parts of a metric logger's state that remain after a call
@@ -467,6 +469,7 @@ class Trainer(TrainerInterface):
         refused, trial = self.with_strategy(meant)._module_errors(module, data), self.with_strategy(alone)
         try:
             with trial._prepare(module, data, "fit") as ready:
+                refused += [fault for fault in meant.module_errors(module) if fault not in refused]
                 fit = trial._fit_of(ready, trial._loaders(module, train=data), {})
                 refused += fit.errors(meant)
                 fit.check()
@@ -479,10 +482,11 @@ class Trainer(TrainerInterface):
     # Parts of a call --------------------------------------------------------------------------------
 
     def _module_errors(self, module: TrainingModule, data: object) -> list[str]:
-        """Return messages on hooks and settings that this Trainer does not support."""
+        """Return messages on hooks, settings and existing layers that this Trainer does not support."""
         by_hand = not module.automatic_optimization
-        unknown = hook_faults(module, self.callbacks, data)
-        faults = [*unknown, *self.strategy.module_errors(module)]
+        faults = hook_faults(module, self.callbacks, data)
+        if not any(hasattr(module, hook) for hook in _BUILDERS):
+            faults += self.strategy.module_errors(module)
         if self.options.compile is not None and self.strategy.name in _NOT_COMPILED:
             faults.append(f"compile with strategy {self.strategy.name}, which calls copies or parts of the module")
         return [*faults, *self.context.precision.module_errors(by_hand=by_hand)]
@@ -518,6 +522,8 @@ class Trainer(TrainerInterface):
         anomalies = set_detect_anomaly(self.options.detect_anomaly or is_anomaly_enabled())
         prepared = set_up(self._owners(module), stage, self.strategy, self.heartbeat)
         with anomalies, running_call(self, module, stage), prepared:
+            if refused := self.strategy.module_errors(module):
+                raise JobError("\n".join(refused))
             compile_layers_in_place(module)
             if self.options.compile is not None:
                 compile_module(module, self.options.compile)

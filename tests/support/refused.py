@@ -234,6 +234,13 @@ class Lazy(Module):
         self.layer = nn.LazyLinear(1)
 
 
+class Scaling(Module):
+    """Has from `setup` on an embedding that scales its rows."""
+
+    def setup(self, stage: str) -> None:
+        self.rows = nn.Embedding(4, 2, max_norm=1.0)
+
+
 class Curved(Module):
     def configure_optimizers(self) -> Any:
         return torch.optim.LBFGS(self.parameters())

@@ -79,6 +79,18 @@ def counted() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), counter, nn.Linear(2, 2), nn.Sequential(counter), nn.Linear(2, 2))
 
 
+class Built(Module):
+    """Has its layers from `setup` on."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__(nn.Identity())
+        del self.sequential_module
+        self._layers = [layers]
+
+    def setup(self, stage: str) -> None:
+        self.sequential_module = self._layers[0]
+
+
 REFUSED: dict[str, tuple[TrainingModule, dict[str, Any], dict[str, Any], list[str]]] = {
     "no layers in a row, and no place for the loss": (
         Whole(),
@@ -98,6 +110,7 @@ REFUSED: dict[str, tuple[TrainingModule, dict[str, Any], dict[str, Any], list[st
     "a layer of one's own in two stages": (Module(counted()), {"balance": [2, 3]}, {}, ["layers 1 and 3", "of yours"]),
     "one parameter in two stages": (Module(tied()), {"balance": [2, 2]}, {}, ["between layers 1 and 2", "share"]),
     "more stages than layers": (Module(linears(1)), {}, {}, ["2 stages", "has 1 layers only"]),
+    "too few layers, built in setup": (Built(linears(1)), {}, {}, ["2 stages", "has 1 layers only"]),
     "parameters beside the layers": (Headed(), {}, {}, ["outside sequential_module", "head.weight, head.bias"]),
     "a step by hand": (ByHand(linears(2)), {}, {}, ["automatic_optimization = False"]),
     "several optimizers": (Several(linears(2)), {}, {}, ["pipeline with 2 optimizers"]),
@@ -121,9 +134,10 @@ def test_is_refused_by_name(case: str) -> None:
         assert word in found
 
 
-def test_what_can_be_cut_is_not_refused() -> None:
+@pytest.mark.parametrize("kind", [Module, Built])
+def test_what_can_be_cut_is_not_refused(kind: type[Module]) -> None:
     trainer = Trainer(strategy="pipeline", max_epochs=1)
-    assert not trainer.check(Module(linears(2)), DataLoader(TensorDataset(torch.zeros(8, 2)), 4), processes=2)
+    assert not trainer.check(kind(linears(2)), DataLoader(TensorDataset(torch.zeros(8, 2)), 4), processes=2)
 
 
 CHOICES: dict[str, tuple[dict[str, Any], list[str]]] = {

@@ -26,6 +26,7 @@ from support.refused import (
     Ported,
     Raising,
     Rows,
+    Scaling,
     Secretive,
     Sized,
     Stepping,
@@ -173,6 +174,8 @@ CASES: dict[str, tuple[dict[str, Any], type[EngineError], list[str]]] = {
     "state of an unknown type": ({"module": Odd()}, UnsupportedState, ["user/tokenizer/words", "Numbers"]),
     "a class for a module": ({"module": Module}, UserError, ["the class Module", "Module(...)"]),
     "a module that does not train": ({"module": nn.Linear(2, 1)}, UserError, ["a Linear", "TrainingModule"]),
+    "lazy layers, in shards": ({"module": Lazy(), "strategy": "sharded"}, JobError, ["of Lazy", "no shape yet"]),
+    "a layer of setup": ({"module": Scaling(), "lanes": 2}, JobError, ["module's rows", "max_norm"]),
     "lazy layers": ({"module": Lazy()}, JobError, ["layer.weight, layer.bias of Lazy", "no shape yet", "torch.zeros"]),
     "a step without batch_idx": (
         {"module": OnlyBatch()},
