@@ -312,7 +312,9 @@ class IterableLoader(ResumableLoader):
         used = [] if workers else [*restorable(shared_generators(reader.dataset)), *reader.collation.generators()]
         self._rng_isolation.include(used)
         with self._rng_isolation:
-            if not workers and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
+            # Other loaders are opened with the first batch: no training draws beside threads that they start.
+            opens = not (workers or reader.is_whole)
+            if opens and (failure := reader.open(requests.first_of_each(self._passes, epoch, position))):
                 return iter([failure])
             if workers or self._loader.pin_memory:
                 return start_workers(self._loader, self.name)

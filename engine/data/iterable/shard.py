@@ -149,7 +149,9 @@ class Shard:
         """Return the samples of the next batch; None at the end."""
         if self.over:
             return None
-        self._seed(mix(self.key, 2 * self.position))
+        # The first batch of a loader draws on from its opening, since a thread that the loader starts can draw in either.
+        if self.position or not self.reader.is_whole:
+            self._seed(mix(self.key, 2 * self.position))
         wanted = self.reader.batch_size or 1
         samples = list(islice(self.stream, wanted))
         self.over = len(samples) < wanted

@@ -3,10 +3,13 @@
 import copy
 import itertools
 import logging
+import queue
 import random
 import re
 import sys
 import sysconfig
+import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -165,6 +168,43 @@ class Noisy(Dataset[Tensor]):
         return torch.tensor([index + random.random(), torch.rand(1)])
 
 
+class InThread(DataLoader[Any]):
+    """Reads in a thread, as the DataLoaderX of many projects does."""
+
+    def __iter__(self) -> Any:
+        return Prefetching(super().__iter__())
+
+
+class Prefetching(threading.Thread):
+    """An iterator over the items of another one, which a thread reads ahead.
+
+    Passes differ in the time at which the thread starts to draw.
+    """
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        super().__init__(daemon=True)
+        self.items, self.ready = items, queue.Queue[Any](1)
+        self.start()
+
+    def run(self) -> None:
+        time.sleep(next(DELAYS))
+        for item in self.items:
+            self.ready.put(item)
+        self.ready.put(None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if (item := self.ready.get()) is None:
+            raise StopIteration
+        return item
+
+
+#: seconds
+DELAYS = itertools.cycle([0.0, 0.01, 0.0])
+
+
 class Early:
     """Leaves the passes of a loader before their end."""
 
@@ -254,6 +294,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "an iterator of each pass, with a worker": lambda: Left(DATA, 4, shuffle=True, num_workers=1),
     "a library's count": lambda: library().Counting(),
     "a user's count in a library's loader": lambda: library().Holding(Passes()),
+    "a thread": lambda: InThread(DATA, 4, shuffle=True),
     "persistent workers": lambda: Wrapping(persistent()),
     "persistent workers, left early": lambda: Early(persistent(20)),
     "an iterable data set": lambda: Batches(),
