@@ -149,7 +149,7 @@ class Shard:
         """Return the samples of the next batch; None at the end."""
         if self.over:
             return None
-        # The first batch of a loader draws on from its opening, since a thread that the loader starts can draw in either.
+        # A loader's first batch continues the numbers of its opening: a thread that it starts can draw in either.
         if self.position or not self.reader.is_whole:
             self._seed(mix(self.key, 2 * self.position))
         wanted = self.reader.batch_size or 1
@@ -203,8 +203,8 @@ class Shard:
         if request.digest is not None and self.digest != request.digest:
             raise NotExact(
                 f"{self._where()} gives other samples than before the run died, in the {request.batch} batches that it "
-                "had read. Its data have changed, or it draws from an unknown generator: resume with the data it had, "
-                "or start over under another run name."
+                "had read. Its data have changed, or it draws from an unknown generator or in a thread: resume with "
+                "the data it had, or start over under another run name."
             )
 
     def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
