@@ -5,15 +5,13 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from midstride.engine.code_origin import is_user_class, module_of
 from midstride.engine.data.data_owners import WholeData, data_owners
 from midstride.engine.data.loader import ResumableLoader
 from midstride.engine.data.sampler_state import graph_attributes
 from midstride.engine.data.worker_data import loader_attributes
-from midstride.engine.modules.callbacks import Callback
-from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of, own_dict
 from midstride.engine.objects.kinds.generators import is_generator
 from midstride.engine.objects.kinds.plain import PLAIN
@@ -50,7 +48,7 @@ def unsaved_values(
     """
     held = {*map(id, holders), *map(id, loaders.values())}
     for name, value in class_and_global_state(holders, objects.kinds):
-        if _is_plain(value) and id(value) not in held:
+        if _is_readable(value) and id(value) not in held:
             yield name, value
     yield from process_state({*map(type, holders), *objects.kinds})
     for path, value in objects.watched.items():
@@ -67,14 +65,12 @@ def _readable_values(dataset: Any) -> object:
     return {name: value for name, value in own_dict(dataset).items() if type(value) in PLAIN}
 
 
-def _is_plain(value: object) -> bool:
-    """Return whether `value` is Python's, a known library's, or a user's plain object.
-
-    Modules, callbacks and data are not plain.
-    """
-    if is_user_class(type(value)):
-        return not isinstance(value, (nn.Module, Callback, DataModule, Dataset))
-    return is_counted_in(value)
+def _is_readable(value: object) -> bool:
+    """Return whether `value` is Python's, a user's, or a library's with weights or counts."""
+    kind = type(value)  # not the class that a proxy pretends to have
+    if issubclass(kind, Optimizer):
+        return "state" in own_dict(value)  # a wrapper shows the state of another
+    return issubclass(kind, nn.Module) or is_user_class(kind) or is_counted_in(value)
 
 
 def data_in(loaders: Mapping[str, Any]) -> dict[str, Any]:

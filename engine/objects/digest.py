@@ -9,15 +9,17 @@ import marshal
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from midstride.engine.code_origin import is_user_class
 from midstride.engine.objects.attributes import INTERNAL, attributes_of, members_of
@@ -39,6 +41,13 @@ _MOST_ITEMS = 10_000
 #: largest number of lines of one value
 _MOST_LINES = 10_000
 _NOT_STATE = INTERNAL | {"_trainer"}
+#: what torch and its schedulers set on an optimizer, without its groups
+_OF_OPTIMIZERS = frozenset(
+    {
+        *("state", "defaults", "step", "zero_grad", "_opt_called", "_zero_grad_profile_name"),
+        "_warned_capturable_if_run_uncaptured",
+    }
+)
 _MAIN_GENERATORS = frozenset(map(id, MAIN_GENERATORS))
 _CONTAINERS = (dict, list, tuple, deque)
 #: types that are described by their name
@@ -103,16 +112,18 @@ def _walk(
         yield name, told
     elif id(value) not in seen and depth and into(value):
         seen[id(value)] = value
-        for step, item in itertools.islice(_members(value), MANY):
+        for step, item in itertools.islice(_members(value, known), MANY):
             yield from _walk(name + step, item, depth - 1, seen, into, known)
 
 
-def _members(value: Any) -> Iterator[tuple[str, Any]]:
+def _members(value: Any, known: Container[int]) -> Iterator[tuple[str, Any]]:
     """Yield the parts of `value`, each with the code that reaches it."""
     if isinstance(value, nn.Module):
-        for path, submodule in value.named_modules():
-            prefix = f".{path}." if path else "."
-            yield from ((prefix + key, item) for key, item in attributes_of(submodule).items() if key not in _NOT_STATE)
+        yield from _members_of_module(value, known)
+    elif isinstance(value, Optimizer):
+        own = attributes_of(value)
+        yield from ((f".{key}", item) for key, item in own.items() if not _is_of_optimizers(key))
+        yield from ((f".state[{number}]", item) for number, item in enumerate(own.get("state", {}).values()))
     elif isinstance(value, (*ITERATORS, types.GeneratorType, partial)):
         yield from ((f" ({number})", item) for number, item in enumerate(_parts(value)))
     elif is_data(value):
@@ -126,6 +137,32 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
             yield from members_of(items)
     elif not is_code(value):  # an object of a library that is called
         yield from members_of(value)
+
+
+def _members_of_module(module: nn.Module, known: Container[int]) -> Iterator[tuple[str, Any]]:
+    """Yield weights, buffers and attributes of the layers; of a library's module, tensors alone.
+
+    A library sets other attributes as it runs, such as those of a DistributedDataParallel.
+    """
+    has_state = _has_tensors if not is_user_class(type(module)) else lambda item: True
+    for path, layer in module.named_modules():
+        if id(layer) in known:
+            yield f".{path}", layer
+            continue
+        prefix = f".{path}." if path else "."
+        own = ((key, item) for key, item in attributes_of(layer).items() if key not in _NOT_STATE and has_state(item))
+        weights, buffers = layer.named_parameters(recurse=False), layer.named_buffers(recurse=False)
+        yield from ((prefix + key, item) for key, item in chain(own, weights, buffers))
+
+
+def _has_tensors(value: object) -> bool:
+    """Return whether `value` is a tensor or a list of tensors, as the states of metrics are."""
+    return isinstance(value, Tensor) or (type(value) is list and bool(value) and isinstance(value[0], Tensor))
+
+
+def _is_of_optimizers(name: str) -> bool:
+    """Return whether torch sets the attribute on each optimizer; its states are told by number."""
+    return name in _OF_OPTIMIZERS or name.endswith("_hooks")
 
 
 def _parts(iterator: Any) -> Sequence[Any]:

@@ -255,6 +255,7 @@ _COUNTED_IN = frozenset(
         *("builtins", "collections", "itertools", "weakref", "_contextvars", "array", "ctypes", "queue", "_queue"),
         *("functools", "threading", "_thread", "multiprocessing.sharedctypes", "decimal", "fractions", "datetime"),
         *("numpy", "torch", "torch.nn.parameter", "pandas", "pandas.core.frame", "pandas.core.series"),
+        "torch.amp.grad_scaler",
     }
 )
 
@@ -302,8 +303,9 @@ def is_code(value: object) -> bool:
 
 
 def is_data(value: object) -> bool:
-    """Return whether `value` is data rather than code; callables of users' classes are data."""
-    return not is_code(value) and (is_user_class(type(value)) or not callable(value))
+    """Return whether `value` is data rather than code, as modules and users' callables are."""
+    kind = type(value)  # not the class that a proxy pretends to have
+    return not is_code(value) and (is_user_class(kind) or issubclass(kind, nn.Module) or not callable(value))
 
 
 def _is_alias(name: str, value: object) -> bool:

@@ -10,7 +10,7 @@ import torchmetrics
 from laws.objects.optimizers import Numbered
 from laws.objects.small import Rows, Small
 from support.libraries import library
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from midstride.engine import Callback
@@ -25,6 +25,61 @@ class CountsInGlobal(Small):
     def factor(self, batch: Tensor) -> Any:
         CALLS["factor"] += 1
         return CALLS["factor"]
+
+
+class Averaged(nn.Module):
+    """A user's module, which holds the layer of the run beside its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.of_run = nn.Linear(2, 1), nn.ModuleList()
+
+
+class Counts(Callback):
+    """A callback, and below a data set, that no trainer and no loader has."""
+
+    steps = 0
+
+
+class Replayed(Rows):
+    scale = 1.0
+
+
+AVERAGED, NORM, COUNTS, REPLAYED = Averaged(), nn.BatchNorm1d(2), Counts(), Replayed()
+OPTIMIZERS = [torch.optim.SGD(AVERAGED.own.parameters(), lr=0.1, momentum=0.9)]
+
+
+class OfAGlobal(Small):
+    """Holds in a module of the script's what the run holds, too: it says so of the other weights alone."""
+
+    warns = r"snapshot: global \S+\.AVERAGED\.own\.weight \(float32\[1, 2\] \w+, now .*\.own\.bias \(.*\), global"
+    warns += r" \S+\.OPTIMIZERS\[0\]\.param.*\.state\[0\] holds \(missing, now '1 items'\)"
+
+    def build(self) -> None:
+        AVERAGED.of_run.append(self.layer)
+
+    def factor(self, batch: Tensor) -> Any:
+        AVERAGED.own(batch).sum().backward()
+        OPTIMIZERS[0].step()
+        return 1.0
+
+
+class OfALibrary(Small):
+    """Only what changes is named of a library's module: its means, not its weights."""
+
+    warns = r"snapshot: global \S+\.NORM\.running_mean \(.*\.running_var \(.*\.num_batches_tracked \(.*, now int64"
+
+    def factor(self, batch: Tensor) -> Any:
+        return NORM(batch).sum().detach()
+
+
+class OfNoTrainer(Small):
+    warns = r"COUNTS\.steps \(missing, now 1\), global \S+\.REPLAYED\.rows \(.*, \.scale \(1.0, now 2.0\)\. If"
+
+    def factor(self, batch: Tensor) -> Any:
+        COUNTS.steps, REPLAYED.scale = COUNTS.steps + 1, REPLAYED.scale * 2
+        REPLAYED.rows[0] += 1
+        return 1.0
 
 
 class LargeRows(Rows):
