@@ -19,6 +19,7 @@ from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.generator_search import shared_memory
 from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.roots import is_code
+from midstride.engine.processes.preload import collector_paused
 
 __all__ = ["IN_A_MODULE", "DataChanges", "UnsavedStateMonitor", "is_checked_at"]
 
@@ -115,6 +116,7 @@ class UnsavedStateMonitor:
         owner = name.partition(": ")[0] if ": " in name else name.rpartition(".")[0]
         return not any(known.startswith(owner) for known in self._before)
 
+    @collector_paused()  # what a check makes is gone after it
     def _lines(self) -> dict[str, dict[str, str]]:
         watched = dict(self._watched())
         filled = self._stayed() if any(map(_can_hold, watched.values())) else {}

@@ -164,7 +164,7 @@ class Objects(AlikeOnRanks):
 
         An object moved to another place, or resized, has another text: a restore fills another object there.
         """
-        walk, roots = self._walk()
+        walk, roots = self._walk(self._quiet)  # quiet owners are anchors, and hold plain values only
         for root in roots:
             root.nodes(walk)
         left_out = (walk.opaque, walk.held, walk.large, walk.deep, walk.compared)
@@ -176,7 +176,7 @@ class Objects(AlikeOnRanks):
             for address, (path, one) in walk.seen.items()
             if address not in not_filled and kinds[type(one)].fills(one)
         }
-        return {**walk.anchors, **owners, **seen}
+        return {**owners, **walk.anchors, **seen}
 
     @contextmanager
     def reading(self) -> Iterator[None]:
