@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from midstride.engine.code_origin import is_user_class, module_of
@@ -70,7 +71,7 @@ def _is_readable(value: object) -> bool:
     kind = type(value)  # not the class that a proxy pretends to have
     if issubclass(kind, Optimizer):
         return "state" in own_dict(value)  # a wrapper shows the state of another
-    return issubclass(kind, nn.Module) or is_user_class(kind) or is_counted_in(value)
+    return issubclass(kind, (nn.Module, LRScheduler)) or is_user_class(kind) or is_counted_in(value)
 
 
 def data_in(loaders: Mapping[str, Any]) -> dict[str, Any]:

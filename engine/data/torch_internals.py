@@ -12,6 +12,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 __all__ = [
+    "batches_read",
     "end_kept_pass",
     "end_workers",
     "forget_workers",
@@ -77,6 +78,11 @@ def end_workers(iterator: Any) -> None:
 def is_loader_pass(value: object) -> bool:
     """Return whether `value` is an iterator of a DataLoader, also of torchdata's."""
     return isinstance(value, torch_loader._BaseDataLoaderIter)
+
+
+def batches_read(iterator: Any) -> int:
+    """Return the number of batches that an iterator of a DataLoader has returned."""
+    return int(iterator._num_yielded)
 
 
 def end_kept_pass(loader: DataLoader[Any]) -> None:

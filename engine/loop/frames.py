@@ -2,16 +2,26 @@
 
 import contextlib
 import dis
+import gc
 import inspect
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType, GeneratorType, ModuleType
+from typing import Any
 
-__all__ = ["collects_items", "left_by_break", "script_frames"]
+from torch import nn
+
+from midstride.engine.code_origin import module_of
+
+__all__ = ["collects_items", "left_by_break", "reads_loop", "script_frames"]
 
 _OURS = (str(Path(__file__).parent) + os.sep, contextlib.__file__)
+#: what leads from a generator to all else
+_NOT_READ = (FunctionType, ModuleType, type, nn.Module)
+#: objects in which an iterator of the loop is looked for
+_MOST_OBJECTS = 1000
 #: instructions by which `break` and `return` drop the iterator of a `for`
 _DROPS = frozenset({"POP_TOP", "POP_ITER"})
 #: instructions by which a comprehension keeps an item
@@ -59,6 +69,21 @@ def _appends(instructions: list[dis.Instruction], at: int) -> bool:
             return True
         at += 1
     return False
+
+
+def reads_loop(generator: "GeneratorType[Any, Any, Any]") -> bool:
+    """Return whether a generator is reading the loop, whose position is in snapshots."""
+    queue: list[Any] = [generator]
+    seen = {id(generator)}
+    for one in queue:
+        place = one.gi_code.co_filename if isinstance(one, GeneratorType) else module_of(type(one))
+        if place.startswith((_OURS[0], "midstride.engine.loop.")):
+            return True
+        held = [] if isinstance(one, _NOT_READ) else gc.get_referents(one)  # also the iterators that its `for`s read
+        new = [item for item in held if id(item) not in seen][: _MOST_OBJECTS - len(queue)]
+        seen.update(map(id, new))
+        queue += new
+    return generator.gi_running
 
 
 def left_by_break() -> bool:

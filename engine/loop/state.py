@@ -30,7 +30,7 @@ from midstride.engine.modules.torch_internals import gradient_hooks_of
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.roots import QuietOwners, Root, is_user_hook, module_anchors, module_roots
 from midstride.engine.optim.optimizers import OptimizerList
-from midstride.engine.optim.schedulers import SchedulerList
+from midstride.engine.optim.schedulers import SchedulerList, saved_schedulers
 from midstride.engine.seeds import Generators
 from midstride.engine.state.module_index import Members
 from midstride.engine.state.object_nodes import kind_name
@@ -232,7 +232,8 @@ def _objects_of(objects: LoopObjects, context: RunContext) -> Objects:
     def anchors(members: Members) -> dict[str, object]:
         named = module_anchors(members) | {"state": objects.state}
         named |= {f"optimizer {name}": optimizer for name, optimizer in kept.optimizers.items()}
-        named |= {f"scheduler {name}": config.scheduler for name, config in kept.schedulers.items()}
+        for name, config in kept.schedulers.items():
+            named |= saved_schedulers(config.scheduler, f"scheduler {name}")
         named |= {f"data {name}": owner for name, owner in data_in(objects.sources()).items()} | samplers.anchors()
         return named | objects.sources()
 

@@ -16,9 +16,10 @@ from xxhash import xxh3_64_hexdigest
 
 from midstride.engine.checkpointing.unsaved_state import is_checked_at
 from midstride.engine.code_origin import is_user_class, is_user_file
+from midstride.engine.data.torch_internals import batches_read, is_loader_pass
 from midstride.engine.formatting import format_names
 from midstride.engine.loop.feeds import LoopLoader
-from midstride.engine.loop.frames import script_frames
+from midstride.engine.loop.frames import reads_loop, script_frames
 from midstride.engine.loop.kept import unwrapped
 from midstride.engine.loop.liveness import global_reads, loop_variables
 from midstride.engine.loop.state import LoopObjects, outer_values
@@ -73,13 +74,12 @@ class ScriptVariables:
         saved, self._saved = self._saved, None
         if not saved:
             return
-        now = self.now()
-        if self.speaks and (other := [name for name in saved if name in now and now[name] != saved[name]]):
+        now = self.with_objects()
+        if self.speaks and (other := [name for name in saved if name in now and now[name][0] != saved[name]]):
             log.warning(
-                "resumed with other values than at the snapshot: %s. If they decide what is trained or "
-                "logged, write loop.state.%s in their place, or keep the object by loop.keep",
-                format_names([f"{name} (was {saved[name]}, is {now[name]})" for name in other], 3),
-                other[0].partition(" ")[0],
+                "resumed with other values than at the snapshot: %s. If they decide what is trained or logged, %s",
+                format_names([f"{name} (was {saved[name]}, is {now[name][0]})" for name in other], 3),
+                _way_to_keep(other[0], now[other[0]][1]),
             )
 
     def forget(self) -> None:
@@ -169,10 +169,19 @@ class VariableWatch:
             self._named.update(new)
             log.warning(
                 "changes from one iteration to the next, and is part of no snapshot: %s. If it decides what is trained "
-                "or logged, keep it: write loop.state.%s in its place, or keep the object by loop.keep",
+                "or logged, %s",
                 format_names(by_object := _by_object(new)),
-                by_object[0].partition(" ")[0],
+                _way_to_keep(by_object[0], now[new[0]][1]),
             )
+
+
+def _way_to_keep(name: str, value: object) -> str:
+    """Return advice on how to keep the variable called `name`."""
+    if is_loader_pass(value):
+        return "iterate over the result of loop.loader(...) for its loader"
+    if isinstance(value, GeneratorType):
+        return "read its loaders by loop.loader(...), and keep other values of the generator in loop.state"
+    return f"write loop.state.{name.partition(' ')[0]} in its place, or keep the object by loop.keep"
 
 
 def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], Iterator[tuple[str, object]]]]:
@@ -250,14 +259,16 @@ def _module_variables(variables: Mapping[str, Any]) -> set[str]:
 
 def is_watched(value: object, kept: set[int]) -> bool:
     """Return whether a value can be state: neither kept, nor code, nor a clock's reading."""
-    if id(value) in kept or is_code(value) or isinstance(value, (LoopLoader, DataLoader, GeneratorType)):
+    if id(value) in kept or is_code(value) or isinstance(value, (LoopLoader, DataLoader)):
         return False
+    if isinstance(value, GeneratorType):
+        return is_user_file(value.gi_code.co_filename) and not reads_loop(value)
     if isinstance(value, nn.Module):
         return id(unwrapped(value)) not in kept
     if isinstance(value, float):
         return not _is_of_clock(value)
     is_known = is_user_class(type(value)) or is_counted_in(value) or isinstance(value, (Generator, Stateful))
-    return is_known and not type(value).__module__.startswith("midstride.engine.loop")
+    return (is_known or is_loader_pass(value)) and not type(value).__module__.startswith("midstride.engine.loop")
 
 
 def _is_of_clock(value: float) -> bool:
@@ -274,6 +285,8 @@ def _digest(value: Any, known: Callable[[], Mapping[int, str]]) -> str:
         value: of a variable.
         known: returns names of kept objects by address, which take a while with thousands of layers.
     """
+    if is_loader_pass(value):
+        return f"after {batches_read(value)} batches"
     if isinstance(value, Stateful) and not isinstance(value, nn.Module) and not is_user_class(type(value)):
         value = value.state_dict()
     lines = digest_lines("", value, {} if type(value) in PLAIN else known())

@@ -22,10 +22,22 @@ from midstride.engine.objects.watch import shown
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.object_nodes import Instance
 
-__all__ = ["Layers", "NewLayers", "change_layers", "layer_changes", "layers_of", "own_layers", "owner_of", "set_layer"]
+__all__ = [
+    "IN_EVERY_ATTEMPT",
+    "Layers",
+    "NewLayers",
+    "change_layers",
+    "layer_changes",
+    "layers_of",
+    "own_layers",
+    "owner_of",
+    "set_layer",
+]
 
 log = logging.getLogger(__name__)
 
+#: places of code that each attempt runs, for messages
+IN_EVERY_ATTEMPT = "in __init__, setup or on_fit_start, or in a loop of your own before its first epochs() or steps()"
 #: path of each child of each module -> the first path of that layer in `named_modules()`; None where the child is None
 Layers = Mapping[str, str | None]
 
@@ -221,7 +233,7 @@ class NewLayers:
             if lost or not isinstance(made, nn.Module):
                 raise UserError(
                     f"the module {path} was created in training, and this attempt cannot rebuild it: "
-                    f"{format_names(lost)}. Make it in __init__, setup or on_fit_start, which every attempt calls."
+                    f"{format_names(lost)}. Make it {IN_EVERY_ATTEMPT}."
                 )
             _reset_metrics(made)
             set_layer(owner, name, made)  # its tensors stay where they were restored: on the host or the device

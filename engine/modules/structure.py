@@ -15,7 +15,15 @@ from torch.nn.parameter import is_lazy
 
 from midstride.engine.errors import UserError
 from midstride.engine.metrics.torchmetrics_state import is_metric
-from midstride.engine.modules.layers import NewLayers, change_layers, layer_changes, layers_of, own_layers, owner_of
+from midstride.engine.modules.layers import (
+    IN_EVERY_ATTEMPT,
+    NewLayers,
+    change_layers,
+    layer_changes,
+    layers_of,
+    own_layers,
+    owner_of,
+)
 from midstride.engine.modules.quantized import is_quantized, load_weights, weights_of
 from midstride.engine.modules.torch_internals import buffers_of, parameters_of, transient_buffers
 from midstride.engine.objects.kinds.tensors import has_memory
@@ -170,9 +178,8 @@ class TensorForms:
             now = "a buffer now" if gone[0] in tensors else "gone"
             raise UserError(
                 f"the parameter {gone[0]} existed when training started and is {now}: a resumed run could not match "
-                f"its optimizer state to a parameter. Change the module's parameters (pruning, parametrizations, "
-                f"replaced "
-                "layers) in __init__, setup or on_fit_start, which every attempt calls."
+                f"its optimizer state to a parameter. Change parameters (pruning, parametrizations, replaced layers) "
+                f"{IN_EVERY_ATTEMPT}."
             )
         buffers = [name for name, form in self._built.items() if form[0] == "buffer" and name not in tensors]
         return {name: self._removed_as(name) for name in buffers if name.rpartition(".")[0] in layers}
@@ -292,7 +299,7 @@ class SharedTensors:
             if tied := [name for name in others if name not in were and not self._is_buffer(name)]:
                 raise UserError(
                     f"training has tied the parameter {tied[0]} to {first}, which a resumed run could not tell apart. "
-                    "Tie weights in __init__, setup or on_fit_start, which every attempt calls."
+                    f"Tie weights {IN_EVERY_ATTEMPT}."
                 )
 
     def apply(self, state: dict[str, Any]) -> None:

@@ -2,19 +2,19 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 
 from midstride.engine.errors import UserError
 from midstride.engine.state.codec import is_writable
 from midstride.engine.state.stateful import AlikeOnRanks
 from midstride.engine.user_code import call_user_code
 
-__all__ = ["SchedulerConfig", "SchedulerList", "scale_learning_rates", "scheduler_objects"]
+__all__ = ["SchedulerConfig", "SchedulerList", "saved_schedulers", "scale_learning_rates", "scheduler_objects"]
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,14 @@ class SchedulerList(AlikeOnRanks):
         """Restore the state of each scheduler."""
         for number, config in enumerate(self._schedulers):
             config.scheduler.load_state_dict(copy.deepcopy(state_dict[str(number)]))  # some remove entries from it
+
+
+def saved_schedulers(scheduler: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield a scheduler, and those whose states its `state_dict` holds, by name."""
+    yield name, scheduler
+    if getattr(type(scheduler), "state_dict", None) in (SequentialLR.state_dict, ChainedScheduler.state_dict):
+        for number, inner in enumerate(vars(scheduler)[_NESTED[0]]):
+            yield from saved_schedulers(inner, f"{name}.{number}")
 
 
 def scheduler_objects(scheduler: Any) -> dict[str, Any]:

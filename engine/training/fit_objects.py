@@ -22,6 +22,7 @@ from midstride.engine.modules.module import DataModule
 from midstride.engine.objects.attributes import attributes_of
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.roots import QuietOwners, Root, module_anchors, module_roots
+from midstride.engine.optim.schedulers import saved_schedulers
 from midstride.engine.state.module_index import Members
 from midstride.engine.training.context import EvaluationContext, FitContext
 
@@ -52,7 +53,8 @@ def objects_of(context: FitContext) -> Objects:
         named: dict[str, object] = {"trainer": context.trainer, **module_anchors(members)}
         named |= {f"callback {number}": callback for number, callback in enumerate(context.callbacks)}
         named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(context.optimizers)}
-        named |= {f"scheduler {number}": config.scheduler for number, config in enumerate(context.schedulers)}
+        for number, config in enumerate(context.schedulers):
+            named |= saved_schedulers(config.scheduler, f"scheduler {number}")
         named |= {f"data {name}": owner for name, owner in data.items()} | samplers.anchors()
         return named | _loaders(context.loaders)
 

@@ -444,6 +444,8 @@ def test_workers_of_a_loader_end_and_are_forgotten() -> None:
     (worker,) = data.workers_of(iterator)
     assert iterator._worker_pids_set
     assert data.is_loader_pass(iterator)
+    assert next(iterator) is not None
+    assert data.batches_read(iterator) == 1
     data.forget_workers(iterator)
     assert not iterator._worker_pids_set
     assert worker.is_alive()

@@ -208,6 +208,22 @@ class Warming(Small):
         return _each_step(optimizer, Warmup(optimizer, after))
 
 
+INNER: list[torch.optim.lr_scheduler.LRScheduler] = []
+
+
+class HoldsInner(Small):
+    """A global holds the schedulers in another one, whose state has theirs."""
+
+    def factor(self, batch: Tensor) -> Any:
+        INNER[1].gamma *= 0.9  # type: ignore[attr-defined]  # of the class below
+        return 1.0
+
+    def configure_optimizers(self) -> Any:
+        optimizer, kinds = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9), torch.optim.lr_scheduler
+        INNER[:] = [kinds.LinearLR(optimizer, 0.1, total_iters=2), kinds.ExponentialLR(optimizer, 0.5)]
+        return _each_step(optimizer, kinds.SequentialLR(optimizer, INNER, [2]))
+
+
 class TakesAnother(Small):
     """Steps by hand, from the second step on with an optimizer that is made then."""
 

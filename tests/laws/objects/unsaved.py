@@ -47,6 +47,7 @@ class Replayed(Rows):
 
 AVERAGED, NORM, COUNTS, REPLAYED = Averaged(), nn.BatchNorm1d(2), Counts(), Replayed()
 OPTIMIZERS = [torch.optim.SGD(AVERAGED.own.parameters(), lr=0.1, momentum=0.9)]
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(OPTIMIZERS[0])
 
 
 class OfAGlobal(Small):
@@ -61,6 +62,14 @@ class OfAGlobal(Small):
     def factor(self, batch: Tensor) -> Any:
         AVERAGED.own(batch).sum().backward()
         OPTIMIZERS[0].step()
+        return 1.0
+
+
+class StepsOfAGlobal(Small):
+    warns = r"snapshot: global \S+\.PLATEAU\.last_epoch \(0, now 1\), \.best \(inf, now 1\.0\)"
+
+    def factor(self, batch: Tensor) -> Any:
+        PLATEAU.step(1.0)
         return 1.0
 
 

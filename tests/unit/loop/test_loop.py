@@ -385,6 +385,46 @@ class Counted:
         self.count += value
 
 
+def rates(rate: float) -> Iterator[float]:
+    while True:
+        yield rate
+        rate *= 0.5
+
+
+def forever(loader: Any) -> Iterator[Any]:
+    while True:
+        for _, batch in enumerate(loader):
+            yield batch
+
+
+@pytest.mark.parametrize(
+    ("iterator", "words"),
+    [
+        (lambda loop: rates(0.1), "keep other values of the generator in loop.state"),
+        (lambda loop: forever(DATA), "read its loaders by loop.loader"),
+        (lambda loop: iter(DATA), "iterate over the result of loop.loader"),
+        (lambda loop: forever(loop.loader(DATA)), ""),
+    ],
+    ids=["a generator", "a generator over a loader", "an iterator of a loader", "a generator over a loop's loader"],
+)
+def test_an_iterator_that_no_snapshot_holds_is_named(
+    iterator: Callable[[Loop], Iterator[Any]],
+    words: str,
+    script: Callable[..., Script],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = script().kept()
+    made = iterator(one.loop)
+    with caplog.at_level(logging.WARNING):
+        for _ in one.loop.epochs(1):
+            for batch in one.train:
+                one.step(batch)
+                next(made)
+    said = [record.getMessage() for record in caplog.records if "made in test_an_iterator" in record.getMessage()]
+    assert len(said) == bool(words)
+    assert words in "".join(said)
+
+
 @pytest.mark.parametrize(
     ("kept", "change"),
     [
