@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import BuiltinMethodType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
@@ -23,7 +23,7 @@ from midstride.engine.loop.frames import reads_loop, script_frames
 from midstride.engine.loop.kept import unwrapped
 from midstride.engine.loop.liveness import global_reads, loop_variables
 from midstride.engine.loop.state import LoopObjects, outer_values
-from midstride.engine.objects.attributes import attributes_of
+from midstride.engine.objects.attributes import attributes_of, items_of
 from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.kinds.generators import Generator
 from midstride.engine.objects.kinds.plain import PLAIN
@@ -45,6 +45,8 @@ _DRIVERS = (str(Path(__file__).parents[1] / "huggingface") + os.sep,)
 _LOOKS = 3
 #: of each tensor of a module that is not kept: an optimizer changes all of its elements
 _SAMPLE_BYTES = 64
+#: what holds values in its closure or arguments, and items of a container in which these are looked for
+_CALLED, _MOST_ITEMS = (FunctionType, partial), 100
 
 
 class ScriptVariables:
@@ -197,7 +199,7 @@ def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], 
 
 
 def _values(name: str, value: Any, kept: set[int], own: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """Yield a variable; for a user's object its attributes, for a function its closure.
+    """Yield a variable; for a user's object its attributes, for a function or partial its own.
 
     Args:
         name: of the variable.
@@ -209,15 +211,27 @@ def _values(name: str, value: Any, kept: set[int], own: frozenset[str]) -> Itera
         value = value.__self__
     if id(value) in kept:
         return
-    if isinstance(value, FunctionType):
-        if is_user_file(value.__code__.co_filename):
-            held = {key: one for key, one in function_values(value).items() if key not in own}
-            for key, one in held.items():
-                yield from _values(f"{name}.{key}", one, kept | {id(value)}, own)
-    elif is_user_class(type(value)) and not isinstance(value, nn.Module):
-        yield from ((f"{name}.{key}", one) for key, one in attributes_of(value).items())
-    else:
+    is_users = is_user_class(type(value)) and not isinstance(value, nn.Module)
+    if not (is_users or isinstance(value, _CALLED)):
         yield name, value
+    for step, one in _parts(value, own, is_users=is_users):
+        if is_users and not isinstance(one, _CALLED):
+            yield name + step, one
+        else:
+            yield from _values(name + step, one, kept | {id(value)}, own)
+
+
+def _parts(value: Any, own: frozenset[str], *, is_users: bool) -> Iterator[tuple[str, Any]]:
+    """Yield values of a function or partial, attributes of an object, functions in a container."""
+    if isinstance(value, FunctionType):
+        held = function_values(value) if is_user_file(value.__code__.co_filename) else {}
+        yield from ((f".{key}", one) for key, one in held.items() if key not in own)
+    elif isinstance(value, partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif is_users:
+        yield from ((f".{key}", one) for key, one in attributes_of(value).items())
+    elif isinstance(value, (list, tuple, dict)) and len(value) <= _MOST_ITEMS:
+        yield from ((f"[{key!r}]", one) for key, one in items_of(value) or () if isinstance(one, _CALLED))
 
 
 def _by_object(names: Sequence[str]) -> list[str]:

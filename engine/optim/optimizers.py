@@ -122,7 +122,8 @@ def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
     numbers = itertools.chain.from_iterable(group["params"] for group in state["param_groups"])
     parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=False):
-        if number in state["state"] and parameter in optimizer.state:  # a wrapping optimizer may keep it there
+        held = getattr(optimizer, "state", ())  # a wrapping optimizer may have none, or keep others there
+        if number in state["state"] and parameter in held:
             optimizer.state[parameter] = _uncast(state["state"][number], optimizer.state[parameter])
 
 

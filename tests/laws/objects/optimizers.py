@@ -187,6 +187,17 @@ class WrappingInOwnForm(Small):
         return LookaheadInOwnForm(torch.optim.Adam(self.parameters(), lr=0.01))
 
 
+class LookaheadWithoutState(Lookahead):
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        del self.state
+
+
+class WrappingWithoutState(Small):
+    def configure_optimizers(self) -> Any:
+        return LookaheadWithoutState(torch.optim.Adam(self.parameters(), lr=0.01))
+
+
 class Warmup(torch.optim.lr_scheduler.LRScheduler):
     """Rises, and hands over to another scheduler; what it draws is its own."""
 
@@ -225,17 +236,19 @@ class HoldsInner(Small):
 
 
 class TakesAnother(Small):
-    """Steps by hand, from the second step on with an optimizer that is made then."""
+    """Steps by hand, from the second step on with an optimizer and a scheduler that are made then."""
 
     automatic_optimization = False
 
     def build(self) -> None:
         self.second: Any = None
+        self.rate: Any = None
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         optimizer = self.optimizers()
         if self.global_step >= 1:
             self.second = self.second or torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+            self.rate = self.rate or torch.optim.lr_scheduler.StepLR(self.second, 1, 0.5)
             self.second.zero_grad()
         loss = super().training_step(batch, batch_idx)
         optimizer.zero_grad()
@@ -243,6 +256,7 @@ class TakesAnother(Small):
         optimizer.step()
         if self.second is not None:
             self.second.step()
+            self.rate.step()
         return loss
 
 

@@ -6,7 +6,7 @@ import threading
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +383,46 @@ class Counted:
 
     def add(self, value: float) -> None:
         self.count += value
+
+
+def counting() -> Callable[..., int]:
+    count = 0
+
+    def advance(*_: object) -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return advance
+
+
+class Steps:
+    """An object of a script with a function that counts."""
+
+    def __init__(self) -> None:
+        self.advance = counting()
+
+
+@pytest.mark.parametrize(
+    ("held", "advance", "name"),
+    [
+        (partial(counting(), 1.0), lambda held: held(), "held.func.count"),
+        ({"one": counting()}, lambda held: held["one"](), "held['one'].count"),
+        ([counting()], lambda held: held[0](), "held[0].count"),
+        (Steps(), lambda held: held.advance(), "held.advance.count"),
+    ],
+    ids=["a partial", "a dict", "a list", "an object"],
+)
+def test_a_function_that_counts_is_named_where_it_is_held(
+    held: Any, advance: Callable[[Any], int], name: str, script: Callable[..., Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = script().kept()
+    with caplog.at_level(logging.WARNING):
+        for _ in one.loop.epochs(1):
+            for batch in one.train:
+                one.step(batch)
+                advance(held)
+    assert f"{name} in test_a_function" in " ".join(record.getMessage() for record in caplog.records)
 
 
 def rates(rate: float) -> Iterator[float]:
