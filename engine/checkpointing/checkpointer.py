@@ -329,13 +329,15 @@ class Checkpointer:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        objects = self.parts["objects"]
+        objects, unsaved = self.parts["objects"], self._unsaved_state
         with ExitStack() as stack:
-            if self._unsaved_state is not None:
-                stack.enter_context(self._unsaved_state.reading())
+            if unsaved is not None:
+                stack.enter_context(unsaved.reading())
             if isinstance(objects, Objects):
                 stack.enter_context(objects.reading())
             yield
+        if isinstance(objects, Objects):
+            objects.leave_out_flags(unsaved.changed_by_reading() if unsaved is not None else ())
 
     def finish(self, end_hooks: Callable[[], None] | None = None) -> None:
         """Commit the end of the run, with the last weights and the whole metric log.

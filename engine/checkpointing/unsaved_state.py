@@ -58,6 +58,8 @@ class UnsavedStateMonitor:
         #: lines that reading data changes, and prefixes of lines in containers that it fills
         self._read: set[str] = set()
         self._filled: tuple[str, ...] = ()
+        #: lines of values that reading has loaded, by name: data that are restored do without until they are read
+        self._loaded: dict[str, dict[str, str]] = {}
         self._before = self._lines()
 
     @contextmanager
@@ -66,8 +68,16 @@ class UnsavedStateMonitor:
         before = self._lines()
         yield
         for name, now in self._lines().items():
-            self._read.update(_differing(before.get(name, {}), now))
+            if name in before:
+                self._read.update(_differing(before[name], now))
+            else:
+                self._loaded[name] = now
+        self._before |= self._loaded
         self._filled = _insides_of_grown(self._read)
+
+    def changed_by_reading(self) -> frozenset[str]:
+        """Return the lines of values that reading data has changed."""
+        return frozenset(self._read)
 
     def check(self, epoch: int | None = None) -> None:
         """Compare the values with those at the start of training; called at every snapshot."""
@@ -75,7 +85,7 @@ class UnsavedStateMonitor:
         is_new, self._epoch = epoch != self._epoch, epoch
         if not is_new and not is_checked_at(self._snapshots):
             return
-        now = self._lines()
+        now = self._loaded | self._lines()
         self._before |= {name: lines for name, lines in now.items() if self._is_of_new_code(name)}
         found = {
             name: self._new_changes(self._before.get(name, {}), now.get(name, {}))

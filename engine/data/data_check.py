@@ -38,7 +38,8 @@ _CAUSES = (
 )
 _DATA_OF_RANKS = "{where} has different samples at the same indices on different ranks. " + _CAUSES + "."
 _DATA_OF_ATTEMPTS = (
-    "{where} has other samples at the same indices than when the run began. " + _CAUSES + ". To continue with these "
+    "{where} has other samples at the same indices than when the run began. " + _CAUSES + ". Files and databases that "
+    "training writes are in no snapshot: keep their values in an attribute of the data set. To continue with these "
     "data: --accept-change samples (accept_change='samples' in a script)."
 )
 

@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -73,8 +73,10 @@ class Objects(AlikeOnRanks):
         #: nodes of the values that each attempt sets up, by path, as of the start of the fit
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}  #: names of all attributes then, by path of their owner
-        #: what no file can hold and reading data has made, by path
+        #: what no file can hold and reading data has made, and flags set beside it, by path
         self._read: dict[str, object] = {}
+        #: nodes of the data before and after it
+        self._reads: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = {}, {}
         self._as_built = AsBuilt()
         #: objects in those of libraries that no file can hold, by id, each with a name of its own
         self._held: dict[int, tuple[object, str]] = {}
@@ -143,7 +145,8 @@ class Objects(AlikeOnRanks):
                 classes[root.path] = kind
             nodes = root.nodes(walk)
             if root.is_data and self._read:
-                nodes = {name: self._without_reads(f"{root.path}/{name}", node) for name, node in nodes.items()}
+                kept = {name: self._without_reads(f"{root.path}/{name}", node) for name, node in nodes.items()}
+                nodes = {name: node for name, node in kept.items() if node is not MISSING}
             if root.is_setup or root.is_data:
                 nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
             if nodes:
@@ -182,18 +185,47 @@ class Objects(AlikeOnRanks):
     def reading(self) -> Iterator[None]:
         """Record objects that reading makes and no file can hold, such as open files.
 
-        It is neither state nor named: a resumed run reads data, too.
+        They are neither state nor named: a resumed run reads data, too.
         """
-        before = self._unwritable_in_data()
+        walk, nodes = self._data_walk()
+        lost, before = _lost(walk), copy.deepcopy(nodes)
         yield
-        self._read = {path: value for path, value in self._unwritable_in_data().items() if path not in before}
+        walk, now = self._data_walk()
+        self._read = {path: value for path, value in _lost(walk).items() if path not in lost}
         self._unwritable.ignore(self._read)
+        self.watched = self.watched | _watched(walk)
+        self._reads = before, now
 
-    def _unwritable_in_data(self) -> dict[str, object]:
+    def leave_out_flags(self, written: Collection[str]) -> None:
+        """Leave out flags that `reading` has set beside what it has made, such as `is_open`.
+
+        They would tell a resumed run that it is there. Other values beside arrays that it has filled are named.
+
+        Args:
+            written: names of watched values that reading has changed.
+        """
+        (before, now), made = self._reads, [*self._read]
+        changed = [path for path in self.watched if path not in self._read and path.replace("/", ".") in written]
+        for owner, nodes in now.items():
+            filled = [path for path in changed if path.startswith(f"{owner}/")]
+            if not filled and not any(path.startswith(f"{owner}/") for path in made):
+                continue
+            self._read |= dict.fromkeys(_changed_flags(before.get(owner, {}), nodes, owner))
+            others = [path for path in _changed_state(before.get(owner, {}), nodes, owner) if path not in self._read]
+            filled = [path for path in filled if isinstance(self.watched[path], (Tensor, np.ndarray))]  # no mere caches
+            if filled and others:
+                log.warning(
+                    "reading the data changes %s, which no snapshot holds, and %s, which a resumed run restores. If "
+                    "the one tells what the other holds, samples of a resumed run differ. Fill it in __init__, or set "
+                    "num_workers=1: a worker begins with both as built",
+                    format_names([shown(path) for path in filled]),
+                    format_names([shown(path) for path in others]),
+                )
+
+    def _data_walk(self) -> tuple[GraphWalk, dict[str, dict[str, Any]]]:
+        """Return a walk over the data, and the nodes of their attributes, by owner and name."""
         walk, roots = self._walk(EveryOwner())
-        for root in [root for root in roots if root.is_data]:
-            root.nodes(walk)
-        return {**walk.opaque, **walk.held, **walk.large}
+        return walk, {root.path: root.nodes(walk) for root in roots if root.is_data}
 
     def _without_reads(self, path: str, node: Any) -> Any:
         """Return `node` with what reading has made replaced by what there was when training began."""
@@ -354,16 +386,14 @@ class Objects(AlikeOnRanks):
 def _as_before(node: Any, before: Any, path: str, paths: Container[str]) -> Any:
     """Return `node`, with the nodes at `paths` replaced by those of `before`, or left out."""
     if path in paths:
-        return None if before is MISSING else before
+        return before
     parts, earlier = _attributes_in(node), _attributes_in(before)
     if not parts:
         return node
     inside = {
         name: _as_before(child, earlier.get(name, MISSING), step(path, name), paths) for name, child in parts.items()
     }
-    kept = type(parts)(
-        {name: child for name, child in inside.items() if step(path, name) not in paths or child is not None}
-    )
+    kept = type(parts)({name: child for name, child in inside.items() if child is not MISSING})
     return kept if node is parts else replace(node, state={**node.state, "attributes": kept})
 
 
@@ -373,6 +403,32 @@ def _attributes_in(node: Any) -> dict[str, Any]:
         found: dict[str, Any] = node.state["attributes"]
         return found
     return node if type(node) is dict else {}
+
+
+def _changed_flags(before: Mapping[str, Any], now: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the paths of truth values, and of lists and arrays of them, that differ or are new."""
+    for name, node in now.items():
+        earlier = before.get(name, MISSING)
+        if not _is_flag(node):
+            yield from _changed_flags(_attributes_in(earlier), _attributes_in(node), step(path, name))
+        elif earlier is MISSING or (_is_flag(earlier) and differences(earlier, node)):
+            yield step(path, name)
+
+
+def _is_flag(node: Any) -> bool:
+    is_list = type(node) is list and {*map(type, node)} == {bool}
+    return type(node) is bool or is_list or getattr(node, "dtype", None) in (np.dtype(bool), torch.bool)
+
+
+def _changed_state(before: Mapping[str, Any], now: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the paths of attributes that differ, without generators.
+
+    These are seeded for each sample.
+    """
+    for name, node in now.items():
+        is_seeded = isinstance(node, Instance) and node.form == "generator"
+        if not is_seeded and differences(before.get(name, MISSING), node):
+            yield step(path, name)
 
 
 def _hooks_of(roots: Sequence[Root], walk: GraphWalk) -> dict[str, Mapping[str, Any]]:
@@ -389,6 +445,10 @@ def _watched(walk: GraphWalk) -> dict[str, object]:
     data = {path: value for path, value in walk.opaque.items() if issubclass(type(value), WATCHED)}
     large = {path: value for path, value in walk.large.items() if not _is_read_only_file(value)}
     return large | data | walk.compared
+
+
+def _lost(walk: GraphWalk) -> dict[str, object]:
+    return {**walk.opaque, **walk.held, **walk.large}
 
 
 def _is_read_only_file(value: object) -> bool:

@@ -331,3 +331,52 @@ class ReadsFiles(ReadsTorchData):
 
     def tell(self, data: Any, step: int) -> None:
         data.scale *= 1.1
+
+
+class Flagged(Rows):
+    """Opens a file and loads as it is read, and has flags for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: Any = None
+        self.is_open, self.is_filled = False, [False] * 24
+        self.wide = torch.zeros(24, 12_000)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not self.is_open:
+            self.file, self.is_open = Path(__file__).open("rb"), True  # noqa: SIM115
+        if not hasattr(self, "levels"):
+            self.levels = torch.ones(24, 12_000)
+        if not self.is_filled[index]:
+            self.wide[index, :2] = self.rows[index]
+            self.is_filled[index] = True
+        self.file.seek(index)
+        return self.wide[index, :2] * self.levels[index, 0] * self.scale
+
+
+class ReadsFlagged(ReadsFiles):
+    """Flags of what reading makes, and no snapshot holds, are set anew with it."""
+
+    def data(self) -> Any:
+        return Flagged()
+
+
+class Placed(Rows):
+    """Knows where in a large tensor it keeps each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.places = torch.zeros(24, 12_000), dict[int, int]()
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index not in self.places:
+            self.places[index] = len(self.places)
+            self.wide[self.places[index], :2] = self.rows[index]
+        return self.wide[self.places[index], :2]
+
+
+class ReadsPlaced(ReadsFiles):
+    warns = "reading the data changes data.training.wide, which no snapshot holds, and data.training.places"
+
+    def data(self) -> Any:
+        return Placed()

@@ -99,7 +99,7 @@ TRAINING = [
         "line not in self._reported | self._read", "not self._reported",
         "test_what_changes_later_is_named_then"),
     Mutant("what reading changes is named as lost", "UnsavedStateMonitor.reading",
-        "self._read.update(_differing(before.get(name, {}), now))", "pass",
+        "self._read.update(_differing(before[name], now))", "pass",
         "test_what_reading_changes_is_not_named"),
     Mutant("a hook that changes the training as it is saved is not named", "UserState.state_dict",
         "self._changes.after(where)", "pass",
