@@ -39,6 +39,7 @@ _OF_MODULES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 _LOCKS: dict[type, frozenset[str]] = {
     queue.Queue: frozenset({"mutex", "not_empty", "not_full", "all_tasks_done"}),
     threading.Event: frozenset({"_cond"}),
+    threading.Semaphore: frozenset({"_cond"}),
 }
 
 

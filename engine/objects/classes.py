@@ -57,6 +57,7 @@ _BY_ATTRIBUTES = frozenset(
         *("types:SimpleNamespace", "argparse:Namespace", "collections:UserDict", "collections:UserList"),
         *("collections:UserString", "collections:ChainMap"),
         *("queue:LifoQueue", "queue:PriorityQueue", "queue:Queue", "threading:Event"),
+        *("threading:BoundedSemaphore", "threading:Semaphore"),
         *("lightning.fabric.utilities.data:AttributeDict", "lightning_fabric.utilities.data:AttributeDict"),
         "midstride.engine:Hyperparameters",
         *map(kind_name, TORCH_DATA),

@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from midstride.engine.objects.kinds.kind import MISSING
 from midstride.engine.objects.kinds.opaque import WATCHED
 from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.kinds.table import kind_of
+from midstride.engine.objects.made_by_reading import MadeByReading, unwritable_in
 from midstride.engine.objects.restore import GraphRestore
 from midstride.engine.objects.roots import EveryOwner, QuietOwners, Root, module_anchors, module_hooks, module_roots
 from midstride.engine.objects.walk import AsBuilt, GraphWalk
@@ -28,7 +29,7 @@ from midstride.engine.objects.watch import NoUnwritableWarnings, RegisteredHooks
 from midstride.engine.seeds import Generators
 from midstride.engine.state.differences import differences, same_key_order
 from midstride.engine.state.module_index import Members, ModuleIndex
-from midstride.engine.state.object_nodes import Instance, Same, kind_name, step
+from midstride.engine.state.object_nodes import Same, kind_name
 from midstride.engine.state.stateful import AlikeOnRanks, Stateful, state_of
 
 __all__ = ["Objects", "side_effects_reverted"]
@@ -73,9 +74,8 @@ class Objects(AlikeOnRanks):
         #: nodes of the values that each attempt sets up, by path, as of the start of the fit
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}  #: names of all attributes then, by path of their owner
-        #: what no file can hold and reading data has made, and flags set beside it, by path
-        self._read: dict[str, object] = {}
-        #: nodes of the data before and after it
+        self._made_by_reading = MadeByReading()
+        #: nodes of the data before and after they are read
         self._reads: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = {}, {}
         self._as_built = AsBuilt()
         #: objects in those of libraries that no file can hold, by id, each with a name of its own
@@ -111,6 +111,7 @@ class Objects(AlikeOnRanks):
             if root.is_setup and all(self._as_set_up(f"{root.path}/{name}", node) for name, node in nodes.items()):
                 self._quiet.add(root)
         self._as_built.begin()
+        self._made_by_reading.begin(walk, self._setup)
         self._unwritable.begin(walk)
         self._note(walk)
         self._hooks = RegisteredHooks(_hooks_of(roots, walk))
@@ -144,9 +145,9 @@ class Objects(AlikeOnRanks):
             if is_other := (kind := kind_name(type(root.owner))) != self._classes.get(root.path, kind):
                 classes[root.path] = kind
             nodes = root.nodes(walk)
-            if root.is_data and self._read:
-                kept = {name: self._without_reads(f"{root.path}/{name}", node) for name, node in nodes.items()}
-                nodes = {name: node for name, node in kept.items() if node is not MISSING}
+            if root.is_data:
+                self._made_by_reading.note_late(walk, root.by_path(nodes))
+                nodes = root.by_name(self._made_by_reading.without(root.by_path(nodes)))
             if root.is_setup or root.is_data:
                 nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
             if nodes:
@@ -155,6 +156,7 @@ class Objects(AlikeOnRanks):
             deleted += [[root.path, name] for name in sorted(gone)]
             if not (is_other or nodes or gone):
                 self._quiet.add(root)
+        self._unwritable.ignore(self._made_by_reading.paths)
         self._unwritable.warn(walk)
         self._unwritable.warn_of_replaced(walk, [root.path for root in roots])
         self._hooks.compare(_hooks_of(roots, walk))
@@ -187,33 +189,33 @@ class Objects(AlikeOnRanks):
 
         They are neither state nor named: a resumed run reads data, too.
         """
-        walk, nodes = self._data_walk()
-        lost, before = _lost(walk), copy.deepcopy(nodes)
+        walk, data = self._walk_data()
+        lost, before = unwritable_in(walk).keys(), copy.deepcopy(data)
         yield
-        walk, now = self._data_walk()
-        self._read = {path: value for path, value in _lost(walk).items() if path not in lost}
-        self._unwritable.ignore(self._read)
+        walk, data = self._walk_data()
+        for owner, nodes in data.items():
+            made = {path for path in unwritable_in(walk) if path not in lost and path.startswith(f"{owner}/")}
+            self._made_by_reading.note(made, nodes)
+        self._unwritable.ignore(self._made_by_reading.paths)
         self.watched = self.watched | _watched(walk)
-        self._reads = before, now
+        self._reads = before, data
 
     def leave_out_flags(self, written: Collection[str]) -> None:
-        """Leave out flags that `reading` has set beside what it has made, such as `is_open`.
-
-        They would tell a resumed run that it is there. Other values beside arrays that it has filled are named.
+        """Leave out flags that `reading` has set beside what it has made, and name other values beside filled arrays.
 
         Args:
             written: names of watched values that reading has changed.
         """
-        (before, now), made = self._reads, [*self._read]
-        changed = [path for path in self.watched if path not in self._read and path.replace("/", ".") in written]
-        for owner, nodes in now.items():
+        (before, data), made = self._reads, self._made_by_reading.paths
+        changed = [path for path in self.watched if path.replace("/", ".") in written and path not in made]
+        for owner, nodes in data.items():
             filled = [path for path in changed if path.startswith(f"{owner}/")]
-            if not filled and not any(path.startswith(f"{owner}/") for path in made):
+            if not filled and not self._made_by_reading.is_in(owner):
                 continue
-            self._read |= dict.fromkeys(_changed_flags(before.get(owner, {}), nodes, owner))
-            others = [path for path in _changed_state(before.get(owner, {}), nodes, owner) if path not in self._read]
+            self._made_by_reading.note_flags(before.get(owner, {}), nodes)
             filled = [path for path in filled if isinstance(self.watched[path], (Tensor, np.ndarray))]  # no mere caches
-            if filled and others:
+            others = self._made_by_reading.state_changed(before.get(owner, {}), nodes) if filled else []
+            if others:
                 log.warning(
                     "reading the data changes %s, which no snapshot holds, and %s, which a resumed run restores. If "
                     "the one tells what the other holds, samples of a resumed run differ. Fill it in __init__, or set "
@@ -222,14 +224,10 @@ class Objects(AlikeOnRanks):
                     format_names([shown(path) for path in others]),
                 )
 
-    def _data_walk(self) -> tuple[GraphWalk, dict[str, dict[str, Any]]]:
-        """Return a walk over the data, and the nodes of their attributes, by owner and name."""
+    def _walk_data(self) -> tuple[GraphWalk, dict[str, dict[str, Any]]]:
+        """Return a walk of the data, and the nodes of their attributes, by owner and by path."""
         walk, roots = self._walk(EveryOwner())
-        return walk, {root.path: root.nodes(walk) for root in roots if root.is_data}
-
-    def _without_reads(self, path: str, node: Any) -> Any:
-        """Return `node` with what reading has made replaced by what there was when training began."""
-        return _as_before(node, self._setup.get(path, MISSING), path, self._read)
+        return walk, {root.path: root.by_path(root.nodes(walk)) for root in roots if root.is_data}
 
     def _note(self, walk: GraphWalk) -> None:
         """Record what `walk` has met and no snapshot holds."""
@@ -343,8 +341,13 @@ class Objects(AlikeOnRanks):
             if f"{root.path}/{name}" in self._setup and not self._as_set_up(f"{root.path}/{name}", node)
         }
         saved: dict[str, Any] = state.get(root.group, {}).get(root.name, {})
+        if isinstance(saved, OrderedDict):
+            return saved
+        saved = {**setup, **saved}
+        if root.is_data:
+            saved = root.by_name(self._made_by_reading.kept(root.by_path(saved), root.by_path(nodes)))
         # In the order of a walk: what is met again comes after what it is the same as.
-        return saved if isinstance(saved, OrderedDict) else dict(sorted({**setup, **saved}.items()))
+        return dict(sorted(saved.items()))
 
     def _delete_attributes(
         self, root: Root, saved: dict[str, Any], deleted: list[list[str]], change: CodeChange
@@ -383,54 +386,6 @@ class Objects(AlikeOnRanks):
             )
 
 
-def _as_before(node: Any, before: Any, path: str, paths: Container[str]) -> Any:
-    """Return `node`, with the nodes at `paths` replaced by those of `before`, or left out."""
-    if path in paths:
-        return before
-    parts, earlier = _attributes_in(node), _attributes_in(before)
-    if not parts:
-        return node
-    inside = {
-        name: _as_before(child, earlier.get(name, MISSING), step(path, name), paths) for name, child in parts.items()
-    }
-    kept = type(parts)({name: child for name, child in inside.items() if child is not MISSING})
-    return kept if node is parts else replace(node, state={**node.state, "attributes": kept})
-
-
-def _attributes_in(node: Any) -> dict[str, Any]:
-    """Return the nodes of an object's attributes or of a dict's items, else {}."""
-    if isinstance(node, Instance) and node.form == "object":
-        found: dict[str, Any] = node.state["attributes"]
-        return found
-    return node if type(node) is dict else {}
-
-
-def _changed_flags(before: Mapping[str, Any], now: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the paths of truth values, and of lists and arrays of them, that differ or are new."""
-    for name, node in now.items():
-        earlier = before.get(name, MISSING)
-        if not _is_flag(node):
-            yield from _changed_flags(_attributes_in(earlier), _attributes_in(node), step(path, name))
-        elif earlier is MISSING or (_is_flag(earlier) and differences(earlier, node)):
-            yield step(path, name)
-
-
-def _is_flag(node: Any) -> bool:
-    is_list = type(node) is list and {*map(type, node)} == {bool}
-    return type(node) is bool or is_list or getattr(node, "dtype", None) in (np.dtype(bool), torch.bool)
-
-
-def _changed_state(before: Mapping[str, Any], now: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the paths of attributes that differ, without generators.
-
-    These are seeded for each sample.
-    """
-    for name, node in now.items():
-        is_seeded = isinstance(node, Instance) and node.form == "generator"
-        if not is_seeded and differences(before.get(name, MISSING), node):
-            yield step(path, name)
-
-
 def _hooks_of(roots: Sequence[Root], walk: GraphWalk) -> dict[str, Mapping[str, Any]]:
     """Return the user's hooks by their owners, also those on modules that attributes hold."""
     held: list[tuple[str, Any]] = [
@@ -445,10 +400,6 @@ def _watched(walk: GraphWalk) -> dict[str, object]:
     data = {path: value for path, value in walk.opaque.items() if issubclass(type(value), WATCHED)}
     large = {path: value for path, value in walk.large.items() if not _is_read_only_file(value)}
     return large | data | walk.compared
-
-
-def _lost(walk: GraphWalk) -> dict[str, object]:
-    return {**walk.opaque, **walk.held, **walk.large}
 
 
 def _is_read_only_file(value: object) -> bool:

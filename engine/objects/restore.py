@@ -7,7 +7,7 @@ distinct when the snapshot was taken stay distinct, and shared objects are share
 
 import itertools
 import types
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from midstride.engine.objects.kinds.table import kind_of_node
 from midstride.engine.objects.restored_memory import FilledArrays, RestoredMemory
 from midstride.engine.objects.user_modules import function_called
 from midstride.engine.objects.walk import GraphWalk
-from midstride.engine.state.object_nodes import Instance, Same, kind_name, kind_text, step
+from midstride.engine.state.object_nodes import Instance, Same, kind_name, kind_text, owners_of, step
 from midstride.engine.state.row_shards import is_distributed
 from midstride.engine.state.tensors import is_expanded
 
@@ -129,7 +129,7 @@ class GraphRestore:
     def hold(self, paths: Container[str]) -> None:
         """Reserve the live objects at `paths`, and those inside of them, for these paths."""
         for path, value in self._walk.seen.values():
-            if any(where in paths for where in _owners_of(path)):
+            if any(where in paths for where in owners_of(path)):
                 self._used.setdefault(id(value), value)
 
     def describe(self, live: Any) -> Any:
@@ -217,16 +217,6 @@ class GraphRestore:
         """Record that the value at `path` cannot be restored; return `live`, which may be MISSING."""
         self.stale[path] = f"{was}, now {'missing' if live is MISSING else kind_name(type(live))}"
         return live
-
-
-def _owners_of(path: str) -> Iterator[str]:
-    """Yield `path` and the paths of the objects around its object."""
-    yield path
-    for end in ("/", " ("):
-        at = path.find(end)
-        while at > 0:
-            yield path[:at]
-            at = path.find(end, at + 1)
 
 
 def _word(node: Any) -> str:

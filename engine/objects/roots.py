@@ -93,6 +93,14 @@ class Root:
         """Return the attributes' nodes, in the order of setting if it is restored, else by name."""
         return walk.root_attributes(self.values, self.path, is_small=self.is_data, is_ordered=self.is_ordered)
 
+    def by_path(self, nodes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nodes of the attributes, which are by name, by path."""
+        return {f"{self.path}/{name}": node for name, node in nodes.items()}
+
+    def by_name(self, nodes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nodes of the attributes, which are by path, by name."""
+        return {path.removeprefix(f"{self.path}/"): node for path, node in nodes.items()}
+
     def set(self, name: str, value: Any) -> None:
         """Set an attribute of the owner, past any `__setattr__`; without an owner, do nothing."""
         if self.owner is not None:

@@ -17,6 +17,7 @@ __all__ = [
     "kind_name",
     "kind_text",
     "loaded",
+    "owners_of",
     "step",
     "value_path",
 ]
@@ -83,6 +84,16 @@ def instances_in(tree: Any, form: str, path: str = "") -> Iterator[tuple[str, In
     elif isinstance(tree, (list, tuple, deque)):
         for index, value in enumerate(tree):
             yield from instances_in(value, form, f"{path}/{index}")
+
+
+def owners_of(path: str) -> Iterator[str]:
+    """Yield `path` and the paths of the objects around its object."""
+    yield path
+    for end in ("/", " ("):
+        at = path.find(end)
+        while at > 0:
+            yield path[:at]
+            at = path.find(end, at + 1)
 
 
 def step(path: str, key: object) -> str:

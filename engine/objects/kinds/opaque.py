@@ -8,6 +8,8 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Executor
+from multiprocessing.pool import Pool
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -37,6 +39,7 @@ __all__ = [
     "class_found",
     "compared_node",
     "is_found",
+    "is_made_in_each_process",
     "is_remade",
 ]
 
@@ -49,9 +52,12 @@ _CONSTANT = (type, types.ModuleType, logging.Logger, property, inspect.Signature
 DATA = (Dataset, DataLoader, Sampler)
 #: of these, the class whose changes are reported
 WATCHED = Dataset
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
+#: what they work on is in futures and results, which are named
+_POOLS = (Executor, Pool)
 #: classes of what a library's object holds for itself in each process
 _OF_A_PROCESS = (
-    *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.local),
+    *(*_LOCKS, threading.Event, threading.local),
     *(weakref.ref, weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, io.IOBase),
 )
 MADE_IN_EACH_PROCESS = frozenset(map(kind_name, _OF_A_PROCESS))
@@ -103,8 +109,10 @@ class Opaque(Kind):
                 return Instance(CLASS, kind)
         elif kind in _OURS or any(kind_name(one) in _RANKS for one in type(value).__mro__):
             walk.constants[path] = kind
-        elif walk.is_in_library and issubclass(type(value), _OF_A_PROCESS):
+        elif walk.is_in_library and is_made_in_each_process(value):
             return Instance(self.form, kind)  # the library makes it in each process, maybe on first use
+        elif _is_idle(value):
+            walk.idle[path] = value
         elif walk.is_quiet:
             walk.constants[path] = kind
             walk.held[path] = value
@@ -140,6 +148,18 @@ def is_found(kind: type) -> bool:
 def class_found(name: str) -> Any:
     """Return the class called `name` if a snapshot can name it, else None."""
     return _PLAIN_CLASSES.get(name) or class_called(name, MISSING, object)
+
+
+def is_made_in_each_process(value: object) -> bool:
+    """Return whether `value` is a lock, a pool, an open file or the like, which each process makes for itself."""
+    return issubclass(type(value), (*_OF_A_PROCESS, *_POOLS))
+
+
+def _is_idle(value: object) -> bool:
+    """Return whether `value` is a lock that nobody holds, or a pool; neither has state."""
+    if issubclass(type(value), _LOCKS):
+        return repr(value).startswith(("<unlocked", "<Condition(<unlocked"))  # before 3.14 an RLock says it there only
+    return issubclass(type(value), _POOLS)
 
 
 def is_remade(kind: str) -> bool:

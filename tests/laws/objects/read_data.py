@@ -3,6 +3,8 @@
 import functools
 import multiprocessing
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -307,6 +309,10 @@ def weight_of(index: int) -> float:
     return index / 24
 
 
+def opened() -> Any:
+    return Path(__file__).open("rb")
+
+
 class Opens(Rows):
     """Opens a file and a database as it is read, and keeps what it has computed."""
 
@@ -317,7 +323,7 @@ class Opens(Rows):
         self.kept: dict[int, Tensor] = {}
 
     def __getitem__(self, index: int) -> Tensor:
-        self.file = self.file or Path(__file__).open("rb")  # noqa: SIM115
+        self.file = self.file or opened()
         self.database = self.database or sqlite3.connect(":memory:")
         self.kept[index] = super().__getitem__(index)
         return self.kept[index] * weight_of(index)
@@ -344,7 +350,7 @@ class Flagged(Rows):
 
     def __getitem__(self, index: int) -> Tensor:
         if not self.is_open:
-            self.file, self.is_open = Path(__file__).open("rb"), True  # noqa: SIM115
+            self.file, self.is_open = opened(), True
         if not hasattr(self, "levels"):
             self.levels = torch.ones(24, 12_000)
         if not self.is_filled[index]:
@@ -380,3 +386,48 @@ class ReadsPlaced(ReadsFiles):
 
     def data(self) -> Any:
         return Placed()
+
+
+class Reader:
+    """Opens a file when it is first read."""
+
+    def __init__(self) -> None:
+        self.file: Any = None
+        self.reads = 0
+
+    def read(self) -> None:
+        self.file = self.file or opened()
+        self.reads += 1
+
+
+class OpensMore(Rows):
+    """Holds readers, pools and locks in all forms, made in `__init__` or as it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = Reader()
+        self.files: list[Any] = [None] * 2
+        self.shards: dict[int, Any] = {}
+        self.pool = ThreadPoolExecutor(1)
+        self.lock, self.condition, self.semaphore = threading.RLock(), threading.Condition(), threading.Semaphore()
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not hasattr(self, "late"):
+            self.late = Reader()
+            self.late.read()
+            self.late_lock, self.late_pool = threading.Lock(), ThreadPoolExecutor(1)
+        self.files[index % 2] = self.files[index % 2] or opened()
+        if index // 4 not in self.shards:
+            self.shards[index // 4] = (opened(), 1.0)
+        with self.lock, self.condition, self.semaphore, self.late_lock:
+            self.reader.read()
+            self.late.file.seek(0)
+            row: Tensor = self.late_pool.submit(super().__getitem__, index).result()
+        return row * (1 + self.semaphore._value + self.shards[index // 4][1])  # type: ignore[attr-defined]
+
+
+class ReadsMoreFiles(ReadsFiles):
+    """So are files in containers and in objects that reading has made, and idle locks and pools."""
+
+    def data(self) -> Any:
+        return OpensMore()
