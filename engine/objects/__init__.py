@@ -8,6 +8,7 @@ digest            a digest of everything that module, data, their classes and gl
 generator_search  the random number generators that an object draws from when it is read
 kinds/            one class for each kind of object, with `describe` and `restore`
 left_out          which values are left out of snapshots: large ones, and memory that processes share
+made_by_reading   what reading data makes and each attempt makes itself, such as open files
 object_state      `Objects`: everything of the above as one part of a run's state
 restore           puts the nodes that a `GraphWalk` made back into live objects
 restored_memory   maps the memory of tensors in a snapshot to that of the tensors that take their values

@@ -156,7 +156,7 @@ def is_made_in_each_process(value: object) -> bool:
 
 
 def _is_idle(value: object) -> bool:
-    """Return whether `value` is a lock that nobody holds, or a pool; neither has state."""
+    """Return whether `value` is a free lock or a pool; neither has state."""
     if issubclass(type(value), _LOCKS):
         return repr(value).startswith(("<unlocked", "<Condition(<unlocked"))  # before 3.14 an RLock says it there only
     return issubclass(type(value), _POOLS)
