@@ -1,4 +1,4 @@
-"""What reading data makes and no file can hold, such as open files: each attempt makes it itself."""
+"""Objects that reading data makes and no file can hold, such as open files."""
 
 import copy
 from collections import OrderedDict, deque
@@ -19,10 +19,11 @@ __all__ = ["MadeByReading", "unwritable_in"]
 
 
 class MadeByReading:
-    """Objects that reading has made and no file can hold, with the objects around them that it has made, too.
+    """Objects that reading has made and no file can hold, and objects around them.
 
-    They are neither state nor named while nothing changes them, and neither are flags that reading sets beside them.
-    What changes, such as a number of reads, is state; an attempt that cannot restore it says so.
+    Those count if reading has made them, too. They are neither state nor named while nothing changes them, and neither
+    are flags that reading sets beside them. What changes, such as a number of reads, is state; an attempt that cannot
+    restore it says so.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,9 @@ class MadeByReading:
         self.note([path for path in found if self._made.keys().isdisjoint(owners_of(path))], data)
 
     def note_flags(self, before: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Record flags that reading has set, such as `is_open`: they would tell a resumed run that a file is there.
+        """Record flags that reading has set, such as `is_open`.
+
+        They would tell a resumed run that a file is there.
 
         Args:
             before: nodes of attributes before data were read, by path.
@@ -86,9 +89,9 @@ class MadeByReading:
         return any(path.startswith(f"{owner}/") for path in self._made)
 
     def state_changed(self, before: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-        """Return the paths of attributes that reading has changed and a snapshot holds, without generators.
+        """Return the paths of attributes that reading has changed and a snapshot holds.
 
-        These are seeded for each sample.
+        Generators do not count: they are seeded for each sample.
         """
         return [
             path
@@ -98,14 +101,14 @@ class MadeByReading:
         ]
 
     def without(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nodes of the attributes of data, by path, as they would be without what reading has made."""
+        """Return nodes of attributes of data, by path, without what reading has made."""
         if not (made := self._unchanged(data)):
             return dict(data)
         found = {path: _without(node, self._built.get(path, MISSING), path, made) for path, node in data.items()}
         return {path: node for path, node in found.items() if node is not MISSING}
 
     def kept(self, saved: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nodes `saved`, by path, with what reading has made in this process: a restore leaves it."""
+        """Return the nodes `saved`, by path, with what reading has made, which a restore leaves."""
         if not (made := self._unchanged(data)):
             return dict(saved)
         found = {path: _with_live(saved.get(path, MISSING), node, path, made) for path, node in data.items()}
@@ -124,7 +127,10 @@ def unwritable_in(walk: GraphWalk) -> dict[str, object]:
 
 
 def _without(node: Any, before: Any, path: str, made: Container[str]) -> Any:
-    """Return `node` with what reading has `made` as it was before, or left out; MISSING stands for `node` itself."""
+    """Return `node` without what reading has `made`; MISSING if that is `node` itself.
+
+    At its place is the node from `before`, if there is one.
+    """
     if path in made or (type(node) is Same and node.path in made):
         return before
     parts, others = _parts(node), _parts(before)

@@ -201,7 +201,9 @@ class Objects(AlikeOnRanks):
         self._reads = before, data
 
     def leave_out_flags(self, written: Collection[str]) -> None:
-        """Leave out flags that `reading` has set beside what it has made, and name other values beside filled arrays.
+        """Leave out flags that `reading` has set beside what it has made.
+
+        Other values that it has changed beside filled arrays are named.
 
         Args:
             written: names of watched values that reading has changed.

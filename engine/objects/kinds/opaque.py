@@ -151,7 +151,7 @@ def class_found(name: str) -> Any:
 
 
 def is_made_in_each_process(value: object) -> bool:
-    """Return whether `value` is a lock, a pool, an open file or the like, which each process makes for itself."""
+    """Return whether `value` is a lock, a pool, a file or the like, which each process makes."""
     return issubclass(type(value), (*_OF_A_PROCESS, *_POOLS))
 
 

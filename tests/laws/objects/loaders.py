@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from laws.objects.small import Rows, Small
+from laws.objects.small import Rows, Small, held_lock
 from torch import Tensor
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
@@ -63,7 +63,7 @@ class Plain(IterableDataset[Tensor]):
 class LockedLoader(DataLoader[Tensor]):
     def __init__(self) -> None:
         super().__init__(Rows(), 4)
-        self.lock = threading.Lock()
+        self.lock = held_lock()
 
 
 class LoadsLocked(Small):

@@ -4,7 +4,6 @@ import collections
 import enum
 import os
 import random
-import threading
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.utils.prune
-from laws.objects.small import Small
+from laws.objects.small import Small, held_lock
 from torch import Tensor, nn
 
 
@@ -266,7 +265,7 @@ class Locked(Small):
 
     def build(self) -> None:
         for number in range(20):
-            setattr(self, f"lock_{number}", threading.Lock())
+            setattr(self, f"lock_{number}", held_lock())
 
 
 class Addresses(Small):

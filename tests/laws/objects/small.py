@@ -1,5 +1,6 @@
 """A small module and its data, which the others of this folder extend."""
 
+import threading
 from typing import Any
 
 import torch
@@ -8,6 +9,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from midstride.engine import TrainingModule
+
+
+def held_lock() -> Any:
+    """Return a lock that is held: no file can hold that."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 class Rows(Dataset[Tensor]):

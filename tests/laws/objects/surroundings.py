@@ -1,6 +1,5 @@
 """State in callbacks, data sets and DataModules."""
 
-import threading
 import weakref
 from collections import deque
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.utils.prune
-from laws.objects.small import Rows, Small
+from laws.objects.small import Rows, Small, held_lock
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset, TensorDataset
 
@@ -110,7 +109,7 @@ class Opened(DataModule):
     """Data, their module and a sampler hold what no file can."""
 
     def __init__(self) -> None:
-        self.locks = [threading.Lock(), threading.Lock()]
+        self.locks = [held_lock(), held_lock()]
 
     def train_dataloader(self) -> Any:
         rows: Any = Rows()
@@ -122,7 +121,7 @@ class Opened(DataModule):
 class LockedSampler(SequentialSampler):
     def __init__(self, data: Any) -> None:
         super().__init__(data)
-        self.lock = threading.Lock()
+        self.lock = held_lock()
 
     def __deepcopy__(self, memo: Any) -> Any:
         return LockedSampler(self.data_source)
@@ -130,7 +129,7 @@ class LockedSampler(SequentialSampler):
 
 class LockedCallback(Callback):
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = held_lock()
 
 
 class OfTensors(DataModule):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.utils.prune
 import torchmetrics
 from laws.objects.optimizers import Numbered
-from laws.objects.small import Rows, Small
+from laws.objects.small import Rows, Small, held_lock
 from support.libraries import library
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -213,9 +213,9 @@ class LockedByRank(Small):
     """Holds another lock on all ranks but the first."""
 
     def build(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = held_lock()
         if int(os.environ.get("RANK", "0")) > 0:
-            self.other = threading.Lock()
+            self.other = held_lock()
 
 
 class ReadsLate(Small):
