@@ -187,7 +187,11 @@ def test_a_queued_training_outlives_the_triggerer(house: House) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name", ["queued_and_stopped", pytest.param("in_slurm", marks=pytest.mark.skipif(bool(MISSING), reason="no Slurm"))]
+    "name",
+    [
+        "queued_and_stopped",
+        pytest.param("in_slurm", marks=pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")),
+    ],
 )
 def test_a_queued_training_is_stopped_with_its_task(name: str, house: House) -> None:
     job = house.job(name)

@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from midstride.engine.metrics.torchmetrics_internals import set_anew_among
 
@@ -119,13 +121,23 @@ def delete_attribute(owner: object, name: str) -> None:
 
 
 def state_attributes(value: object) -> dict[str, Any]:
-    """Return an object's attributes that are state, without locks and nn.Module's own."""
+    """Return an object's attributes that are state.
+
+    Locks, nn.Module's own attributes and the `step` that a scheduler sets on its optimizer are not.
+    """
     found = attributes_of(value)
     if isinstance(value, nn.Module):
         no_state = (INTERNAL - _OF_MODULES) | set_anew_among(found)
         return {name: item for name, item in found.items() if name not in no_state}
+    if isinstance(value, Optimizer) and _counts_steps(found.get("step")):
+        return {name: item for name, item in found.items() if name != "step"}
     owner = _lock_owner(type(value))
     return {name: item for name, item in found.items() if name not in _LOCKS[owner]} if owner else found
+
+
+def _counts_steps(value: object) -> bool:
+    """Return whether a scheduler of torch set `value` as its optimizer's `step`, to count calls."""
+    return isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == LRScheduler.__module__
 
 
 def is_cached(kind: type, name: str) -> bool:

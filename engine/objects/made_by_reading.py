@@ -68,8 +68,8 @@ class MadeByReading:
             for path, value in unwritable_in(walk).items()
             if path.startswith("data/") and path not in self._unwritable and is_made_in_each_process(value)
         }
+        self.note([path for path in found - self.paths if self._made.keys().isdisjoint(owners_of(path))], data)
         self.paths.update(found)
-        self.note([path for path in found if self._made.keys().isdisjoint(owners_of(path))], data)
 
     def note_flags(self, before: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         """Record flags that reading has set, such as `is_open`.

@@ -75,7 +75,7 @@ class Objects(AlikeOnRanks):
         self._setup: dict[str, Any] = {}
         self._built: dict[str, set[str]] = {}  #: names of all attributes then, by path of their owner
         self._made_by_reading = MadeByReading()
-        #: nodes of the data before and after they are read
+        #: nodes of the data before and after they are read, until flags in them are known
         self._reads: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = {}, {}
         self._as_built = AsBuilt()
         #: objects in those of libraries that no file can hold, by id, each with a name of its own
@@ -146,8 +146,9 @@ class Objects(AlikeOnRanks):
                 classes[root.path] = kind
             nodes = root.nodes(walk)
             if root.is_data:
-                self._made_by_reading.note_late(walk, root.by_path(nodes))
-                nodes = root.by_name(self._made_by_reading.without(root.by_path(nodes)))
+                data = root.by_path(nodes)
+                self._made_by_reading.note_late(walk, data)
+                nodes = root.by_name(self._made_by_reading.without(data))
             if root.is_setup or root.is_data:
                 nodes = {name: node for name, node in nodes.items() if not self._as_set_up(f"{root.path}/{name}", node)}
             if nodes:
@@ -208,7 +209,8 @@ class Objects(AlikeOnRanks):
         Args:
             written: names of watched values that reading has changed.
         """
-        (before, data), made = self._reads, self._made_by_reading.paths
+        (before, data), self._reads = self._reads, ({}, {})
+        made = self._made_by_reading.paths
         changed = [path for path in self.watched if path.replace("/", ".") in written and path not in made]
         for owner, nodes in data.items():
             filled = [path for path in changed if path.startswith(f"{owner}/")]

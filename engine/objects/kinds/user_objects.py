@@ -1,11 +1,7 @@
 """Objects that consist of attributes and items: the user's, modules, torch's data sets."""
 
 from collections.abc import Iterator
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
-
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from midstride.engine.objects.attributes import state_attributes
 from midstride.engine.objects.classes import (
@@ -50,9 +46,7 @@ class UserObjects(Kind):
 
     def held(self, walk: "GraphWalk", value: Any) -> dict[str, Any]:
         """Return the attributes that are state, by name."""
-        found = state_attributes(value)
-        is_counted = issubclass(type(value), Optimizer) and _counts_steps(found.get("step"))
-        return {name: item for name, item in found.items() if name != "step"} if is_counted else found
+        return state_attributes(value)
 
     def described(self, walk: "GraphWalk", value: Any, path: str) -> Instance:
         """Return the node of an object that the walk has met."""
@@ -89,11 +83,6 @@ class UserObjects(Kind):
         if "items" in node.state:
             restore_items(restore, node.state["items"], live, step(path, "items"))
         return live
-
-
-def _counts_steps(value: object) -> bool:
-    """Return whether a scheduler of torch set `value` as its optimizer's `step`, to count calls."""
-    return isinstance(value, FunctionType) and value.__globals__.get("__name__") == LRScheduler.__module__
 
 
 class DataSets(UserObjects):

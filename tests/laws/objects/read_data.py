@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 import sqlite3
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -408,6 +409,7 @@ class OpensMore(Rows):
         self.reader = Reader()
         self.files: list[Any] = [None] * 2
         self.shards: dict[int, Any] = {}
+        self.newest: deque[Any] = deque()
         self.pool = ThreadPoolExecutor(1)
         self.lock, self.condition, self.semaphore = threading.RLock(), threading.Condition(), threading.Semaphore()
 
@@ -419,6 +421,8 @@ class OpensMore(Rows):
         self.files[index % 2] = self.files[index % 2] or opened()
         if index // 4 not in self.shards:
             self.shards[index // 4] = (opened(), 1.0)
+        if not self.newest:
+            self.newest.append(opened())
         with self.lock, self.condition, self.semaphore, self.late_lock:
             self.reader.read()
             self.late.file.seek(0)

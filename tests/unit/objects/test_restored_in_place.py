@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from midstride.engine.objects.attributes import state_attributes
 from midstride.engine.objects.object_state import Objects
 
 pytestmark = pytest.mark.fast
@@ -187,3 +188,11 @@ def test_places_are_those_of_objects_that_a_restore_fills(make: Callable[[], Any
     module.held = make()
 
     assert (id(module.held) in Objects.of_module(module).places()) == is_filled
+
+
+def test_a_schedulers_mark_on_its_optimizer_is_no_state() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    assert "state" in state_attributes(optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert "step" in vars(optimizer)
+    assert "step" not in state_attributes(optimizer)
