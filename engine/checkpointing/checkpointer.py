@@ -38,6 +38,7 @@ from midstride.engine.checkpointing.world_size import (
 from midstride.engine.config.options import SnapshotOptions
 from midstride.engine.errors import EngineError, StopRequested, StoreSilent, UnsupportedState
 from midstride.engine.loggers.logger_processes import LoggerProcesses
+from midstride.engine.objects.constants import constant_changes, constants_of
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.processes.preload import collector_paused
 from midstride.engine.session.heartbeat import Phase
@@ -129,7 +130,10 @@ class Checkpointer:
         self._row_times.note(self._context.progress.step, time.time())
         self._is_verified = found is not None
         self._unsaved_state = UnsavedStateMonitor(self._state.watched, self._state.way_to_keep, self._state.places)
-        self._warn_of_text_order(found[0].manifest["facts"] if found else {})
+        facts = found[0].manifest["facts"] if found else {}
+        self._warn_of_text_order(facts)
+        self._facts["constants"] = constants_of(self._state.code(), self._state.places)
+        self._warn(constant_changes(facts.get("constants", {}), self._facts["constants"]))
         self._begin_generation(found[0] if found else None)
         return found is not None
 

@@ -1,7 +1,7 @@
 """State of a run for the checkpointer: named parts, loaders, facts of each snapshot."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +56,7 @@ class RunState:
         weights: returns the part of the module's state_dict that this rank writes; every rank calls it.
         watched: yields names and values that user code may change and no part holds.
         places: returns the places in snapshots of all objects that a restore fills, by their addresses.
+        code: returns the user's classes and functions that train; what they read is compared at a resume.
         way_to_keep: advice on how to keep such a value.
         hook_changes: names hooks that change the training while a snapshot is taken; None if there are no hooks.
         reading: entered while the states of all parts are read.
@@ -69,6 +70,7 @@ class RunState:
     weights: Callable[[], dict[str, Any]]
     watched: Callable[[], Iterator[tuple[str, object]]]
     places: Callable[[], Mapping[int, str]]
+    code: Callable[[], Iterable[object]]
     way_to_keep: str
     hook_changes: HookChanges | None = None
     reading: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
 
-__all__ = ["LoopVariables", "attributes_set_in", "global_reads", "loop_variables"]
+from midstride.engine.objects.user_modules import global_reads
+
+__all__ = ["LoopVariables", "attributes_set_in", "loop_variables"]
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"})
 _JUMPS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"})
@@ -45,16 +47,6 @@ def loop_variables(code: CodeType, offset: int) -> LoopVariables:
     _, end = flow.next[at]
     assigned = flow.assigned_by(at)
     return LoopVariables(carried, (live[end] & assigned) - carried, assigned)
-
-
-@lru_cache(maxsize=256)
-def global_reads(code: CodeType) -> frozenset[str]:
-    """Return the globals that `code` and the functions written in it name."""
-    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= global_reads(constant)
-    return frozenset(found)
 
 
 def attributes_set_in(kind: type) -> frozenset[str]:

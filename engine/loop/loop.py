@@ -30,7 +30,7 @@ from midstride.engine.loop.kept import Kept, KeptModules
 from midstride.engine.loop.replay import LoopReplay
 from midstride.engine.loop.script_job import LoopArguments, script_job
 from midstride.engine.loop.state import KeptObjects, LoopObjects, LoopPosition, LoopState, loop_state
-from midstride.engine.loop.variables import ScriptVariables, outside_of_frames
+from midstride.engine.loop.variables import ScriptVariables, code_in_loop, outside_of_frames
 from midstride.engine.loop.wrappers import continue_wrappers
 from midstride.engine.metrics.logger import MetricLogger
 from midstride.engine.metrics.torchmetrics_state import TorchmetricsState
@@ -432,7 +432,7 @@ class Loop:
         variables = ScriptVariables(objects, speaks=self._world.is_first)
         own: dict[str, Stateful] = {"position": self._position, "variables": variables}
         own |= {f"kept {name}": part for name, part in self._kept.parts.items()}
-        state = loop_state(context, objects, own, outside_of_frames(objects))
+        state = loop_state(context, objects, own, outside_of_frames(objects), code_in_loop)
         attempt = Attempt(context, objects, self._position, variables, state, self._run)
         is_resumed = attempt.resume(self._resume, take_over=self._given.take_over, weights=self._given.weights)
         if self.seeds_apart and not is_resumed:

@@ -1,6 +1,6 @@
 """The state of a loop: parts that are restored, and facts that each snapshot repeats."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -146,6 +146,7 @@ def loop_state(
     objects: LoopObjects,
     own: Mapping[str, Stateful],
     watched: Callable[[Objects], Callable[[], Iterator[tuple[str, object]]]],
+    code: Callable[[], Iterable[object]],
 ) -> RunState:
     """Return the state of a loop, before anything is restored.
 
@@ -154,6 +155,7 @@ def loop_state(
         objects: objects of the loop.
         own: parts that a loop has and a fit has not, by name.
         watched: returns a function that yields names and values that no part holds, given the part that holds objects.
+        code: returns the functions and classes that the loop calls.
     """
     samples = SampleLog(context.world.rank, context.world.size)
     optimizers, schedulers = list(objects.kept.optimizers.values()), list(objects.kept.schedulers.values())
@@ -174,6 +176,7 @@ def loop_state(
         weights=lambda: saved_weights(context.strategy, objects.modules),
         watched=watched(graph),
         places=graph.places,
+        code=lambda: [*map(type, objects.holders), *graph.code, *code()],
         way_to_keep=_WAY_TO_KEEP,
     )
 

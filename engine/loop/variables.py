@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -21,20 +20,21 @@ from midstride.engine.formatting import format_names
 from midstride.engine.loop.feeds import LoopLoader
 from midstride.engine.loop.frames import reads_loop, script_frames
 from midstride.engine.loop.kept import unwrapped
-from midstride.engine.loop.liveness import global_reads, loop_variables
+from midstride.engine.loop.liveness import loop_variables
 from midstride.engine.loop.state import LoopObjects, outer_values
 from midstride.engine.objects.attributes import attributes_of, items_of
+from midstride.engine.objects.constants import is_of_clock
 from midstride.engine.objects.digest import digest_lines
 from midstride.engine.objects.kinds.generators import Generator
 from midstride.engine.objects.kinds.plain import PLAIN
 from midstride.engine.objects.object_state import Objects
 from midstride.engine.objects.roots import function_values, is_code, is_counted_in, module_anchors
-from midstride.engine.objects.user_modules import functions_of
+from midstride.engine.objects.user_modules import functions_of, global_reads
 from midstride.engine.state.module_index import ModuleIndex
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.state.tensor_digest import tensor_digest
 
-__all__ = ["ScriptVariables", "VariableWatch", "outside_of_frames"]
+__all__ = ["ScriptVariables", "VariableWatch", "code_in_loop", "outside_of_frames"]
 
 log = logging.getLogger(__name__)
 
@@ -253,6 +253,15 @@ def _by_object(names: Sequence[str]) -> list[str]:
     ]
 
 
+def code_in_loop() -> Iterator[object]:
+    """Yield the functions, classes and objects of the user's that the rest of the loop reads."""
+    for frame in iterating_frames():
+        variables = {**frame.f_globals, **frame.f_locals}
+        for name in loop_variables(frame.f_code, frame.f_lasti).carried & variables.keys():
+            value = variables[name]
+            yield value if isinstance(value, (*_CALLED, MethodType, type)) else type(value)
+
+
 def iterating_frames() -> Iterator[FrameType]:
     """Yield the user's frames that iterate over the loop: generators, then their reader."""
     for frame in script_frames():
@@ -280,16 +289,9 @@ def is_watched(value: object, kept: set[int]) -> bool:
     if isinstance(value, nn.Module):
         return id(unwrapped(value)) not in kept
     if isinstance(value, float):
-        return not _is_of_clock(value)
+        return not is_of_clock(value)
     is_known = is_user_class(type(value)) or is_counted_in(value) or isinstance(value, (Generator, Stateful))
     return (is_known or is_loader_pass(value)) and not type(value).__module__.startswith("midstride.engine.loop")
-
-
-def _is_of_clock(value: float) -> bool:
-    """Return whether `value` is a reading of a clock, which differs between attempts."""
-    return any(
-        0 <= clock() - value < 86_400 and value > 100 for clock in (time.time, time.perf_counter, time.monotonic)
-    )
 
 
 def _digest(value: Any, known: Callable[[], Mapping[int, str]]) -> str:

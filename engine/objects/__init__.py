@@ -4,6 +4,7 @@ array_memory      finds the memory that arrays share with other arrays and with 
 attributes        reads and sets the attributes of an object, in `__dict__` or in slots
 changes           differences between the objects that this attempt's code builds and those of the snapshot's code
 classes           classes by their names: whose objects can be made anew, whose attributes are all of their state
+constants         plain values that the user's code reads, which the next attempt may have otherwise
 digest            a digest of everything that module, data, their classes and globals hold, for tests
 generator_search  the random number generators that an object draws from when it is read
 kinds/            one class for each kind of object, with `describe` and `restore`

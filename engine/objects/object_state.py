@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,7 @@ class Objects(AlikeOnRanks):
         self.watched: dict[str, object] = {}
         #: classes of the user's that were met then
         self.kinds: set[type] = set()
+        self.code: list[object] = []  #: these classes, and functions of the user's that were met then
         self._begin()
 
     @classmethod
@@ -239,6 +241,7 @@ class Objects(AlikeOnRanks):
             self._held.setdefault(id(value), (value, f"{kind_name(type(value))} {len(self._held) + 1}"))
         held = {path: self._held[id(value)][1] for path, value in walk.held.items()}
         self.watched, self.kinds = _watched(walk) | held, _kinds(walk)
+        self.code = [*self.kinds, *(one for _, one in walk.seen.values() if isinstance(one, types.FunctionType))]
 
     def _as_set_up(self, path: str, node: Any) -> bool:
         before = self._setup.get(path, MISSING)

@@ -1,5 +1,6 @@
 """User's modules: files that define classes of a training, and their imports."""
 
+import dis
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,7 @@ from midstride.engine.code_origin import is_user_class, is_user_module, module_o
 from midstride.engine.objects.classes import keeps_attributes
 from midstride.engine.state.object_nodes import kind_text
 
-__all__ = ["function_called", "functions_of", "names_in", "user_modules"]
+__all__ = ["function_called", "functions_of", "global_reads", "names_in", "texts_in", "user_modules"]
 
 #: modules of libraries whose functions do nothing but compute: no file can do harm by naming one
 _OF_TENSORS = frozenset(
@@ -87,3 +88,22 @@ def names_in(code: types.CodeType) -> list[str]:
         if isinstance(constant, types.CodeType):
             names += names_in(constant)
     return list(dict.fromkeys(names))
+
+
+def texts_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the texts written in `code` and in functions in it, such as keys of items."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from texts_in(constant)
+        elif isinstance(constant, str):
+            yield constant
+
+
+@lru_cache(maxsize=256)
+def global_reads(code: types.CodeType) -> frozenset[str]:
+    """Return the globals that `code` and the functions written in it name."""
+    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= global_reads(constant)
+    return frozenset(found)

@@ -62,6 +62,7 @@ def fit_state(context: FitContext) -> RunState:
         weights=lambda: _evaluated_weights(context),
         watched=watched_values(context, objects),
         places=objects.places,
+        code=lambda: [*classes_of(context), *objects.code],
         way_to_keep=IN_A_MODULE,
         hook_changes=hook_changes,
         reading=index.kept,
