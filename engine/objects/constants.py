@@ -24,7 +24,7 @@ from midstride.engine.formatting import format_names
 from midstride.engine.objects.attributes import own_dict
 from midstride.engine.objects.kinds.functions import Cached
 from midstride.engine.objects.kinds.plain import PLAIN
-from midstride.engine.objects.roots import function_values, is_code
+from midstride.engine.objects.roots import CODE, function_values
 from midstride.engine.objects.user_modules import global_reads, names_in, texts_in
 
 __all__ = ["constant_changes", "constants_of", "is_of_clock"]
@@ -32,6 +32,8 @@ __all__ = ["constant_changes", "constants_of", "is_of_clock"]
 #: functions that build what is trained: the state, the settings and the samples of a run tell what they read
 _BUILD = ("__init__", "__new__", "__post_init__", "prepare_data", "setup", "configure_", "teardown")
 _BUILD_ENDS = ("_dataloader", "_dataloaders")
+#: variables that launchers set anew for each attempt, such as ports
+_OF_LAUNCHERS = ("MASTER_", "TORCHELASTIC_", "SLURM_", "HOROVOD_", "OMPI_", "PREFECT_", "MIDSTRIDE_")
 #: types whose values are shown; of others, such as texts, which can be secrets, only a digest is kept
 _SHOWN = (
     *(bool, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, np.generic),
@@ -51,7 +53,7 @@ def constants_of(code: Iterable[object], places: Callable[[], Container[int]]) -
     These are globals, defaults, closures, environment variables, and attributes of classes and of settings' objects.
 
     Args:
-        code: classes and functions of the training; others that they call are followed.
+        code: classes of the training, and functions whose closures are compared otherwise. What they call is followed.
         places: returns the addresses of objects that snapshots hold, which are no constants.
     """
     reached = _Reached(code)
@@ -60,6 +62,8 @@ def constants_of(code: Iterable[object], places: Callable[[], Container[int]]) -
     for name, value in reached.values.items():
         found |= _texts(name, value, reached.terms, lambda one: id(one) in held())
     for name in reached.terms & os.environ.keys():
+        if name.startswith(_OF_LAUNCHERS):
+            continue
         found[f"environment variable {name}"] = _digest(os.environ[name])
     return found
 
@@ -90,7 +94,7 @@ class _Reached:
     """The code that some classes and functions call, and the values that it names.
 
     Args:
-        code: classes and functions.
+        code: classes, and functions whose closures are no matter of ours.
     """
 
     def __init__(self, code: Iterable[object]) -> None:
@@ -100,6 +104,7 @@ class _Reached:
         self._seen: set[object] = set()
         self._classes: list[type] = []
         self._queue = [*code]
+        self._held = {one for one in self._queue if isinstance(one, types.FunctionType)}
         while self._queue:
             self._visit(self._queue.pop())
         for kind in self._classes:
@@ -131,7 +136,8 @@ class _Reached:
         self.terms |= {*names, *texts_in(code)}
         for name in sorted(global_reads(code) & function.__globals__.keys()):
             self._meet(f"global {function.__module__}.{name}", function.__globals__[name], names)
-        for name, value in function_values(function).items():
+        held = {} if function in self._held else function_values(function)
+        for name, value in held.items():
             self._meet(f"function {function.__qualname__}: {name}", value, names)
 
     def _meet(self, name: str, value: Any, names: Collection[str]) -> None:
@@ -142,12 +148,13 @@ class _Reached:
             value: what code names.
             names: names in that code, some of which are of a module's values.
         """
-        if isinstance(value, types.ModuleType):
+        kind = type(value)  # not the class that a proxy pretends to have
+        if issubclass(kind, types.ModuleType):
             own = vars(value) if is_user_module(value.__name__) else {}
             for inner in sorted(own.keys() & {*names}):
                 if not isinstance(own[inner], types.ModuleType):
                     self._meet(f"global {value.__name__}.{inner}", own[inner], ())
-        elif isinstance(value, functools.partial):
+        elif issubclass(kind, functools.partial):
             self._queue.append(value.func)
             self.values |= {f"{name}: argument {key}": one for key, one in enumerate(value.args)}
             self.values |= {f"{name}: argument {key}": one for key, one in value.keywords.items()}
@@ -155,8 +162,8 @@ class _Reached:
             self._queue.append(value)
         else:
             self.values[name] = value
-            if is_user_class(type(value)):
-                self._queue.append(type(value))
+            if is_user_class(kind):
+                self._queue.append(kind)
 
 
 def _builds(name: str) -> bool:
@@ -164,7 +171,8 @@ def _builds(name: str) -> bool:
 
 
 def _is_called(value: object) -> bool:
-    return is_code(value) or isinstance(value, (Cached, functools.partial))
+    kind = type(value)  # not the class that a proxy pretends to have
+    return issubclass(kind, (*CODE, Cached, functools.partial))
 
 
 def _function_in(one: Any) -> Any:

@@ -241,7 +241,7 @@ class Objects(AlikeOnRanks):
             self._held.setdefault(id(value), (value, f"{kind_name(type(value))} {len(self._held) + 1}"))
         held = {path: self._held[id(value)][1] for path, value in walk.held.items()}
         self.watched, self.kinds = _watched(walk) | held, _kinds(walk)
-        self.code = [*self.kinds, *(one for _, one in walk.seen.values() if isinstance(one, types.FunctionType))]
+        self.code = [*self.kinds, *(one for _, one in walk.seen.values() if type(one) is types.FunctionType)]
 
     def _as_set_up(self, path: str, node: Any) -> bool:
         before = self._setup.get(path, MISSING)

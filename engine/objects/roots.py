@@ -29,6 +29,7 @@ from midstride.engine.objects.walk import LOWEST_ADDRESS, GraphWalk
 from midstride.engine.state.module_index import Members
 
 __all__ = [
+    "CODE",
     "EveryOwner",
     "QuietOwners",
     "Root",
@@ -267,10 +268,12 @@ _COUNTED_IN = frozenset(
     }
 )
 
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-_WRAPPERS = (classmethod, staticmethod, property, functools.cached_property)
-#: descriptors that Python makes in a class, such as those of slots
-_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
+#: functions, classes, modules and descriptors, also those that Python makes in a class, such as those of slots
+CODE = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(classmethod, staticmethod, property, functools.cached_property),
+    *(types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType),
+)
 
 
 #: how deep functions in closures of functions are followed
@@ -307,7 +310,7 @@ def is_counted_in(value: object) -> bool:
 
 def is_code(value: object) -> bool:
     """Return whether `value` is code: a function, class, module, or descriptor."""
-    return isinstance(value, (*_CODE, *_WRAPPERS, *_SLOTS))
+    return isinstance(value, CODE)
 
 
 def is_data(value: object) -> bool:
