@@ -64,7 +64,7 @@ WORDS = {
         run/snapshots/000000000008.0004-g000002/metrics.csv
         run/snapshots/000000000008.0004-g000002/rank-00000-of-00001.json
         run/snapshots/000000000008.0004-g000002/rank-00000-of-00001.safetensors""",
-    "run.json": "run identity bits text_hash kinds settings in_force",
+    "run.json": "run identity bits text_hash constants kinds settings in_force",
     "run.json/identity": """
         module module_args data data_args weights seed samples shuffle drop_last global_batch_size
         accumulate_grad_batches gradient_clip_val gradient_clip_algorithm val_check_interval check_val_every_n_epoch
@@ -86,7 +86,7 @@ WORDS = {
         epoch earlier_batches skipped batch step after in_epoch at_end validated validating val_loader val_batch stop
         finished ended_by why""",
     "manifest.json/facts": """
-        identity bits text_hash kinds settings in_force start strategy progress left_out row_times weights
+        identity bits text_hash constants kinds settings in_force start strategy progress left_out row_times weights
         weights_facts""",
     "manifest.json/facts/start": "size batch_size validation",
     "manifest.json/facts/weights": "best",

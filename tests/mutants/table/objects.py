@@ -249,4 +249,10 @@ OBJECTS = [
     Mutant("an array in two items of a block is two arrays", "_Pool.add",
         "indices.setdefault(id(item), len(values))", "len(values)",
         "test_items_of_a_block_share_what_they_shared"),
+    Mutant("code that a decorator of a library calls is not followed", "_Reached._visit",
+        "is_user_file(function.__code__.co_filename)", "True",
+        "objects/test_constants.py"),
+    Mutant("an object that snapshots hold is taken for constants", "constants_of",
+        "id(one) in held()", "False",
+        "objects/test_constants.py"),
 ]
