@@ -1,16 +1,26 @@
 """Seeds, which are hashes, and the main process's generators as a part of a run's state."""
 
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from xxhash import xxh3_64_intdigest
 
-from midstride.engine.errors import NotExact
+from midstride.engine.errors import NotExact, UserError
 
-__all__ = ["DeviceGenerator", "Generators", "mix", "rank_seed", "seed_everything"]
+__all__ = [
+    "DeviceGenerator",
+    "Generators",
+    "ensure_generators_free",
+    "mix",
+    "rank_seed",
+    "reserved_generators",
+    "seed_everything",
+]
 
 _MASK = (1 << 64) - 1
 
@@ -58,12 +68,51 @@ def seed_everything(seed: int, device: DeviceGenerator | None = None) -> None:
     """Seed `random`, numpy and torch on all devices, and the generator of a further `device`.
 
     Call it before building a module by hand; `Trainer(seed=...)` does so too.
+
+    Raises:
+        UserError: another thread trains with the generators.
     """
+    ensure_generators_free()
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)
     if device is not None:
         device.set_state(seed)
+
+
+#: threads that train with the generators of this process
+_RESERVED: list[threading.Thread] = []
+
+
+@contextmanager
+def reserved_generators() -> Iterator[None]:
+    """Keep other threads from training or seeding while the block runs.
+
+    Raises:
+        UserError: another thread trains already.
+    """
+    ensure_generators_free()
+    thread = threading.current_thread()
+    _RESERVED.append(thread)
+    try:
+        yield
+    finally:
+        _RESERVED.remove(thread)
+
+
+def ensure_generators_free() -> None:
+    """Check that no other thread of this process trains.
+
+    Raises:
+        UserError: one does. Two trainings would draw from the same random numbers, and neither would be exact.
+    """
+    for thread in _RESERVED:
+        if thread is not threading.current_thread() and thread.is_alive():  # in a fork, other threads are not
+            raise UserError(
+                f"the thread {thread.name} of this process trains, and both would draw from the same random numbers: "
+                "neither would be exact. Train one after the other, or each in a process of its own, by train(job) of "
+                "midstride.flows or Prefect's ProcessPoolTaskRunner"
+            )
 
 
 class Generators:

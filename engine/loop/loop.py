@@ -38,7 +38,7 @@ from midstride.engine.modules.progress import Progress
 from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware
 from midstride.engine.ranks.placement import resolve_placement
-from midstride.engine.seeds import seed_everything
+from midstride.engine.seeds import ensure_generators_free, reserved_generators, seed_everything
 from midstride.engine.session.ending import Ending, EndReason
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.replay_plan import ReplayPlan
@@ -99,6 +99,8 @@ class Loop:
         enable_progress_bar: bool = True,
     ) -> None:
         tie_to_parent()
+        with exit_codes_of_errors():
+            ensure_generators_free()
         _close_previous()
         self._progress, self._job, self._is_closed = Progress(), script_job(), True
         given = LoopArguments(
@@ -337,7 +339,7 @@ class Loop:
         self._runs, self._is_over, self._is_stopped = True, False, False
         self._progress.begin_fit()
         store = self._ranks().key_value_store()
-        with self._requests.listening(store, self._world, takes_snapshots=True):
+        with reserved_generators(), self._requests.listening(store, self._world, takes_snapshots=True):
             self._announce(attempt, epochs)
             try:
                 yield attempt

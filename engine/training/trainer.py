@@ -73,6 +73,7 @@ from midstride.engine.processes.lifetime import tie_to_parent
 from midstride.engine.ranks.devices import UNSET, DeviceRequest, Hardware, ensure_devices
 from midstride.engine.ranks.dispatch import of_loaders, on_all_ranks
 from midstride.engine.ranks.placement import resolve_placement
+from midstride.engine.seeds import reserved_generators
 from midstride.engine.session.ending import STOPPED_BY_CALLBACK, Ending
 from midstride.engine.session.heartbeat import Heartbeat
 from midstride.engine.session.replay_plan import NEVER, ReplayPlan
@@ -339,7 +340,8 @@ class Trainer(TrainerInterface):
         self.reset_callbacks()
         options = self.options
         determinism = Determinism(options.deterministic, on=is_recorded, benchmark=options.benchmark)
-        with self._errors_told("fit"), self._prepare(module, data, "fit") as ready, determinism:
+        errors_told = self._errors_told("fit")
+        with reserved_generators(), errors_told, self._prepare(module, data, "fit") as ready, determinism:
             self.last_fit = None
             try:
                 self.is_fitting = True
