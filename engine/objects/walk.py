@@ -97,7 +97,7 @@ class GraphWalk:
         #: whether what no file can hold is watched there without a warning, as in a data set or a callable
         self.is_quiet = False
         self.held: dict[str, object] = {}  #: what is watched so, by path
-        self.idle: dict[str, object] = {}  #: free locks and pools, which have no state, by path
+        self.idle: dict[str, object] = {}  #: free locks, pools and the like, which have no state, by path
         self._built = built
         self.numbers: set[int] = set()  #: numbers that can be ids of objects met later
         self.as_built: dict[str, object] = {}  #: large values that were left out as unchanged, by path

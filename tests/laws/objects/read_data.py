@@ -412,12 +412,15 @@ class OpensMore(Rows):
         self.newest: deque[Any] = deque()
         self.pool = ThreadPoolExecutor(1)
         self.lock, self.condition, self.semaphore = threading.RLock(), threading.Condition(), threading.Semaphore()
+        self.of_thread = threading.local()
 
     def __getitem__(self, index: int) -> Tensor:
         if not hasattr(self, "late"):
             self.late = Reader()
             self.late.read()
             self.late_lock, self.late_pool = threading.Lock(), ThreadPoolExecutor(1)
+        if not hasattr(self.of_thread, "database"):
+            self.of_thread.database = sqlite3.connect(":memory:")
         self.files[index % 2] = self.files[index % 2] or opened()
         if index // 4 not in self.shards:
             self.shards[index // 4] = (opened(), 1.0)
