@@ -12,6 +12,7 @@ proc_entry          writes a fork's command line and variables into `/proc`, whi
 process_identity    identifies a process by machine, number and start, to tell later whether it lives
 registered_ranks    ranks known by their heartbeats, which the supervisor stops itself where horovodrun does it badly
 signal_handlers     handlers of signals for the time of a block
+signal_listener     signals that ask a process to stop, for threads other than the main one
 supervised_process  a process and all that it starts, watched and ended as one
 supervisor          the supervisor of a world: `python -m midstride.engine.processes.supervisor PARENT GRACE_S
                     COMMAND...`

@@ -31,6 +31,7 @@ from types import FrameType
 from typing import Any
 
 from midstride.engine.errors import StopRequested, Superseded, UserError, WorldError
+from midstride.engine.processes.signal_listener import listen, read_signals, stop_signal_since
 from midstride.engine.session.crash import show_crashes
 from midstride.engine.session.liveness import LastSeen
 from midstride.engine.session.script_exit import exit_codes_of_errors
@@ -38,6 +39,8 @@ from midstride.engine.session.session import Session
 from midstride.engine.world import World
 
 __all__ = ["GRACE_S", "BoundaryAgreement", "Request", "RequestKind", "SignalRequests", "say_interrupted"]
+
+listen()  # here, since a script imports this in the main thread, and can train in others
 
 #: seconds between being asked to stop and being killed: an orchestrator kills at 30 s
 GRACE_S = 20.0
@@ -83,16 +86,18 @@ class SignalRequests:
         self._deadline: float | None = None
         self._snapshots = self._answered = 0
         self._agreement: BoundaryAgreement | None = None
+        self._hears_since: float | None = None  #: in a thread where Python handles no signals: when it began to listen
 
     @property
     def stop_requested(self) -> bool:
         """Whether this process was asked to stop."""
+        self._hear()
         return self._deadline is not None
 
     @property
     def has_pending(self) -> bool:
         """Whether something was asked of this process that was not yet answered."""
-        return self._deadline is not None or self._snapshots != self._answered
+        return self.stop_requested or self._snapshots != self._answered
 
     def stop(self) -> None:
         """Ask for a stop at the next boundary, as a signal does; there is no deadline."""
@@ -101,6 +106,7 @@ class SignalRequests:
 
     def take_pending(self) -> Request | None:
         """Return the request to this process; a request to stop stands until it is obeyed."""
+        self._hear()
         if self._deadline is not None:
             return Request(RequestKind.STOP, self._deadline)
         # Counted, not cleared: a signal may come between two lines.
@@ -160,11 +166,13 @@ class SignalRequests:
             obeyed = self.stop_requested and Session.from_environment() is not None
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if obeyed else handler)
-            self._deadline = None
+            self._deadline = self._hears_since = None
 
     def _listen(self, world: World, takes_snapshots: bool) -> dict[int, Any]:
         if threading.current_thread() is not threading.main_thread():
-            return {}  # Python hears signals in the main thread only
+            read_signals()  # Python handles them in the main thread only
+            self._hears_since = time.monotonic()
+            return {}
         handlers: dict[int, Any] = {signal.SIGTERM: self._stop, signal.SIGUSR1: self._snapshot}
         if Session.from_environment() is not None:
             handlers[signal.SIGINT] = self._stop
@@ -172,6 +180,11 @@ class SignalRequests:
             handlers[signal.SIGINT] = partial(self._interrupt, world, os.getpid())
         # None stands for a handler that is not Python's: it cannot be put back.
         return {number: signal.signal(number, handler) or signal.SIG_DFL for number, handler in handlers.items()}
+
+    def _hear(self) -> None:
+        """Note a signal to stop that came while this thread trains, if it is not the main one."""
+        if self._hears_since is not None and (number := stop_signal_since(self._hears_since)):
+            self._stop(number, None)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._deadline is None:

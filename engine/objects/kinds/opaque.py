@@ -156,7 +156,7 @@ def is_made_in_each_process(value: object) -> bool:
 
 
 def _is_idle(value: object) -> bool:
-    """Return whether `value` is a free lock, a pool, or holds connections of a thread: none has state."""
+    """Return whether `value` is a free lock, a pool, or connections of a thread: none has state."""
     if type(value) is threading.local:
         held = value.__dict__.values()  # of this thread
         return all(is_made_in_each_process(one) or hasattr(type(one), "close") for one in held)

@@ -1,5 +1,8 @@
-"""Threads of one process share its random generators: one of them trains at a time."""
+"""Training in threads: one trains at a time, since they share random generators, and signals stop it."""
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.flow_runs import wait_for
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from midstride.engine import Loop, Trainer, TrainingModule, seed_everything
-from midstride.engine.errors import UserError
+from midstride.engine.errors import StopRequested, UserError
+from midstride.engine.processes.signal_listener import stop_signal_since
 
 DATA: Any = DataLoader(torch.arange(8.0).reshape(4, 2), 2)
 
@@ -32,8 +37,8 @@ class Net(TrainingModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-def fit(_run: Path, meanwhile: Callable[[], object]) -> None:
-    Trainer(max_epochs=1, enable_progress_bar=False).fit(Net(meanwhile), DATA)
+def fit(run: Path, meanwhile: Callable[[], object]) -> None:
+    Trainer(max_epochs=1, enable_progress_bar=False).fit(Net(meanwhile), DATA, run=run)
 
 
 def iterate(run: Path, meanwhile: Callable[[], object]) -> None:
@@ -84,3 +89,22 @@ def test_a_training_that_has_failed_keeps_no_thread_out(train: Any, tmp_path: Pa
         train(tmp_path / "run", fail)
     assert failed.tb is not None  # an error keeps the frames of the training
     in_another_thread(lambda: train(tmp_path / "run", int))
+
+
+@pytest.mark.parametrize("train", TRAININGS.values(), ids=TRAININGS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_training_in_another_thread(train: Any, number: signal.Signals, tmp_path: Path) -> None:
+    before = signal.signal(number, lambda *_: None)
+    try:
+        with pytest.raises(StopRequested, match="resumes from snapshot"):
+            in_another_thread(lambda: train(tmp_path / "run", lambda: signal_sent(number)))
+    finally:
+        signal.signal(number, before)
+    in_another_thread(lambda: train(tmp_path / "run", int))
+
+
+def signal_sent(number: signal.Signals) -> None:
+    """Send a signal to this process, and wait until it is known."""
+    start = time.monotonic()
+    os.kill(os.getpid(), number)
+    wait_for(lambda: stop_signal_since(start), "the signal")

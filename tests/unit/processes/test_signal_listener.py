@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from support.flow_runs import wait_for
 
-from midstride.tasks import stop_requests
-from midstride.tasks.stop_requests import listen, stop_signal_since
+from midstride.engine.processes import signal_listener
+from midstride.engine.processes.signal_listener import listen, read_signals, stop_signal_since
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -19,6 +19,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 def _handled() -> Iterator[None]:
     before = {number: signal.signal(number, lambda *_: None) for number in HANDLED}
     assert listen()
+    read_signals()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -59,7 +60,7 @@ def test_a_signal_to_a_fork_is_none_to_its_parent() -> None:
     start = time.monotonic()
     if not (child := os.fork()):
         signal.raise_signal(signal.SIGTERM)
-        os._exit(0 if stop_requests._listener is None else 1)
+        os._exit(0 if signal_listener._listener is None else 1)
     assert os.waitpid(child, 0)[1] == 0
     signal.raise_signal(signal.SIGINT)
     wait_for(lambda: stop_signal_since(start), "a signal of its own")
