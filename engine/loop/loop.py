@@ -100,7 +100,7 @@ class Loop:
     ) -> None:
         tie_to_parent()
         with exit_codes_of_errors():
-            ensure_generators_free()
+            ensure_generators_free()  # before the Loop of another thread, which trains, would be closed
         _close_previous()
         self._progress, self._job, self._is_closed = Progress(), script_job(), True
         given = LoopArguments(

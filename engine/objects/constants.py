@@ -146,7 +146,7 @@ class _Reached:
         Args:
             name: of the value.
             value: what code names.
-            names: names in that code, some of which are of a module's values.
+            names: names that this code uses; of a module, only values with one of them count.
         """
         kind = type(value)  # not the class that a proxy pretends to have
         if issubclass(kind, types.ModuleType):
