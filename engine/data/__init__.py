@@ -3,10 +3,12 @@
 accelerate_internals  tells Accelerate of a pass over a StatefulDataLoader, and of its end
 attribute_fingerprint  a fast check that attributes have not changed, in place of a walk over the objects
 bad_samples            samples whose reading raises an error, left out of their batches
+batch_sampler_order    the batches of a batch sampler, dealt to the ranks in turn
 combined               several loaders at once, read side by side or one after the other
 data_check             finds map-style data that differ between ranks or attempts, by a few samples
 data_owners            objects that hold data, such as data sets: described as nodes, and restored in place
 dataloader_order       makes a user's map-style DataLoader resumable: the order of its samplers on this rank
+drawn_items            items that a sampler gave for an epoch: held, digested, packed for snapshots
 lane_loader            map-style loaders for runs in lanes: one batch for each lane of this rank at once
 limits                 limits on the number of batches: a share of a loader's batches, or a number
 loader                 `ResumableLoader`: base class of loaders that a loop can read from any batch of any epoch

@@ -13,11 +13,12 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from midstride.engine.data.batch_sampler_order import BatchSamplerOrder
 from midstride.engine.data.limits import no_batch_left
 from midstride.engine.data.map_style import MapLoader
 from midstride.engine.data.order import BatchOrder, InOrder, SampleOrder, Shuffled, StridedOrder
 from midstride.engine.data.rng.per_sample import Rng
-from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
+from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.data.torch_internals import has_num_samples
 from midstride.engine.errors import UserError
 from midstride.engine.seeds import mix

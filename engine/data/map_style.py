@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
 from midstride.engine.data.bad_samples import BadSample, NoSampleLeft, PartialBatch, no_sample_left
+from midstride.engine.data.batch_sampler_order import BatchSamplerOrder
 from midstride.engine.data.data_check import SAMPLES, DataCheck, DataDigests, SampleCheck
 from midstride.engine.data.limits import limited, stream_limits
 from midstride.engine.data.loader import ResumableLoader
@@ -19,7 +20,7 @@ from midstride.engine.data.order import ENDLESS, BatchOrder, BatchRequest, InOrd
 from midstride.engine.data.read_side_effects import ReadSideEffects
 from midstride.engine.data.rng.isolation import RngIsolation
 from midstride.engine.data.rng.per_sample import IsolatedReads, Rng, SampleSeeder
-from midstride.engine.data.sampler_order import BatchSamplerOrder, SamplerOrder
+from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.data.seeded_dataset import Idle, SeededCollate, SeededDataset, WorkerFailure, format_indices
 from midstride.engine.data.worker_data import WorkerData
 from midstride.engine.data.workers import end_all_workers, next_batch, rebuild_loader, start_workers

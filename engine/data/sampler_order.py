@@ -2,50 +2,47 @@
 
 import copy
 import logging
-import marshal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from inspect import isgeneratorfunction
 from itertools import islice, repeat
 from types import GeneratorType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-import xxhash
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from midstride.engine.code_origin import module_of
-from midstride.engine.data.iterable.content_digest import content_digest
-from midstride.engine.data.order import BLOCK, ENDLESS, BatchOrder, BatchRequest, SampleOrder
+from midstride.engine.data.drawn_items import (
+    DrawnItems,
+    Items,
+    as_items,
+    digest_of_items,
+    is_plain,
+    joined,
+    pack_items,
+    unpack_items,
+)
+from midstride.engine.data.order import BLOCK, ENDLESS, SampleOrder
 from midstride.engine.data.permutation import Positions
 from midstride.engine.data.rng.isolation import seeded_rng
 from midstride.engine.data.running_generator import keep_generators
 from midstride.engine.data.sampler_state import SamplerState, samplers_in
-from midstride.engine.errors import EngineError, NotExact, UnsupportedState, UserCodeError, UserError
+from midstride.engine.errors import EngineError, NotExact, UserCodeError, UserError
 from midstride.engine.objects.attributes import own_dict
 from midstride.engine.objects.generator_search import find_generators
 from midstride.engine.seeds import mix
-from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.differences import differences
 from midstride.engine.user_code import is_retryable
 
-__all__ = ["BatchSamplerOrder", "SamplerOrder", "as_items", "pack_items", "unpack_items"]
+__all__ = ["SamplerOrder"]
 
 log = logging.getLogger(__name__)
 
-#: plain indices as an array of shape (n,), other items as a list
-Items = list[Any] | NDArray[np.int64]
-#: number of batches of each rank that are dealt at once
-_AT_ONCE = 16
 #: number of first items by which ranks compare orders that are drawn in blocks
 _COMPARED = 64
-#: largest number of objects that a digest of an epoch takes in
-_DIGESTED = 1024
 #: types of samplers without code of their own
 _SIZED = (list, tuple, range, np.ndarray, torch.Tensor)
 _OTHER_ORDER = (
@@ -124,121 +121,6 @@ class SamplerOrder(SampleOrder):
         """The sampler's type, and a digest of its first epoch if all ranks share it."""
         return {"sampler": self._name}
 
-    def _dry_run(self) -> str:
-        """Run copies of the sampler for two epochs, also restored ones; digest the first epoch."""
-        built = self._state.full()
-        one, other, resumed = (_copy_of(self._sampler, self._dataset) for _ in range(3))
-        first = self._run(one, 0)
-        self.is_sized = first is not None
-        if first is None:
-            self.endless = None if _says_more(self._sampler, self._largest) else self._what
-            one = _copy_of(self._sampler, self._dataset)
-        epochs = [self._first_items(one, 0) if first is None else first]
-        if not len(epochs[0]):
-            raise self._no_item()
-        ended = SamplerState(one, self._dataset)
-        between, graph = ended.full(), ended.graph_state()
-        epochs.append(self._trial_run(one, 1))
-        # Copies may share generators, and objects that cannot be copied.
-        SamplerState(other, self._dataset).restore_full(built)
-        if not self._are_equal(epochs[0], self._trial_run(other, 0)):
-            self._is_given_at_end = self._ends_before(built, epochs[0])
-            if not self._is_given_at_end:
-                raise self._other_order()
-        self._resume_copy(resumed, between, graph)
-        if not self._are_equal(epochs[1], self._trial_run(resumed, 1)):
-            self._is_position = any(path.endswith("/") for path in between)
-            resumed = _copy_of(self._sampler, self._dataset)
-            if not self._is_position or not self._resumes_position(resumed, between, graph, *epochs):
-                raise self._other_order()
-        self._state.restore_full(built)
-        if self._is_given_at_end:
-            self._read_rest(self._sampler)
-        self._begin(epochs[0] if self.is_sized else None)
-        return digest_of_items(epochs[0])
-
-    def _no_item(self) -> EngineError:
-        if _running_generator(self._sampler):  # which has ended, as all copies share it
-            return self._other_order()
-        return UserError(f"{self._what} yields nothing: there is nothing to read.")
-
-    def _other_order(self) -> NotExact:
-        if (name := _running_generator(self._sampler)) is None:
-            return NotExact(_OTHER_ORDER.format(what=self._what))
-        return NotExact(
-            f"{self._what} holds a running generator, {name}, which cannot be restored. Call the generator function in "
-            "__iter__ instead, and draw from random generators that are attributes."
-        )
-
-    def _ends_before(self, built: Any, first: Items) -> bool:
-        """Return whether the sampler, given its state again, gives nothing and then `first`."""
-        sampler = _copy_of(self._sampler, self._dataset)
-        SamplerState(sampler, self._dataset).restore_full(built)
-        return not len(self._read_rest(sampler)) and self._are_equal(first, self._trial_run(sampler, 0))
-
-    def _resume_copy(self, sampler: Any, state: Any, graph: Any) -> None:
-        """Give a copy of the sampler the state at the end of an epoch."""
-        copied = SamplerState(sampler, self._dataset)
-        try:
-            self._restore(copied.restore_full, state, sampler)
-            copied.restore_graph_state(graph)
-        except NotExact as error:
-            raise NotExact(f"{self._what} cannot load its own state: {error}. {_WAY_OUT}") from error
-        except Exception as error:
-            raise UserCodeError.of(f"{self._what}, loading its own state", error) from error
-
-    def _resumes_position(self, sampler: Any, state: Any, graph: Any, first: Items, second: Items) -> bool:
-        """Return whether the sampler's state after `first` is a position, resumed with the rest."""
-        self._resume_copy(sampler, state, graph)
-        rest = self._read_rest(sampler)
-        is_whole = self.is_sized and len(first) < self._most  # then nothing is left of it
-        if len(rest) and (is_whole or self._are_equal(rest[: len(first)], first[: len(rest)])):
-            return False  # it starts the epoch over
-        return self._are_equal(second, self._trial_run(sampler, 1))
-
-    def _read_rest(self, sampler: Any) -> Items:
-        """Read an epoch to its end from a sampler with a position; return its first items."""
-        with self.seeded(0, 0):
-            iterator = map(next, repeat(iter(sampler)))
-            first = [*map(_kept, islice(iterator, BLOCK))]
-            deque(islice(iterator, self._largest), maxlen=0)
-        return as_items(first)
-
-    def _restore(self, restore: Callable[[Any], None], state: Any, sampler: Any) -> None:
-        """Call `restore` with `state`, after starting a sampler that makes generators late.
-
-        Raises:
-            NotExact: an object or a generator of the state does not exist in the sampler.
-        """
-        try:
-            restore(state)
-        except NotExact:
-            with self.seeded(0, 0):
-                next(iter(sampler), None)
-            restore(state)
-
-    @staticmethod
-    def _are_equal(items: Items, again: Items) -> bool:
-        return digest_of_items(items) == digest_of_items(again)
-
-    def _trial_run(self, sampler: Any, epoch: int) -> Items:
-        """Return the items of an epoch, or the first ones if the first epoch is drawn in blocks."""
-        if not self.is_sized:
-            return self._first_items(sampler, epoch)
-        return self._whole(self._run(sampler, epoch), epoch)
-
-    def _first_items(self, sampler: Any, epoch: int) -> Items:
-        drawing = _Drawing(self, sampler, epoch)
-        return as_items(drawing.next_block(min(BLOCK, self._most)))
-
-    def _whole(self, items: Items | None, epoch: int) -> Items:
-        if items is None:
-            raise NotExact(
-                f"{self._what} has ended its first epoch, and gives more than {self._largest} indices in epoch {epoch}:"
-                " it does not end. Let it end after an epoch's worth of items, or set limit_train_batches."
-            )
-        return items
-
     def __len__(self) -> int:
         if not self.is_sized:
             raise TypeError(f"{self._what} is drawn in blocks: its length is unknown until it ends")
@@ -260,12 +142,6 @@ class SamplerOrder(SampleOrder):
             self._begin(self._whole(self._run(self._sampler, epoch), epoch))
             self._state_after_draw = None if self._has_warned else self._state.changes()
 
-    def _begin(self, items: Items | None) -> None:
-        """Start an epoch with its items, before the data set may change them; None in blocks."""
-        self._items.begin(items)
-        is_written = items is None or _is_plain(items) or pack_items(items) is not None
-        self._expected = None if items is None or is_written else digest_of_items(items)
-
     def _open_in_blocks(self, *, resumed: bool) -> None:
         if resumed:
             self._restore_start()
@@ -276,17 +152,11 @@ class SamplerOrder(SampleOrder):
         self._is_under_way, self._state_after_draw = True, None
         self._drawing = _Drawing(self, self._sampler, self._epoch)
 
-    def count_to(self, position: int) -> int:
-        """Return the number of items in the epoch, or of drawn ones, at least `position`, in blocks."""
-        if self.is_sized:
-            return len(self._items)
-        while self._drawing is not None and self._items.end < position:
-            block = self._drawing.next_block(min(BLOCK, self._most - self._items.end))
-            self._items.add(as_items(block))
-            if not block or self._items.end >= self._most:
-                self._drawing = None
-            self._state_after_draw = self._state.changes()
-        return self._items.end
+    def _begin(self, items: Items | None) -> None:
+        """Start an epoch with its items, before the data set may change them; None in blocks."""
+        self._items.begin(items)
+        is_written = items is None or is_plain(items) or pack_items(items) is not None
+        self._expected = None if items is None or is_written else digest_of_items(items)
 
     def _run_again(self, epoch: int) -> None:
         """Run the sampler from its state at the epoch's start, if its items were not written."""
@@ -310,6 +180,24 @@ class SamplerOrder(SampleOrder):
         if self._is_position and (self._state_at_start or self._is_given_at_end):
             self._read_rest(self._sampler)
 
+    def count_to(self, position: int) -> int:
+        """Return the number of items in the epoch, or of drawn ones, at least `position`, in blocks."""
+        if self.is_sized:
+            return len(self._items)
+        while self._drawing is not None and self._items.end < position:
+            block = self._drawing.next_block(min(BLOCK, self._most - self._items.end))
+            self._items.add(as_items(block))
+            if not block or self._items.end >= self._most:
+                self._drawing = None
+            self._state_after_draw = self._state.changes()
+        return self._items.end
+
+    def indices_at(self, positions: Positions) -> list[Any]:
+        """Return the items at rising `positions`; in blocks, items before them are dropped."""
+        if not self.is_sized and len(positions):
+            self._items.drop(int(positions[0]))
+        return self._items.at(positions)
+
     def close(self) -> None:
         """Warn once of a sampler changed within the epoch, which plain PyTorch would draw from."""
         if not self._has_warned and self.changed_in_pass() is not None and self.is_sized:
@@ -325,12 +213,6 @@ class SamplerOrder(SampleOrder):
         """Return text if training changed the sampler since the epoch's last draw, else None."""
         after = self._state_after_draw
         return None if after is None or not differences(after, self._state.changes()) else self._what
-
-    def indices_at(self, positions: Positions) -> list[Any]:
-        """Return the items at rising `positions`; in blocks, items before them are dropped."""
-        if not self.is_sized and len(positions):
-            self._items.drop(int(positions[0]))
-        return self._items.at(positions)
 
     def digest(self) -> str:
         """Return a digest of the current epoch's items, in blocks of the first ones."""
@@ -393,7 +275,15 @@ class SamplerOrder(SampleOrder):
                     break
                 blocks.append(as_items(block))
                 count, size = count + len(block), size + sum(map(_indices_in, block))
-        return None if size > self._largest else _joined(blocks)
+        return None if size > self._largest else joined(blocks)
+
+    def _whole(self, items: Items | None, epoch: int) -> Items:
+        if items is None:
+            raise NotExact(
+                f"{self._what} has ended its first epoch, and gives more than {self._largest} indices in epoch {epoch}:"
+                " it does not end. Let it end after an epoch's worth of items, or set limit_train_batches."
+            )
+        return items
 
     def iterate(self, sampler: Any, epoch: int) -> Iterator[Any]:
         """Return an iterator over `sampler` or a copy of it for `epoch`, in a block of `seeded`."""
@@ -414,6 +304,113 @@ class SamplerOrder(SampleOrder):
             if isinstance(error, EngineError) or is_retryable(error):
                 raise
             raise UserCodeError.of(f"{self._what}, epoch {epoch}", error) from error
+
+    def _restore(self, restore: Callable[[Any], None], state: Any, sampler: Any) -> None:
+        """Call `restore` with `state`, after starting a sampler that makes generators late.
+
+        Raises:
+            NotExact: an object or a generator of the state does not exist in the sampler.
+        """
+        try:
+            restore(state)
+        except NotExact:
+            with self.seeded(0, 0):
+                next(iter(sampler), None)
+            restore(state)
+
+    def _read_rest(self, sampler: Any) -> Items:
+        """Read an epoch to its end from a sampler with a position; return its first items."""
+        with self.seeded(0, 0):
+            iterator = map(next, repeat(iter(sampler)))
+            first = [*map(_kept, islice(iterator, BLOCK))]
+            deque(islice(iterator, self._largest), maxlen=0)
+        return as_items(first)
+
+    def _dry_run(self) -> str:
+        """Run copies of the sampler for two epochs, also restored ones; digest the first epoch."""
+        built = self._state.full()
+        one, other, resumed = (_copy_of(self._sampler, self._dataset) for _ in range(3))
+        first = self._run(one, 0)
+        self.is_sized = first is not None
+        if first is None:
+            self.endless = None if _says_more(self._sampler, self._largest) else self._what
+            one = _copy_of(self._sampler, self._dataset)
+        epochs = [self._first_items(one, 0) if first is None else first]
+        if not len(epochs[0]):
+            raise self._no_item()
+        ended = SamplerState(one, self._dataset)
+        between, graph = ended.full(), ended.graph_state()
+        epochs.append(self._trial_run(one, 1))
+        # Copies may share generators, and objects that cannot be copied.
+        SamplerState(other, self._dataset).restore_full(built)
+        if not self._are_equal(epochs[0], self._trial_run(other, 0)):
+            self._is_given_at_end = self._ends_before(built, epochs[0])
+            if not self._is_given_at_end:
+                raise self._other_order()
+        self._resume_copy(resumed, between, graph)
+        if not self._are_equal(epochs[1], self._trial_run(resumed, 1)):
+            self._is_position = any(path.endswith("/") for path in between)
+            resumed = _copy_of(self._sampler, self._dataset)
+            if not self._is_position or not self._resumes_position(resumed, between, graph, *epochs):
+                raise self._other_order()
+        self._state.restore_full(built)
+        if self._is_given_at_end:
+            self._read_rest(self._sampler)
+        self._begin(epochs[0] if self.is_sized else None)
+        return digest_of_items(epochs[0])
+
+    def _trial_run(self, sampler: Any, epoch: int) -> Items:
+        """Return the items of an epoch, or the first ones if the first epoch is drawn in blocks."""
+        if not self.is_sized:
+            return self._first_items(sampler, epoch)
+        return self._whole(self._run(sampler, epoch), epoch)
+
+    def _first_items(self, sampler: Any, epoch: int) -> Items:
+        drawing = _Drawing(self, sampler, epoch)
+        return as_items(drawing.next_block(min(BLOCK, self._most)))
+
+    @staticmethod
+    def _are_equal(items: Items, again: Items) -> bool:
+        return digest_of_items(items) == digest_of_items(again)
+
+    def _ends_before(self, built: Any, first: Items) -> bool:
+        """Return whether the sampler, given its state again, gives nothing and then `first`."""
+        sampler = _copy_of(self._sampler, self._dataset)
+        SamplerState(sampler, self._dataset).restore_full(built)
+        return not len(self._read_rest(sampler)) and self._are_equal(first, self._trial_run(sampler, 0))
+
+    def _resume_copy(self, sampler: Any, state: Any, graph: Any) -> None:
+        """Give a copy of the sampler the state at the end of an epoch."""
+        copied = SamplerState(sampler, self._dataset)
+        try:
+            self._restore(copied.restore_full, state, sampler)
+            copied.restore_graph_state(graph)
+        except NotExact as error:
+            raise NotExact(f"{self._what} cannot load its own state: {error}. {_WAY_OUT}") from error
+        except Exception as error:
+            raise UserCodeError.of(f"{self._what}, loading its own state", error) from error
+
+    def _resumes_position(self, sampler: Any, state: Any, graph: Any, first: Items, second: Items) -> bool:
+        """Return whether the sampler's state after `first` is a position, resumed with the rest."""
+        self._resume_copy(sampler, state, graph)
+        rest = self._read_rest(sampler)
+        is_whole = self.is_sized and len(first) < self._most  # then nothing is left of it
+        if len(rest) and (is_whole or self._are_equal(rest[: len(first)], first[: len(rest)])):
+            return False  # it starts the epoch over
+        return self._are_equal(second, self._trial_run(sampler, 1))
+
+    def _no_item(self) -> EngineError:
+        if _running_generator(self._sampler):  # which has ended, as all copies share it
+            return self._other_order()
+        return UserError(f"{self._what} yields nothing: there is nothing to read.")
+
+    def _other_order(self) -> NotExact:
+        if (name := _running_generator(self._sampler)) is None:
+            return NotExact(_OTHER_ORDER.format(what=self._what))
+        return NotExact(
+            f"{self._what} holds a running generator, {name}, which cannot be restored. Call the generator function in "
+            "__iter__ instead, and draw from random generators that are attributes."
+        )
 
 
 class _Drawing:
@@ -443,61 +440,6 @@ class _Drawing:
                     break
         self._blocks += 1
         return items
-
-
-class DrawnItems:
-    """The items of an epoch that were drawn and not dropped."""
-
-    #: number of first items that are not dropped: DistributedSampler repeats them at the end of an epoch
-    HEAD = 1024
-
-    def __init__(self) -> None:
-        #: items that were not dropped
-        self.kept: Items = []
-        #: first items of an epoch that is drawn in blocks
-        self.head: Items = []
-        self._first = 0
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-    @property
-    def end(self) -> int:
-        """Number of items drawn."""
-        return self._first + len(self.kept)
-
-    def begin(self, items: Items | None) -> None:
-        """Start an epoch with all of its items; None to add them later."""
-        self.kept, self.head, self._first = [] if items is None else items, [], 0
-
-    def add(self, items: Items) -> None:
-        """Add the next items of the epoch."""
-        if len(self.head) < self.HEAD:
-            self.head = _joined([self.head, items[: self.HEAD - len(self.head)]])
-        self.kept = _joined([self.kept, items])
-
-    def drop(self, first: int) -> None:
-        """Drop the items before `first`, except the head."""
-        if first > self._first:
-            self.kept, self._first = self.kept[first - self._first :], min(first, self.end)
-
-    def at(self, positions: Positions) -> list[Any]:
-        """Return the items at `positions`."""
-        if self._first == 0 and not isinstance(self.kept, list):
-            return list(self.kept[positions].tolist())
-        first, kept, head = self._first, self.kept, self.head
-        found = [kept[at - first] if at >= first else head[at] for at in positions.tolist()]
-        return [item.item() for item in found] if found and isinstance(kept, np.ndarray) else found
-
-
-def _joined(blocks: list[Items]) -> Items:
-    """Return the items of all blocks: an array if all are arrays."""
-    blocks = [block for block in blocks if len(block)]
-    if len(blocks) == 1:
-        return blocks[0]
-    if blocks and not any(isinstance(block, list) for block in blocks):
-        return np.concatenate(blocks)
-    return [item for block in blocks for item in (block if isinstance(block, list) else block.tolist())]
 
 
 def _kept(item: Any) -> Any:
@@ -548,61 +490,6 @@ def _copy_of(sampler: Any, dataset: Any) -> Any:
         return sampler
 
 
-@dataclass
-class BatchSamplerOrder(BatchOrder):
-    """The batches of a batch sampler, given to the ranks in turn.
-
-    Args:
-        sequence: order whose items are batches.
-        rank: this rank, 0 <= rank < size.
-        size: number of ranks that share the batches: batch q goes to rank q mod size.
-        rest: "padded" repeats batches from the start, so that all ranks have the same number; "kept" does not.
-        own: whether the sequence holds the batches of this rank only.
-    """
-
-    sequence: SamplerOrder  # pyright: ignore[reportIncompatibleVariableOverride]  # a frozen dataclass
-    rank: int = 0
-    size: int = 1
-    rest: Literal["padded", "kept"] = "padded"
-    own: bool = False
-    batch_size: int | None = None
-    global_batch_size: int | None = None
-
-    def count(self, samples: int) -> int:
-        """Return the batches this rank reads of an epoch of `samples` batches."""
-        if self.own:
-            return samples
-        return -(-samples // self.size) if self.rest == "padded" else len(range(self.rank, samples, self.size))
-
-    def requests(self, key: int, start: int, end: int = ENDLESS) -> Iterator[BatchRequest]:
-        """Yield requests for batches of the current epoch, from `start` to `end` or its end.
-
-        The position of a sample is that in all batches one after the other; a repeated batch keeps its positions.
-        """
-        readers = 1 if self.own else self.size
-        opening: list[tuple[int, list[Any]]] = []  # first batches with the positions of their first samples
-        first = 0
-        for block in range(0, end, _AT_ONCE):
-            stop = min(block + _AT_ONCE, end)
-            batches = self.sequence.count_to(stop * readers)
-            numbers = range(block * readers, min(stop * readers, batches))
-            dealt = []
-            for batch in map(list, self.sequence.indices_at(np.arange(numbers.start, numbers.stop))):
-                dealt.append((first, batch))
-                first += len(batch)
-            opening = opening or dealt[:readers]
-            last = min(stop, self.count(batches))
-            dealt += [opening[number % batches] for number in range(numbers.stop, last * readers)]
-            for number in range(max(block, start), last):
-                at, batch = dealt[(number - block) * readers + (0 if self.own else self.rank)]
-                if self.own:  # positions of ranks alternate
-                    yield BatchRequest(key, at * self.size + self.rank, self.size, batch)
-                else:
-                    yield BatchRequest(key, at, 1, batch)
-            if len(numbers) < (stop - block) * readers:
-                return
-
-
 class BaseSeed:
     """Iterates over a sampler as `DataLoader.__iter__`, which first draws a worker seed.
 
@@ -636,66 +523,3 @@ class BaseSeed:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Continue to draw as the loader did whose state it is."""
         self._is_drawn_once = state_dict.get("is_drawn_once", self._is_drawn_once)
-
-
-def as_items(given: list[Any]) -> Items:
-    """Return the items of a sampler, as an array if all are of type int."""
-    return np.array(given, dtype=np.int64) if all(type(item) is int for item in given) else given
-
-
-def digest_of_items(items: Items) -> str:
-    """Return a digest of `items` in their order, by content; of many objects, of some."""
-    if not isinstance(items, list):
-        return xxhash.xxh3_64_hexdigest(items.tobytes())
-    if not _is_plain(items):  # objects, whose text may show their address, or leave out their content
-        step = 1 if isinstance(items[0], torch.Tensor) else -(-len(items) // _DIGESTED)
-        return f"{content_digest([len(items), *items[::step], items[-1]]):016x}"
-    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
-        return xxhash.xxh3_64_hexdigest(repr(items).encode())
-
-
-def _is_plain(items: Items) -> bool:
-    """Return whether `items` are numbers, texts, or containers of such."""
-    try:  # a hundred times as fast as `pack_items`
-        return not isinstance(items, list) or bool(marshal.dumps(items))
-    except ValueError:
-        return False
-
-
-def pack_items(items: Items) -> dict[str, Any] | None:
-    """Return `items` as a dict for a snapshot; None if they cannot be written."""
-    if not isinstance(items, list):
-        return {"indices": _smallest(items)}
-    if not items:
-        return {"items": []}
-    kinds = {*map(type, items)}
-    if len(kinds) == 1 and issubclass(kind := next(iter(kinds)), np.integer):
-        return {"indices": np.array(items, dtype=kind), "scalars": True}
-    if kinds <= {list} and all(type(index) is int for item in items for index in item):
-        flat = np.array([index for item in items for index in item], dtype=np.int64)
-        return {"indices": _smallest(flat), "sizes": _smallest(np.array([len(item) for item in items], dtype=np.int64))}
-    try:
-        encode_lazily(items)
-    except UnsupportedState:
-        return None
-    return {"items": items}
-
-
-def unpack_items(packed: dict[str, Any]) -> Items:
-    """Return the items from the result of `pack_items`."""
-    if "items" in packed:
-        return list(packed["items"])
-    if "scalars" in packed:
-        return list(packed["indices"])
-    indices: NDArray[np.int64] = packed["indices"].astype(np.int64)
-    if "sizes" not in packed:
-        return indices
-    ends = np.cumsum(packed["sizes"].astype(np.int64))
-    return [batch.tolist() for batch in np.split(indices, ends[:-1])]
-
-
-def _smallest(indices: NDArray[np.int64]) -> NDArray[Any]:
-    """Return `indices` in the smallest integer dtype that holds them."""
-    if len(indices) == 0:
-        return indices
-    return indices.astype(np.promote_types(np.min_scalar_type(indices.min()), np.min_scalar_type(indices.max())))

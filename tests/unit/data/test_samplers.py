@@ -24,9 +24,10 @@ from torch.utils.data import (
 from midstride.engine import Trainer
 from midstride.engine.data import StatefulDataLoader
 from midstride.engine.data.dataloader_order import training_loader
+from midstride.engine.data.drawn_items import as_items, pack_items, unpack_items
 from midstride.engine.data.map_style import MapLoader
 from midstride.engine.data.running_generator import RunningGenerator
-from midstride.engine.data.sampler_order import SamplerOrder, as_items, pack_items, unpack_items
+from midstride.engine.data.sampler_order import SamplerOrder
 from midstride.engine.data.sampler_state import SamplerState
 from midstride.engine.errors import NotExact
 from midstride.engine.state.codec import decode, encode
