@@ -14,7 +14,7 @@ from midstride.engine.errors import SnapshotError
 from midstride.engine.formatting import format_value
 from midstride.engine.runs.cause import cause_of
 from midstride.engine.runs.run import Run, job_of
-from midstride.engine.runs.summary import last_sign, newest_snapshot, state_of, why_ended
+from midstride.engine.runs.summary import attempts_of_script, last_sign, newest_snapshot, state_of, why_ended
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.metric_rows import join_segments
@@ -149,7 +149,7 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
         snapshots=_snapshots_of(catalog),
         set_aside=catalog.set_aside_reasons(),
         gaps=_gaps(catalog),
-        failures=_failures(attempts),
+        failures=_failures(attempts or attempts_of_script(store, newest)),
         left_out=facts.get("left_out", ()),
         overridden={
             name: f"{format_value(name, found['in_force'])}, not {format_value(name, found['asked'])}"

@@ -10,12 +10,13 @@ from midstride.engine.processes.process_identity import has_ended
 from midstride.engine.runs.run import job_of
 from midstride.engine.session.attempts import Attempt, AttemptLog
 from midstride.engine.snapshots.catalog import Snapshot, SnapshotCatalog
-from midstride.engine.snapshots.lease import generations, lease_path, newest_process
+from midstride.engine.snapshots.lease import Lease, generations, lease_path, leases, newest_process
 from midstride.engine.snapshots.parent import inherits, parent_of
+from midstride.engine.snapshots.position import parse_name
 from midstride.engine.snapshots.weights import best_of
 from midstride.engine.storage.store import Store
 
-__all__ = ["RunSummary", "last_sign", "newest_snapshot", "state_of", "summary_of", "why_ended"]
+__all__ = ["RunSummary", "attempts_of_script", "last_sign", "newest_snapshot", "state_of", "summary_of", "why_ended"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def summary_of(name: str, store: Store) -> RunSummary:
         step=max((step for step in steps if step is not None), default=None),
         epoch=progress.get("epoch"),
         best=_best(store, job.monitor) if job and job.monitor else None,
-        attempts=len(attempts),
+        attempts=len(attempts or attempts_of_script(store, newest)),
         time=last_sign(last, newest),
         why=why_ended(last, progress),
         parent=str(parent_of(store) or ""),
@@ -76,6 +77,33 @@ def newest_snapshot(store: Store) -> Snapshot | None:
         return next(reversed(SnapshotCatalog(store).snapshots()), None)
     except SnapshotError:
         return None
+
+
+def attempts_of_script(store: Store, newest: Snapshot | None) -> list[Attempt]:
+    """Return the attempts of a script by its leases; how they ended is unknown.
+
+    Args:
+        store: of the run.
+        newest: its newest snapshot; a script that is started again after the last one trains nothing.
+    """
+    finished = newest.name if newest and newest.manifest["facts"].get("progress", {}).get("finished") else ""
+    try:
+        own = [lease for lease in leases(store) if not inherits(store, lease_path(lease.generation))]
+    except SnapshotError:
+        return []
+    taken = enumerate((lease for lease in own if lease.resumed_from != finished), 1)
+    return [_attempt_of(number, lease) for number, lease in taken]
+
+
+def _attempt_of(number: int, lease: Lease) -> Attempt:
+    parsed = parse_name(lease.resumed_from or "")
+    return Attempt(
+        number,
+        error="it ended early, and the script was started again",
+        generation=lease.generation,
+        resumed_from=lease.resumed_from,
+        resumed_step=parsed[0].step if parsed else None,
+    )
 
 
 def state_of(store: Store, last: Attempt | None, progress: Mapping[str, Any]) -> str:

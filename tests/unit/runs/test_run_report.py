@@ -86,3 +86,15 @@ def test_a_run_whose_process_has_ended_on_this_machine_is_lost(attempts: int, tm
     assert kept is not None
     acquire(store, kept.name, ended)
     assert (summary_of("run", store).state, report_at(store).outcome) == ("lost", "lost")
+
+
+def test_a_script_that_was_started_again_has_attempts_and_restarts(tmp_path: Path) -> None:
+    store, trainer = Store.open(tmp_path / "run"), Trainer(max_epochs=1, enable_progress_bar=False)
+    with pytest.raises(UserError, match="as it is asked to"):
+        trainer.fit(FailsAt(5), run=store.url)
+    told = (summary_of("run", store).attempts, report_at(store).restarts)
+    assert told == (1, 0)
+    for _ in range(2):  # the second has nothing left to train
+        Trainer(max_epochs=1, enable_progress_bar=False).fit(FailsAt(9), run=store.url)
+        told = (summary_of("run", store).attempts, report_at(store).restarts)
+        assert told == (2, 1)
