@@ -442,14 +442,16 @@ def checked_options(
     snapshots: SnapshotOptions | Mapping[str, Any] | None,
     seed: object,
     others: Sequence[str],
+    where: str = "Trainer(...)",
 ) -> tuple[TrainerOptions, SnapshotOptions | None]:
-    """Return a Trainer's arguments, validated.
+    """Return the arguments of a Trainer or Loop, validated.
 
     Args:
         options: fields of `TrainerOptions`.
         snapshots: those of `SnapshotOptions`.
         seed: what generators of Python, numpy and torch are to be seeded with.
         others: faults found elsewhere, to raise together.
+        where: the call, in the message.
 
     Raises:
         JobError: with every fault at once.
@@ -467,5 +469,5 @@ def checked_options(
     if ends == (None, None, None) and not endless:
         checked[0] = checked[0].model_copy(update={"max_epochs": 1000})
     if faults:
-        raise JobError.of("Trainer(...)", faults)
+        raise JobError.of(where, faults)
     return checked[0], checked[1]

@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -164,22 +164,34 @@ class Kept:
             if id(inner := unwrapped(one)) in paths:
                 yield paths[id(inner)], one
 
-    def check(self) -> None:
-        """Check that the modules hold what the optimizers train.
+    def check(self, held: Callable[[Mapping[str, Any]], Container[int]]) -> None:
+        """Check that snapshots hold what the optimizers train.
+
+        The state of an optimizer of other tensors than parameters of kept modules is that of an object.
+
+        Args:
+            held: returns the addresses of the objects that a snapshot of these objects holds.
 
         Raises:
-            UserError: nothing is kept, or an optimizer trains parameters of no kept module.
+            UserError: nothing is kept, or an optimizer trains parameters of no kept object.
         """
         if not self.modules and not self.others:
             raise UserError("nothing is kept: write loop.keep(model=model, optimizer=optimizer) before the loop begins")
         own = {id(parameter) for module in self.modules.values() for parameter in module.parameters()}
-        for name, optimizer in self.optimizers.items():
+        kept: Container[int] | None = None
+        for name, optimizer in [*self.optimizers.items()]:
             given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            if strange := [tuple(parameter.shape) for parameter in given if id(parameter) not in own]:
+            others = [parameter for parameter in given if id(parameter) not in own]
+            if not others:
+                continue
+            kept = held(self.others) if kept is None else kept
+            if strange := [tuple(parameter.shape) for parameter in others if id(parameter) not in kept]:
                 raise UserError(
-                    f"{name}, a {type(optimizer).__name__}, trains {len(strange)} of {len(given)} parameters that are "
-                    f"of no kept module, the first of shape {strange[0]}. Keep their module: loop.keep(model=model)"
+                    f"{name} ({type(optimizer).__name__}) trains {len(strange)} of {len(given)} parameters that no "
+                    f"kept object holds, the first of shape {strange[0]}. Keep their module by loop.keep(model=model), "
+                    "or a tensor by loop.keep(name=tensor)"
                 )
+            self.others[name] = self.optimizers.pop(name)
 
 
 def _inner(value: Any) -> Any:

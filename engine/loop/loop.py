@@ -29,7 +29,7 @@ from midstride.engine.loop.frames import left_by_break, script_frames
 from midstride.engine.loop.kept import Kept, KeptModules
 from midstride.engine.loop.replay import LoopReplay
 from midstride.engine.loop.script_job import LoopArguments, script_job
-from midstride.engine.loop.state import KeptObjects, LoopObjects, LoopPosition, LoopState, loop_state
+from midstride.engine.loop.state import KeptObjects, LoopObjects, LoopPosition, LoopState, addresses_in, loop_state
 from midstride.engine.loop.variables import ScriptVariables, code_in_loop, outside_of_frames
 from midstride.engine.loop.wrappers import continue_wrappers
 from midstride.engine.metrics.logger import MetricLogger
@@ -408,7 +408,7 @@ class Loop:
 
     def _begin(self) -> Attempt:
         """Build the context and the state of the run, and restore it."""
-        self._kept.check()
+        self._kept.check(addresses_in)
         ranks = self._connect()
         modules = KeptModules(self._kept.modules)
         if self._world.size > 1:

@@ -71,7 +71,7 @@ class LoopArguments:
         if self.snapshots is None:
             faults.append("snapshots: None takes none, and without them a Loop has nothing to do: leave the option out")
         seed = self.seed or 0
-        options, checked = checked_options({}, self.snapshots, seed, faults)
+        options, checked = checked_options({}, self.snapshots, seed, faults, "Loop(...)")
         accepted = (self.accept_change,) if isinstance(self.accept_change, str) else tuple(self.accept_change)
         return RunSettings(options, checked, seed, accepted, self.identity, asked)
 

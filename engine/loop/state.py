@@ -1,10 +1,11 @@
 """The state of a loop: parts that are restored, and facts that each snapshot repeats."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from torch import distributed
+import torch
+from torch import distributed, nn
 
 from midstride.engine.checkpointing.context import RunContext
 from midstride.engine.checkpointing.gradients import Gradients
@@ -37,7 +38,7 @@ from midstride.engine.state.object_nodes import kind_name
 from midstride.engine.state.stateful import Stateful
 from midstride.engine.strategies.mixins import ModelParallel, saved_weights
 
-__all__ = ["KeptObjects", "LoopObjects", "LoopPosition", "LoopState", "loop_state", "outer_values"]
+__all__ = ["KeptObjects", "LoopObjects", "LoopPosition", "LoopState", "addresses_in", "loop_state", "outer_values"]
 
 _WAY_TO_KEEP = "keep it: as loop.state.name = value for a number or a text, as loop.keep(name=object) for an object"
 
@@ -54,6 +55,15 @@ class KeptObjects:
 
     def __init__(self, others: Mapping[str, Any]) -> None:
         vars(self).update(others)
+
+
+def addresses_in(others: Mapping[str, Any]) -> Container[int]:
+    """Return the addresses of the objects in `others` that a restore fills, such as tensors."""
+
+    def roots(members: Members, quiet: QuietOwners | None) -> Iterator[Root]:
+        yield Root("kept", "", dict(others))
+
+    return Objects(nn.Module(), roots, module_anchors, torch.device("cpu"), is_kept=False).places()
 
 
 @dataclass

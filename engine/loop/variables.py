@@ -183,7 +183,11 @@ def _way_to_keep(name: str, value: object) -> str:
         return "iterate over the result of loop.loader(...) for its loader"
     if isinstance(value, GeneratorType):
         return "read its loaders by loop.loader(...), and keep other values of the generator in loop.state"
-    return f"write loop.state.{name.partition(' ')[0]} in its place, or keep the object by loop.keep"
+    variable, _, attributes = name.partition(" in ")[0].partition(" ")
+    owner = variable.partition(".")[0].partition("[")[0]
+    if attributes or owner != variable:
+        return f"keep its object: loop.keep(name={owner})"
+    return f"write loop.state.{variable} in its place, or keep the object: loop.keep(name={variable})"
 
 
 def outside_of_frames(objects: LoopObjects) -> Callable[[Objects], Callable[[], Iterator[tuple[str, object]]]]:

@@ -280,12 +280,15 @@ CODE = (
 _CLOSURES = 4
 
 
-def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = ()) -> Iterator[tuple[str, object]]:
+def class_and_global_state(
+    objects: Iterable[object], classes: Iterable[type] = (), *, saved: Iterable[object] = ()
+) -> Iterator[tuple[str, object]]:
     """Yield names and values held by the user's code around `objects` and `classes`.
 
     These are attributes of their classes; and in the user's modules that these classes and their code name: globals
     (functions included), attributes of classes, and defaults, attributes, closures and caches of functions. A partial
-    or bound method in their place holds its arguments or its object.
+    or bound method in their place holds its arguments or its object. Users' functions in `saved` are left out,
+    with what they hold.
     """
     kinds = {kind for one in {*map(type, objects), *classes} for kind in one.__mro__ if is_user_class(kind)}
     modules = user_modules(kinds)
@@ -293,8 +296,11 @@ def class_and_global_state(objects: Iterable[object], classes: Iterable[type] = 
     kinds.update(value for value in named if isinstance(value, type) and is_user_class(value))
     for kind in sorted(kinds, key=lambda kind: (module_of(kind), kind.__qualname__)):
         yield from _of_class(kind)
-    for function in dict.fromkeys(code for code in map(_code_of, named) if isinstance(code, types.FunctionType)):
-        yield from _of_function(function)
+    functions = dict.fromkeys(code for code in map(_code_of, named) if isinstance(code, types.FunctionType))
+    known = {*map(id, saved)}
+    for function in functions:
+        if id(function) not in known or not is_user_file(function.__code__.co_filename):
+            yield from _of_function(function)
     for module in modules:
         for name, value in [*vars(module).items()]:  # a thread may add others meanwhile
             is_function = isinstance(value, types.FunctionType) or is_users_cache(value)

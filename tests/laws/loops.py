@@ -237,6 +237,23 @@ def from_own(loop: Any, model: nn.Module, optimizer: Any, schedule: Any, data: A
     in_epochs(loop, model, optimizer, schedule, Own(deaths), deaths)
 
 
+def of_tensors(loop: Any, model: nn.Module, optimizer: Any, schedule: Any, data: Any, deaths: Deaths) -> None:
+    """Train tensors of no module too, by gradients that three steps add up."""
+    scale, table = torch.ones((), requires_grad=True), {"shift": torch.zeros((), requires_grad=True)}
+    second = torch.optim.Adam([{"params": [scale]}, {"params": [table["shift"]], "lr": 0.03}], lr=0.05)
+    loop.keep(scale=scale, table=table, second=second)
+    batches = loop.loader(DataLoader(data, BATCH, shuffle=True))
+    for index, (x, y) in enumerate(loop.steps(batches, 17)):
+        loop.log("train/loss", train(model, optimizer, (x * scale + table["shift"], y), deaths))
+        if index % 3 == 2:
+            second.step()
+            second.zero_grad()
+        if index % 5 == 4:
+            evaluate(model, DataLoader(data, 16, generator=torch.Generator()), deaths)
+            deaths.at("epoch end")
+    loop.state.trained = [scale.detach(), table["shift"].detach(), second.state_dict()["state"]]
+
+
 SHAPES: dict[str, Callable[..., None]] = {
     "epochs": in_epochs,
     "steps": in_steps,
@@ -244,6 +261,7 @@ SHAPES: dict[str, Callable[..., None]] = {
     "two loaders": from_two,
     "stream": streamed,
     "own loader": from_own,
+    "tensors": of_tensors,
 }
 #: world -> number of ranks, and how the module is wrapped, given the loop
 WORLDS: dict[str, tuple[int, Callable[[Any, nn.Module], nn.Module]]] = {

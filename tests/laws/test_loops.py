@@ -60,6 +60,7 @@ FEW = [
     {"shape": "stream", "world": "one process", "place": "epoch end"},
     {"shape": "steps", "world": "sharded", "place": "between"},
     {"shape": "own loader", "world": "one process", "place": "forward"},
+    {"shape": "tensors", "world": "own DDP", "place": "between"},
 ]
 
 

@@ -80,7 +80,7 @@ def test_bad_input_is_refused_by_name(script: Callable[..., Script]) -> None:
     refused(lambda: loop.log("loss", 1.0), "before the loop")
     refused(lambda: loop.save_weights("best"), "before the loop")
     loop.keep(other=torch.optim.SGD(nn.Linear(1, 1).parameters()))
-    refused(lambda: next(loop.epochs(1)), "of no kept module")
+    refused(lambda: next(loop.epochs(1)), "2 of 2 parameters that no kept object holds")
 
 
 def test_an_optimizer_that_keeps_parts_on_ranks_is_refused(script: Callable[..., Script]) -> None:
@@ -228,7 +228,7 @@ def test_a_script_that_changed_between_attempts_is_named(
 
 
 def test_no_snapshots_are_refused(script: Callable[..., Script]) -> None:
-    with pytest.raises(JobError, match="snapshots: None"):
+    with pytest.raises(JobError, match=r"(?s)fault in Loop\(.*snapshots: None"):
         script(snapshots=None)
 
 
@@ -394,6 +394,23 @@ def counting() -> Callable[..., int]:
         return count
 
     return advance
+
+
+#: a function of a script that a loop keeps
+COUNTS = counting()
+
+
+def test_a_kept_function_that_counts_is_not_named(
+    script: Callable[..., Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = script().kept()
+    one.loop.keep(counts=COUNTS, held=Counted())  # of a class of this module, whose globals are searched
+    with caplog.at_level(logging.WARNING):
+        for _ in one.loop.epochs(1):
+            for batch in one.train:
+                one.step(batch)
+                COUNTS()
+    assert not any("counting" in record.getMessage() for record in caplog.records)
 
 
 class Steps:
