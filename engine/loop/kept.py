@@ -164,18 +164,19 @@ class Kept:
             if id(inner := unwrapped(one)) in paths:
                 yield paths[id(inner)], one
 
-    def check(self, held: Callable[[Mapping[str, Any]], Container[int]]) -> None:
+    def check(self, state: object, held: Callable[[Mapping[str, Any]], Container[int]]) -> None:
         """Check that snapshots hold what the optimizers train.
 
         The state of an optimizer of other tensors than parameters of kept modules is that of an object.
 
         Args:
+            state: `loop.state`.
             held: returns the addresses of the objects that a snapshot of these objects holds.
 
         Raises:
             UserError: nothing is kept, or an optimizer trains parameters of no kept object.
         """
-        if not self.modules and not self.others:
+        if not self.named and not vars(state):
             raise UserError("nothing is kept: write loop.keep(model=model, optimizer=optimizer) before the loop begins")
         own = {id(parameter) for module in self.modules.values() for parameter in module.parameters()}
         kept: Container[int] | None = None

@@ -408,7 +408,7 @@ class Loop:
 
     def _begin(self) -> Attempt:
         """Build the context and the state of the run, and restore it."""
-        self._kept.check(addresses_in)
+        self._kept.check(self.state, addresses_in)
         ranks = self._connect()
         modules = KeptModules(self._kept.modules)
         if self._world.size > 1:

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 #: number of names up to which a path is shown whole
 _LONG = 12
+_BY_HOOKS = "on_save_checkpoint and on_load_checkpoint"
+#: of objects in a loop, which has no hooks
+_BY_METHODS = "state_dict and load_state_dict of a class of your own that holds it"
 #: name of a class -> what to keep instead of its objects
 _KEPT_AS = {"DTensor": "what its full_tensor() returns instead, called on every rank"}
 
@@ -62,10 +65,11 @@ class UnwritableWarnings:
             elif not issubclass(type(value), DATA):  # a weak proxy fails to say its class
                 beside[f"{shown(path)}, a {_class(_kind(value))}"] = _kind(value)
         if beside:
+            is_kept = [name for name in beside if name.startswith("kept.")]
             log.warning(
-                "not part of snapshots: %s. If training changes it, keep it by on_save_checkpoint and "
-                "on_load_checkpoint%s",
+                "not part of snapshots: %s. If training changes it, keep it by %s%s",
                 format_names([*beside]),
+                _BY_HOOKS if len(is_kept) < len(beside) else _BY_METHODS,
                 _example(beside.values()),
             )
         for kind, names in found.items():
@@ -73,7 +77,7 @@ class UnwritableWarnings:
                 "the module's attribute %s, a %s, is not part of snapshots; if training changes it, keep %s%s",
                 format_names(names),
                 _class(kind),
-                _KEPT_AS.get(_class(kind), "it by on_save_checkpoint and on_load_checkpoint"),
+                _KEPT_AS.get(_class(kind), f"it by {_BY_HOOKS}"),
                 _example([kind]),
             )
         if deep := [path for path in walk.deep if _add(self._reported, path)]:

@@ -133,12 +133,13 @@ def _report(name: str, store: Store, runs: Store, job: TrainingJob | None, test:
     progress = facts.get("progress", {})
     monitor = job.monitor if job else None
     best = best_of(store, monitor.metric, monitor.mode) if monitor else facts_of(store, "best")
-    why, parent = why_ended(last, progress), parent_of(store)
+    state, parent = state_of(store, last, progress), parent_of(store)
+    why = why_ended(state, last, progress)
     return Report(
         job=job.name if job else _module_of(facts.get("identity", {})),
         run=name,
         url=store.url,
-        outcome=state_of(store, last, progress),  # type: ignore[arg-type]  # validated
+        outcome=state,  # type: ignore[arg-type]  # validated
         time=last_sign(last, newest),
         ended_by=(last.ended_by if last else progress.get("ended_by", "")) if why else "",
         why=why,

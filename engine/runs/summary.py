@@ -57,16 +57,17 @@ def summary_of(name: str, store: Store) -> RunSummary:
     newest = newest_snapshot(store)
     progress = newest.manifest["facts"].get("progress", {}) if newest else {}
     steps = [progress.get("step"), last.step if last else None]
+    state = state_of(store, last, progress)
     return RunSummary(
         name,
         job.name if job else "",
-        state_of(store, last, progress),
+        state,
         step=max((step for step in steps if step is not None), default=None),
         epoch=progress.get("epoch"),
         best=_best(store, job.monitor) if job and job.monitor else None,
         attempts=len(attempts or attempts_of_script(store, newest)),
         time=last_sign(last, newest),
-        why=why_ended(last, progress),
+        why=why_ended(state, last, progress),
         parent=str(parent_of(store) or ""),
     )
 
@@ -128,13 +129,16 @@ def _is_untrained(fork: Store) -> bool:
     return all(inherits(fork, lease_path(generation)) for generation in generations(fork))
 
 
-def why_ended(last: Attempt | None, progress: Mapping[str, Any]) -> str:
-    """Return the reason for a run's end as a sentence; "" while it runs or if unknown.
+def why_ended(state: str, last: Attempt | None, progress: Mapping[str, Any]) -> str:
+    """Return the reason for a run's end as a sentence; "" before it ends or if unknown.
 
-    Arguments are those of `state_of`.
+    Args:
+        state: result of `state_of`.
+        last: as there.
+        progress: as there; that of its parent's in a new fork.
     """
     if last is None:
-        return str(progress.get("why", "")) if progress.get("finished") else ""
+        return str(progress.get("why", "")) if state == "done" else ""
     if last.is_open:
         return ""
     return last.why if last.stopped is None else f"stopped on request after its attempt had ended: {last.why}"

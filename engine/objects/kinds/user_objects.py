@@ -1,8 +1,14 @@
 """Objects that consist of attributes and items: the user's, modules, torch's data sets."""
 
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from midstride.engine.errors import UnsupportedState, UserCodeError
 from midstride.engine.objects.attributes import state_attributes
 from midstride.engine.objects.classes import (
     BASES,
@@ -15,13 +21,19 @@ from midstride.engine.objects.classes import (
 )
 from midstride.engine.objects.kinds.containers import WITH_ITEMS, describe_items, restore_items
 from midstride.engine.objects.kinds.kind import MISSING, Kind, is_alike
+from midstride.engine.state.codec import encode
 from midstride.engine.state.object_nodes import Instance, kind_name, step
+from midstride.engine.state.stateful import Stateful
 
 if TYPE_CHECKING:
     from midstride.engine.objects.restore import GraphRestore
     from midstride.engine.objects.walk import GraphWalk
 
 __all__ = ["DataSets", "DerivedValues", "UserObjects"]
+
+
+#: classes whose `state_dict` other parts of a snapshot hold
+_SAVED_APART = (nn.Module, Optimizer, LRScheduler)
 
 
 class UserObjects(Kind):
@@ -53,6 +65,8 @@ class UserObjects(Kind):
         node = self.instance(value, attributes=walk.attributes(self.held(walk, value), path))
         if issubclass(type(value), WITH_ITEMS):  # a proxy says another's class
             node.state["items"] = describe_items(walk, value, step(path, "items"))
+        if (own := _own_state(walk, value, path)) is not None:
+            node.state["own"] = own
         return node
 
     def parts(self, node: Any, live: Any) -> Iterator[tuple[Any, Any]]:
@@ -82,7 +96,40 @@ class UserObjects(Kind):
         restore.attributes(node.state["attributes"], live, path)
         if "items" in node.state:
             restore_items(restore, node.state["items"], live, step(path, "items"))
+        if "own" in node.state:
+            try:
+                live.load_state_dict(copy.deepcopy(node.state["own"]))
+            except Exception as error:
+                raise UserCodeError.of(f"{type(live).__name__}.load_state_dict, on a resume", error) from error
         return live
+
+
+def _own_state(walk: "GraphWalk", value: Any, path: str) -> Any:
+    """Return `value.state_dict()` of a user's class if no file can hold some attributes.
+
+    Such an object, as of a simulator in another process, is rebuilt by its own `load_state_dict`. In data, readers
+    start with each pass.
+
+    Raises:
+        UnsupportedState: the result cannot be written.
+        UserCodeError: `state_dict` failed.
+    """
+    kind = type(value)
+    if not issubclass(kind, Stateful) or issubclass(kind, _SAVED_APART) or walk.is_small or walk.is_quiet:
+        return None
+    unwritable = [one for one in walk.opaque if one.startswith(f"{path}/")]
+    if not unwritable:
+        return None
+    try:
+        state = value.state_dict()
+        encode(state)
+    except UnsupportedState as error:
+        raise UnsupportedState(f"{kind.__name__}.state_dict: {error}") from error
+    except Exception as error:
+        raise UserCodeError.of(f"{kind.__name__}.state_dict, for a snapshot", error) from error
+    for one in unwritable:
+        del walk.opaque[one]
+    return state
 
 
 class DataSets(UserObjects):

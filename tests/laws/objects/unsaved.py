@@ -270,3 +270,47 @@ class Source:
     def use(self) -> float:
         with self.lock:
             return next(self.source)
+
+
+class Rebuilt:
+    """A simulator, here a Python generator, that its class starts again where it was."""
+
+    def __init__(self) -> None:
+        self.load_state_dict({"steps": 0})
+
+    def step(self) -> float:
+        self.steps, value = self.steps + 1, next(self.source)
+        return value
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+        self.source = (1.0 + step for step in range(self.steps, 99))
+
+
+class RebuildsIt(Small):
+    """No file can hold an attribute of the simulators, and their own methods restore it."""
+
+    def build(self) -> None:
+        self.simulators = {"first": Rebuilt(), "others": [Rebuilt()]}
+
+    def factor(self, batch: Tensor) -> Any:
+        held: Any = self.simulators
+        return held["first"].step() + held["others"][0].step()
+
+
+class Unable(Rebuilt):
+    def state_dict(self) -> dict[str, Any]:
+        return {"source": self.source}
+
+
+class RebuildsNothing(Small):
+    refused = r"Unable\.state_dict: 1 value of the state cannot be written"
+
+    def build(self) -> None:
+        self.simulator = Unable()
+
+    def factor(self, batch: Tensor) -> Any:
+        return self.simulator.step()

@@ -60,6 +60,8 @@ def test_a_fork_is_a_run_of_its_own(trained: TrainingJob, said: Callable[..., An
     (_, new) = said("runs", runs, "--json")
     states = {one["name"]: (one["state"], one["step"], one["parent"]) for one in json.loads(new)}
     assert states == {"a": ("done", 24, ""), "b": ("new", 20, "a, step 20")}
+    assert said("fork", f"{runs}/a", "--step", "24", "--run", "ended")[0] == 0
+    assert (report_of(Run(trained, "ended")).outcome, report_of(Run(trained, "ended")).why) == ("new", "")
     train_forked(trained, "b")
     assert results(trained, "b") == results(trained, "a")
     assert report_of(Run(trained, "b")).parent == "a, step 20"
