@@ -48,7 +48,7 @@ def unsaved_values(
         objects: the part of the state that holds attributes.
     """
     held = {*map(id, holders), *map(id, loaders.values())}
-    for name, value in class_and_global_state(holders, objects.kinds, saved=objects.code):
+    for name, value in class_and_global_state(holders, objects.kinds, saved=objects.built_functions):
         if _is_readable(value) and id(value) not in held:
             yield name, value
     yield from process_state({*map(type, holders), *objects.kinds})

@@ -93,14 +93,11 @@ class UserObjects(Kind):
             live = restore.record(fresh(class_called(node.kind, live, object)), path)
             if live is None:
                 return restore.mark_stale(path, node.kind, MISSING)
+        if "own" in node.state:
+            _load_own_state(live, node.state["own"])
         restore.attributes(node.state["attributes"], live, path)
         if "items" in node.state:
             restore_items(restore, node.state["items"], live, step(path, "items"))
-        if "own" in node.state:
-            try:
-                live.load_state_dict(copy.deepcopy(node.state["own"]))
-            except Exception as error:
-                raise UserCodeError.of(f"{type(live).__name__}.load_state_dict, on a resume", error) from error
         return live
 
 
@@ -130,6 +127,14 @@ def _own_state(walk: "GraphWalk", value: Any, path: str) -> Any:
     for one in unwritable:
         del walk.opaque[one]
     return state
+
+
+def _load_own_state(live: Any, state: Any) -> None:
+    """Call `live.load_state_dict`; attributes that a file can hold are restored after it."""
+    try:
+        live.load_state_dict(copy.deepcopy(state))
+    except Exception as error:
+        raise UserCodeError.of(f"{type(live).__name__}.load_state_dict, on a resume", error) from error
 
 
 class DataSets(UserObjects):
