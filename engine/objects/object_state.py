@@ -92,8 +92,6 @@ class Objects(AlikeOnRanks):
         #: classes of the user's that were met then
         self.kinds: set[type] = set()
         self.code: list[object] = []  #: these classes, and functions of the user's that were met then
-        #: of these, the functions that were met when training began
-        self.built_functions: list[object] = []
         self._begin()
 
     @classmethod
@@ -118,7 +116,8 @@ class Objects(AlikeOnRanks):
         self._made_by_reading.begin(walk, self._setup)
         self._unwritable.begin(walk)
         self._note(walk)
-        self.built_functions = [one for one in self.code if isinstance(one, types.FunctionType)]
+        #: functions of the user's that were met when training began
+        self.built_functions: list[object] = [one for one in self.code if isinstance(one, types.FunctionType)]
         self._hooks = RegisteredHooks(_hooks_of(roots, walk))
 
     def _walk(self, quiet: QuietOwners | None = None, members: Members | None = None) -> tuple[GraphWalk, list[Root]]:
