@@ -65,11 +65,11 @@ class UnwritableWarnings:
             elif not issubclass(type(value), DATA):  # a weak proxy fails to say its class
                 beside[f"{shown(path)}, a {_class(_kind(value))}"] = _kind(value)
         if beside:
-            is_kept = [name for name in beside if name.startswith("kept.")]
+            are_kept = all(name.startswith("kept.") for name in beside)
             log.warning(
                 "not part of snapshots: %s. If training changes it, keep it by %s%s",
                 format_names([*beside]),
-                _BY_HOOKS if len(is_kept) < len(beside) else _BY_METHODS,
+                _BY_METHODS if are_kept else _BY_HOOKS,
                 _example(beside.values()),
             )
         for kind, names in found.items():

@@ -21,7 +21,7 @@ from midstride.engine.objects.classes import (
 )
 from midstride.engine.objects.kinds.containers import WITH_ITEMS, describe_items, restore_items
 from midstride.engine.objects.kinds.kind import MISSING, Kind, is_alike
-from midstride.engine.state.codec import encode
+from midstride.engine.state.codec import encode_lazily
 from midstride.engine.state.object_nodes import Instance, kind_name, step
 from midstride.engine.state.stateful import Stateful
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from midstride.engine.objects.walk import GraphWalk
 
 __all__ = ["DataSets", "DerivedValues", "UserObjects"]
-
 
 #: classes whose `state_dict` other parts of a snapshot hold
 _SAVED_APART = (nn.Module, Optimizer, LRScheduler)
@@ -119,7 +118,7 @@ def _own_state(walk: "GraphWalk", value: Any, path: str) -> Any:
         return None
     try:
         state = value.state_dict()
-        encode(state)
+        encode_lazily(state)
     except UnsupportedState as error:
         raise UnsupportedState(f"{kind.__name__}.state_dict: {error}") from error
     except Exception as error:

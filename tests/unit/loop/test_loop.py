@@ -416,6 +416,23 @@ def test_a_kept_function_that_counts_is_not_named(
     assert not any("counting" in record.getMessage() for record in caplog.records)
 
 
+class Reads:
+    """An object of a script that no file can hold."""
+
+    def __init__(self) -> None:
+        self.rows = (row for row in range(9))
+
+
+def test_what_no_file_can_hold_is_named_with_the_way_out(
+    script: Callable[..., Script], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = script().kept()
+    one.loop.keep(reader=Reads())
+    with caplog.at_level(logging.WARNING):
+        one.run(1)
+    assert "kept.reader.rows, a generator. If training changes it, keep it by state_dict" in caplog.text
+
+
 class Steps:
     """An object of a script with a function that counts."""
 
