@@ -57,8 +57,20 @@ class _SignalListener:
         """Receive the numbers: an event loop may have taken that place since."""
         others = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         if others not in (self._wakeup, -1):
-            self._others = others
+            self._pass_on_to(others)
             self.read()  # it waits for them
+
+    def _pass_on_to(self, others: int) -> None:
+        """Take a descriptor of one's own: the number of a closed loop is soon that of another file."""
+        with self._lock:
+            self._stop_passing_on()
+            with suppress(OSError):  # it is closed already
+                self._others = os.dup(others)
+
+    def _stop_passing_on(self) -> None:
+        if self._others >= 0:
+            os.close(self._others)
+        self._others = -1
 
     def read(self) -> None:
         """Start the thread that reads them, if there is none."""
@@ -78,11 +90,18 @@ class _SignalListener:
             for number in numbers:
                 if number in _STOPS:
                     self.newest = signal.Signals(number), time.monotonic()
-            if self._others >= 0:
-                try:
-                    os.write(self._others, numbers)
-                except OSError:  # it is closed, or full: then it is being told already
-                    continue
+            with self._lock:
+                self._tell_others(numbers)
+
+    def _tell_others(self, numbers: bytes) -> None:
+        if self._others < 0:
+            return
+        try:
+            os.write(self._others, numbers)
+        except BlockingIOError:  # full: they are being told already
+            return
+        except OSError:  # the loop is closed
+            self._stop_passing_on()
 
 
 def _forget() -> None:

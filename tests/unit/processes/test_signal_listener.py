@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import select
 import signal
+import socket
 import time
 from collections.abc import Iterator
 
@@ -54,6 +56,26 @@ def test_an_event_loop_that_listened_before_still_does() -> None:
     start = time.monotonic()
     signal.raise_signal(signal.SIGTERM)
     wait_for(lambda: stop_signal_since(start), "the signal")
+
+
+def test_what_has_the_number_of_a_closed_loop_receives_no_signals() -> None:
+    async def listens() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: None)
+        assert listen()
+
+    asyncio.run(listens())
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # the loop has taken its handler away
+    others = [end for _ in range(10) for end in socket.socketpair()]  # they have the lowest free numbers
+    assert listen()
+    start = time.monotonic()
+    for _ in range(2):
+        signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGTERM)
+    wait_for(lambda: stop_signal_since(start), "the signal that follows")
+    time.sleep(0.1)  # it is noted before it is passed on
+    assert select.select(others, [], [], 0)[0] == []
+    for end in others:
+        end.close()
 
 
 def test_a_signal_to_a_fork_is_none_to_its_parent() -> None:
