@@ -119,8 +119,8 @@ def _loggers(store: Store, to: str | None, arguments: list[str]) -> list[LoggerO
         JobError: there is no such logger, or an argument cannot be read.
         SnapshotDamaged: the run's run.json has unexpected content.
     """
+    check_there(store)
     if not store.exists("run.json"):
-        check_there(store)
         raise UserError(f"{store.url} is no run: it has no run.json")
     with damaged_on_error(f"{store.url}/run.json"):
         own = [LoggerOptions.model_validate(one) for one in read_run_json(store).get("loggers", [])]

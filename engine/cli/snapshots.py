@@ -13,13 +13,14 @@ from midstride.engine.cli.report_view import show_report, show_runs
 from midstride.engine.cli.table import escape, show_table, table_console
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.formatting import printable, url_name
+from midstride.engine.runs.run import is_run, runs_in
 from midstride.engine.runs.run_report import report_at
 from midstride.engine.runs.summary import summary_of
 from midstride.engine.snapshots.catalog import SnapshotCatalog
 from midstride.engine.snapshots.forks import Pins
 from midstride.engine.snapshots.inspection import Finding, inspect_run
 from midstride.engine.snapshots.lease import newest
-from midstride.engine.snapshots.parent import PARENT, with_parent
+from midstride.engine.snapshots.parent import with_parent
 from midstride.engine.snapshots.repair import repairs
 from midstride.engine.storage.store import Store
 
@@ -99,6 +100,8 @@ def _repair(name: str, store: Store, yes: bool) -> int:
         done |= {one.message for one in found}
         if not yes:
             break
+    if not done:
+        print(printable(f"{name}: nothing is damaged"))
     return left
 
 
@@ -127,19 +130,15 @@ def runs_at(url: str) -> Iterator[list[tuple[str, Store]]]:
     """
     store = Store.open(url)
     with store.errors_explained("read"):
-        if _is_run(store):
+        if is_run(store):
             yield [(url, with_parent(store))]
             return
-        runs = [(name, with_parent(store.at(name))) for name in store.list() if _is_run(store.at(name))]
+        runs = [(name, with_parent(store.at(name))) for name in runs_in(store)]
         if not runs:
             raise UserError(
                 f"{url} is not a run and contains none: name a run's folder or URL, or the store of all runs."
             )
         yield runs
-
-
-def _is_run(store: Store) -> bool:
-    return bool({"run.json", "lease", "snapshots", PARENT} & set(store.list()))
 
 
 def _show(found: dict[str, list[Finding]], as_json: bool) -> None:

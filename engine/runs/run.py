@@ -1,7 +1,6 @@
 """A run: a job under a name, its folder and files. No torch."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -14,13 +13,13 @@ from midstride.engine.config.validation import validation_errors
 from midstride.engine.errors import JobError, SnapshotDamaged, UserError
 from midstride.engine.formatting import format_names
 from midstride.engine.session.attempts import AttemptLog
-from midstride.engine.snapshots.catalog import SnapshotCatalog
-from midstride.engine.snapshots.parent import open_run
+from midstride.engine.snapshots.catalog import SNAPSHOTS, SnapshotCatalog
+from midstride.engine.snapshots.parent import PARENT, open_run
 from midstride.engine.storage.checksums import decode_document, encode_document
 from midstride.engine.storage.store import Store
 from midstride.engine.storage.urls import absolute_url
 
-__all__ = ["JOB_FILE", "Run", "check_there", "job_of", "run_at"]
+__all__ = ["JOB_FILE", "Run", "check_there", "is_run", "job_of", "run_at", "runs_in"]
 
 #: in the run's folder: the job as it was resolved for the newest attempt
 JOB_FILE = "job.json"
@@ -97,24 +96,29 @@ def job_of(store: Store) -> TrainingJob | None:
 
 
 def check_there(store: Store) -> None:
-    """Check that the run in `store` has been started.
+    """Check that `store` holds a run that has been started.
 
     Raises:
-        UserError: it has not; runs beside it are named.
+        UserError: it does not; runs in it or beside it are named.
     """
-    if store.list():
+    if is_run(store):
         return
+    if runs := runs_in(store):
+        raise UserError(f"{store.url} holds runs and is none: name one of them, such as {store.url}/{runs[0]}")
     above, _, name = store.url.rstrip("/").rpartition("/")
-    beside = Store.open(above)
-    runs = [one for one in beside.list() if _is_run(beside, one)]
+    runs = runs_in(Store.open(above))
     others = f"it has {format_names(runs)}" if runs else "midstride fit JOB --run NAME starts one"
     raise UserError(f"there is no run {name!r} in {above}: {others}")
 
 
-def _is_run(store: Store, name: str) -> bool:
-    with suppress(NotADirectoryError):
-        return any(store.exists(f"{name}/{file}") for file in (JOB_FILE, "run.json"))
-    return False
+def is_run(store: Store) -> bool:
+    """Whether `store` holds a run that has been started."""
+    return bool({JOB_FILE, "run.json", "lease", SNAPSHOTS, PARENT} & {*store.list()})
+
+
+def runs_in(store: Store) -> list[str]:
+    """Return the names of the runs in `store`, a folder of runs."""
+    return [name for name in store.list() if is_run(store.at(name))]
 
 
 def run_at(url: str, overrides: Iterable[str] = ()) -> Run:
@@ -133,9 +137,8 @@ def run_at(url: str, overrides: Iterable[str] = ()) -> Run:
 
     store = Store.open(absolute_url(url))
     with store.errors_explained("read"):
-        job = job_of(store)
-        if job is None:
-            check_there(store)
+        check_there(store)
+        if (job := job_of(store)) is None:
             raise UserError(f"{url} is no run of a job: it has no {JOB_FILE}. Name a run's folder or URL")
     runs, _, name = store.url.rstrip("/").rpartition("/")
     snapshots = job.snapshots or SnapshotOptions.model_validate({})

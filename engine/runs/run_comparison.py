@@ -7,6 +7,7 @@ from typing import Any
 from midstride.engine.loggers.delivery import read_run_json
 from midstride.engine.runs.run import job_of
 from midstride.engine.runs.run_report import Report, metric_rows, report_at
+from midstride.engine.state.bounds import damaged_on_error
 from midstride.engine.storage.store import Store
 
 __all__ = ["RunComparison", "compare_runs", "flat_settings"]
@@ -21,7 +22,8 @@ class RunComparison:
 
     Args:
         runs: their names.
-        settings: key of the job, or name of a script's hyperparameter -> the values; only those that differ.
+        settings: key of the job -> the values; if one is a script's run, name of what decides the weights -> the
+            values. Only those that differ.
         values: name -> the values: the state, steps, results of the test, best and last logged values.
         rows: the metric log of each run.
     """
@@ -34,13 +36,15 @@ class RunComparison:
 
 def compare_runs(stores: Mapping[str, Store]) -> RunComparison:
     """Return the runs in `stores`, by name, side by side; an error of a store names it."""
-    settings, values, rows = list[dict[str, Any]](), list[dict[str, Any]](), list[list[dict[str, str]]]()
+    jobs, scripts = list[dict[str, Any]](), list[dict[str, Any]]()
+    values, rows = list[dict[str, Any]](), list[list[dict[str, str]]]()
     for store in stores.values():
         with store.errors_explained("read"):
-            settings.append(_settings(store))
+            jobs.append(_settings_of_job(store))
+            scripts.append(_settings_of_script(store))
             rows.append(metric_rows(store))
             values.append(_values(report_at(store), rows[-1]))
-    side_by_side = _side_by_side(settings)
+    side_by_side = _side_by_side(jobs if all(jobs) else scripts)  # every run has the latter
     differing = {key: found for key, found in side_by_side.items() if any(one != found[0] for one in found)}
     return RunComparison([*stores], differing, _side_by_side(values), rows)
 
@@ -50,13 +54,20 @@ def _side_by_side(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [table.get(name) for table in tables] for name in names}
 
 
-def _settings(store: Store) -> dict[str, Any]:
-    """Return a run's settings by key path: its job's, or its script's hyperparameters."""
+def _settings_of_job(store: Store) -> dict[str, Any]:
+    """Return the settings of a run's job by key path; none for a script's run."""
     job = job_of(store)
-    if job is not None:
-        found = dict(flat_settings(job.model_dump(mode="json")))
-        return {key: value for key, value in found.items() if key not in _PLACES}
-    return dict(flat_settings(read_run_json(store))) if store.exists("run.json") else {}
+    found = flat_settings(job.model_dump(mode="json")) if job is not None else ()
+    return {key: value for key, value in found if key not in _PLACES}
+
+
+def _settings_of_script(store: Store) -> dict[str, Any]:
+    """Return what decides the weights of a run, and the settings of its optimizers."""
+    if not store.exists("run.json"):
+        return {}
+    stated = read_run_json(store)
+    with damaged_on_error(f"{store.url}/run.json"):
+        return dict(flat_settings({**stated.get("identity", {}), **stated.get("settings", {})}))
 
 
 def flat_settings(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from midstride.engine.errors import NotExact, SnapshotDamaged, SnapshotError, SnapshotMissing
@@ -459,7 +460,7 @@ def weights_at(path: str | os.PathLike[str], rows: tuple[int, int] = (0, 1)) -> 
 
     Args:
         path: folder or URL: a run's `best` or `last`, one of the weights in it, a copy of one, or a snapshot. Or a
-            file that `save_checkpoint` wrote.
+            file that `save_checkpoint` or `midstride export` wrote.
         rows: as of `read_weights`, for `best` and `last`.
 
     Raises:
@@ -490,7 +491,10 @@ def _of_snapshot(store: Store, name: str) -> Weights:
 
 
 def _of_checkpoint(path: str) -> Weights:
-    """Return the weights in a file of Lightning's format; loading it executes nothing."""
+    """Return the weights in a file of Lightning's or safetensors' format, executing nothing."""
+    if path.endswith(".safetensors"):
+        with damaged_on_error(path):
+            return Weights(load_file(path), {})
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -499,5 +503,7 @@ def _of_checkpoint(path: str) -> Weights:
             f'weights yourself: module.load_state_dict(torch.load("{path}", weights_only=False)["state_dict"])'
         ) from error
     if not isinstance(found, Mapping) or "state_dict" not in found:
-        raise SnapshotDamaged(f"{path} has no state_dict: use a file that trainer.save_checkpoint wrote")
+        raise SnapshotDamaged(
+            f"{path} has no state_dict: use a file that trainer.save_checkpoint or midstride export wrote"
+        )
     return Weights(found["state_dict"], {"hparams": dict(found.get("hyper_parameters", {}))})

@@ -426,7 +426,7 @@ class Trainer(TrainerInterface):
             module: the module to test; None for that of the last call, with the best weights of its run if there are.
             data: a DataModule, or one or several DataLoaders to test on; None if the module defines them.
             ckpt_path: "best" or "last" of the run fitted last, or the path of such a folder or of a file that
-                `save_checkpoint` wrote; None for the current weights.
+                `save_checkpoint` or `midstride export` wrote; None for the current weights.
         """
         fit = self.last_fit
         with self._evaluation(cast("TrainingModule", module), data, "test", ckpt_path) as resumables:

@@ -104,9 +104,11 @@ def test_options_of_optimizers(
     assert {*job.accept_change} == accepted
 
 
-def test_a_parent_that_is_not_there_is_named(said: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_parent_that_is_no_run_is_named(trained: TrainingJob, said: Callable[..., Any], tmp_path: Path) -> None:
     code, text = said("fork", f"{tmp_path}/none", "--run", "b")
     assert (code, f"there is no run 'none' in {tmp_path}" in text) == (2, True), text
+    code, text = said("fork", trained.store_url, "--run", "b")
+    assert (code, f"name one of them, such as {trained.store_url}/a" in text) == (2, True), text
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------

@@ -133,8 +133,7 @@ def test_a_damaged_run_json_is_named(tmp_path: Path, content: bytes, capsys: pyt
     [
         (("", "--to", "nope"), "--to: unknown logger 'nope': choose one of tensorboard, mlflow"),
         (("", "--to", "tensorboard", "--set", "dir"), "--set dir: write it as key=value, such as log_dir=/tmp/tb"),
-        (("/run.json", "--to", "tensorboard"), "/run.json cannot be read: [Errno 20] Not a directory"),
-        (("/run.json", "--to", "tensorboard"), "run.json'. Name a folder."),
+        (("/run.json", "--to", "tensorboard"), "there is no run 'run.json' in {above}: midstride"),
         (("/none", "--to", "tensorboard"), "there is no run 'none' in {above}: midstride fit JOB"),
     ],
 )

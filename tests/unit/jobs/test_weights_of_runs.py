@@ -12,7 +12,9 @@ from pyarrow import parquet
 from safetensors.torch import load_file
 from support.commands import run as run_command
 from support.nets import Net
+from torch.utils.data import DataLoader, TensorDataset
 
+from midstride.engine import Trainer
 from midstride.engine.config.job import TrainingJob
 from midstride.engine.errors import JobError, UserError
 from midstride.engine.jobs import evaluate
@@ -151,7 +153,7 @@ def test_a_moved_run_is_found_with_its_job(run: Run, tmp_path: Path) -> None:
         assert (moved.url, moved.job.data_args) == (str(tmp_path / "second"), {"rows": 5})
         with pytest.raises(JobError, match="seed"):
             run_at(str(tmp_path / "second"), ["seed=-1"])
-        with pytest.raises(UserError, match="no run of a job"):
+        with pytest.raises(UserError, match=f"holds runs and is none: name one of them, such as {tmp_path}/second"):
             run_at(str(tmp_path))
     finally:
         (tmp_path / "second").rename(run.url)
@@ -175,6 +177,19 @@ def test_runs_are_shown_side_by_side(run: Run, tmp_path: Path, capsys: pytest.Ca
     assert "module_args.bias" in text
     code, _, error = said(capsys, "compare", run.url)
     assert (code, "two runs are needed" in error) == (2, True)
+
+
+def test_a_run_of_a_job_is_compared_with_that_of_a_script(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, rows = tmp_path / "script", TensorDataset(torch.ones(8, 1))
+    Trainer(max_steps=4).fit(Net(), DataLoader(rows, 4), run=str(script))
+    code, text, _ = said(capsys, "compare", run.url, str(script), "--json")
+    settings = json.loads(text)["settings"]
+    assert (code, settings["samples"], settings["SGD: lr"][0]) == (0, [12, 8], 1e-4)
+    assert not {"run", "text_hash", "precision", "max_steps", "name"} & {*settings}, settings
+    code, text, _ = said(capsys, "compare", str(script), str(script), "--json")
+    assert json.loads(text)["settings"] == {}
 
 
 def test_a_run_is_tested_and_predicted_by_command(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import nets
 from torch.utils.data import DataLoader, TensorDataset
 
 from midstride.engine import DataModule, Trainer, TrainingModule
-from midstride.engine.errors import SnapshotError, UserError
+from midstride.engine.errors import SnapshotDamaged, SnapshotError, UserError
 from midstride.engine.modules.hyperparameters import accepted_arguments
 
 
@@ -152,13 +153,22 @@ def test_a_file_that_was_saved_is_loaded_by_its_path(tmp_path: Path) -> None:
         Banded.load_from_checkpoint(file)
 
 
+def test_weights_of_safetensors_are_loaded_by_their_path(tmp_path: Path) -> None:
+    module, file = Sized(0.5), tmp_path / "weights.safetensors"
+    save_file(module.state_dict(), file)
+    assert torch.equal(Sized.load_from_checkpoint(file, rate=0.5).layer.weight, module.layer.weight)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(SnapshotDamaged, match=f"{file} is not in the format"):
+        Sized.load_from_checkpoint(file, rate=0.5)
+
+
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
         (None, "no weights were saved in"),
         (b"0", "is damaged, or holds more than tensors and plain values"),
         ({"state_dict": {}, "hyper_parameters": {"note": Line}}, r"load the weights yourself: .*weights_only=False"),
-        (Line().state_dict(), "has no state_dict: use a file that trainer.save_checkpoint wrote"),
+        (Line().state_dict(), "has no state_dict: use a file that trainer.save_checkpoint or midstride export wrote"),
     ],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, saved: Any, said: str) -> None:

@@ -162,7 +162,9 @@ def test_what_can_be_made_anew_is_said_and_done(
     assert run("snapshots", "repair", str(folder)) == (0 if (file[:4], how) == ("best", "gone") else 1)
     assert (REPAIRED[file] in capsys.readouterr().out) == ((file[:4], how) != ("best", "gone"))
     assert run("snapshots", "repair", str(folder), "--yes") == 0
+    capsys.readouterr()
     assert run("snapshots", "repair", str(folder)) == 0
+    assert "nothing is damaged" in capsys.readouterr().out
     assert run("snapshots", "verify", str(folder)) == 0
     assert SnapshotCatalog(store).newest_good() == (before if file.startswith("snapshots") else newest)
 
