@@ -40,9 +40,11 @@ def diff(a: RunUrl, b: RunUrl, /, *, as_json: AsJson = False) -> int:
     if found.last[0] != found.last[1]:
         longer = urls[found.last[1] > found.last[0]]
         up_to, further = f" up to step {min(found.last)}", f"; {longer} continues to step {max(found.last)}"
-    equal = f"equal{up_to}: every row of the metric log and {whole}{further}"
+    states = f" and {whole}" if not found.why_no_cause else ""
+    equal = f"equal{up_to}: every row of the metric log{states}{further}"
     lines = [equal] if found.is_equal else _lines(found)
-    lines += [f"not compared      {reason}" for reason in found.damaged]
+    uncompared = [*found.damaged, *([found.why_no_cause] if found.is_equal and found.why_no_cause else [])]
+    lines += [f"not compared      {reason}" for reason in uncompared]
     print(printable("\n".join(lines)))
     return 0 if found.is_equal else 1
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from midstride.engine.errors import EngineError, SnapshotDamaged
+from midstride.engine.formatting import format_count
 from midstride.engine.runs.recomputed_states import StateDifference, snapshot_difference
 from midstride.engine.runs.replay import Launch, changes_between, replay_environment, replay_folder
 from midstride.engine.runs.replayed_rows import RowDifference, first_difference
@@ -31,6 +32,11 @@ _DIGEST = 32
 _SCRIPT = (
     "a script trains one of them, and midstride cannot start it. As the script of a job (script: train.py), its steps "
     "are computed again. Until then, see the first snapshot that differs: keep more with snapshots.keep"
+)
+
+_OTHER_LAYOUT = (
+    "one trained under {}, the other under {}: samples, gradients and states are divided otherwise. Only the metric "
+    "logs are compared. To compare more, train one of them as the other: world.strategy, world.processes"
 )
 
 Steps = Sequence[Mapping[str, Any]]
@@ -107,7 +113,7 @@ class RunDifference:
         equal_step: the last step at which both keep a snapshot and all states are equal.
         state: the first difference of states, at the first step with unequal snapshots.
         cause: the first difference in the computed steps, in the order of cause.
-        why_no_cause: why no steps were computed.
+        why_no_cause: why no steps were computed; of equal rows, why no states were compared.
         damaged: why snapshots could not be compared.
         last: the last step of each run.
     """
@@ -139,7 +145,9 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
     compared = compare_runs({"a": a, "b": b})
     rows, kept = compared.rows, (_snapshots(a), _snapshots(b))
     row = first_difference(rows[0], rows[1])
-    equal, state, damaged = _first_state(a, b, _pairs(*kept))
+    layouts = [_layout(one) for one in kept]
+    is_alike = None in layouts or layouts[0] == layouts[1]
+    equal, state, damaged = _first_state(a, b, _pairs(*kept) if is_alike else [])
     found: dict[str, Any] = {
         "settings": compared.settings,
         "changed": changes_between(a, b),
@@ -148,6 +156,8 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
         "last": tuple(map(_last_step, kept, rows)),
     }
     found |= {"equal_step": equal[0].position.step if equal else None, "state": state}
+    if not is_alike:
+        return RunDifference(**found, why_no_cause=_OTHER_LAYOUT.format(*layouts))
     until = min((one.step for one in (row, state) if one is not None), default=None)
     if until is None:
         return RunDifference(**found)
@@ -166,6 +176,15 @@ def run_difference(urls: tuple[str, str], launch_for: Callable[[Run], Launch]) -
 def _snapshots(store: Store) -> list[Snapshot]:
     with store.errors_explained("read"):
         return SnapshotCatalog(store).snapshots()
+
+
+def _layout(kept: Sequence[Snapshot]) -> str | None:
+    """Return the strategy and number of ranks of a run's newest snapshot; None without one."""
+    if not kept:
+        return None
+    manifest = kept[-1].manifest
+    ranks = format_count(manifest["world_size"], "rank")
+    return f"{manifest['facts'].get('identity', {}).get('strategy')} with {ranks}"
 
 
 def _last_step(kept: Iterable[Snapshot], rows: Iterable[Mapping[str, str]]) -> int:

@@ -318,8 +318,18 @@ def test_two_runs_that_differ(trained: TrainingJob, said: Callable[..., Any]) ->
     assert "setting           trainer.gradient_clip_val: None, 0.001" in text
 
 
-def recorded(**changes: Any) -> Callable[[Path], object]:
-    """Return a function that changes the environment that the snapshots of a run have recorded."""
+def test_snapshots_that_are_divided_otherwise_are_not_compared(
+    trained: TrainingJob, tmp_path: Path, said: Callable[..., Any]
+) -> None:
+    copy = shutil.copytree(Path(trained.store_url, "a"), tmp_path / "copy")
+    recorded("identity", strategy="sharded")(copy)
+    code, text = said("diff", f"{trained.store_url}/a", str(copy))
+    assert (code, text.startswith("equal: every row of the metric log\n")) == (0, True), text
+    assert "not compared      one trained under single with 1 rank, the other under sharded with 1 rank: " in text
+
+
+def recorded(fact: str = "bits", **changes: Any) -> Callable[[Path], object]:
+    """Return a function that changes a fact that the snapshots of a run have recorded, such as its environment."""
 
     def change(run: Path) -> None:
         store = Store.open(str(run))
@@ -327,7 +337,7 @@ def recorded(**changes: Any) -> Callable[[Path], object]:
             path = f"snapshots/{name}/{MANIFEST}"
             manifest = json.loads(store.read(path))
             del manifest["checksum"]
-            manifest["facts"]["bits"] |= changes
+            manifest["facts"][fact] |= changes
             store.write(path, encode_document(manifest))
 
     return change
