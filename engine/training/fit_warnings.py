@@ -27,8 +27,8 @@ def untrained_parameters(optimizers: Sequence[Optimizer], module: nn.Module) -> 
     if strange := len(given - own):
         lines.append(
             f"{strange} of {len(given)} parameters in the optimizers are not the module's: the weights of {name} do "
-            "not hold them. Make their layer an attribute of the module, and build the optimizers from "
-            "self.parameters() in configure_optimizers"
+            "not hold them. Make a layer of them an attribute of the module, and a tensor an nn.Parameter that is one; "
+            "build the optimizers from self.parameters() in configure_optimizers"
         )
     trains = {name: p for name, p in parameters.items() if p.requires_grad}
     averages = [layer for layer in module.modules() if isinstance(layer, AveragedModel)]  # change by their own rule
